@@ -1,0 +1,137 @@
+"""A multi-token-prediction head: predicts a token from the hidden state and the token before it.
+
+Libraries drop these weights (mlx-lm), or have the heads as models with a loop of their own (mlx-vlm). Here a
+head is the formats' module (mtp_weights.py) around a decoder layer that is made by the family's own module of
+mlx-lm; embedding and output layer are the target's, as the report of DeepSeek-V3 shares them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.config.byte_sizes import format_rounded
+from mlxrun.model.footprint import count_weight_bytes
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.speculation.mtp_weights import (
+    FORMATS,
+    HeadFormat,
+    HeadWeights,
+    read_head_weights,
+    stack_experts,
+)
+from mlxrun.model.weight_check import load_checked_weights
+
+log = logging.getLogger(__name__)
+# A model of one layer, which is like the last one of the target.
+_ONE_LAYER = {
+    "num_hidden_layers": 1,
+    "first_k_dense_replace": 0,
+    "full_attention_interval": 1,
+    "mlp_only_layers": [],
+}
+_PLACE = "layers.0."  # of that layer, behind whatever modules the family has around its trunk
+_KEPT_TYPE = "e_score_correction_bias"  # in float32 whatever the model's type is
+
+
+class MTPHead(nn.Module):
+    """`layer`: a decoder layer. `width`: of hidden states."""
+
+    def __init__(self, layer: nn.Module, width: int, eps: float, form: HeadFormat) -> None:
+        super().__init__()
+        self.width = width
+        self.embed_norm = nn.RMSNorm(width, eps)
+        self.hidden_norm = nn.RMSNorm(width, eps)
+        self.project = nn.Linear(2 * width, width, bias=False)
+        self.layer = layer
+        if "norm" in form.parts.values():
+            self.norm = nn.RMSNorm(width, eps)
+        self._form = form
+
+    def __call__(
+        self, embeds: mx.array, hidden: mx.array, mask: Any, cache: Any
+    ) -> tuple[mx.array, mx.array]:
+        """Hidden states [B, n, D] that predict the token behind the ones embedded here, and those from which
+        the next prediction starts. `hidden` [B, n, D]: of the tokens before them."""
+        halves = [self.embed_norm(embeds), self.hidden_norm(hidden)]
+        joined = mx.concatenate(halves[::-1] if self._form.hidden_first else halves, axis=-1)
+        output = self.layer(self.project(joined), mask, cache=cache)
+        normed = self.norm(output) if "norm" in self else output
+        return normed, normed if self._form.chains_normed else output
+
+
+def load_mtp_head(info: LoadedModelInfo, dtype: mx.Dtype) -> MTPHead | str:
+    """The first head of a checkpoint, its weights evaluated and of this type; or why there is none.
+    ModelLoadError if its weights are not complete."""
+    config = info.config
+    family = next((each for each in _list_types(config) if each in FORMATS), None)
+    if family is None:
+        return f"no format of MTP heads is known for model type {config.get('model_type')}"
+    form, text = FORMATS[family], config.get("text_config") or config
+    weights = read_head_weights(info.folder, form, text["num_hidden_layers"])
+    if weights is None:
+        return f"the checkpoint has no weights of MTP heads ({form.prefix.format(layers='N')}*)"
+    model = _make_model(family, config, form)
+    layer = model.layers[0]
+    head = MTPHead(layer, text["hidden_size"], layer.input_layernorm.eps, form)
+    arrays = _name_weights(model, weights, form)
+    _quantize(head, arrays)
+    load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, info.folder)
+    head.eval()
+    mx.eval(head.parameters())
+    log.info("loaded a head that predicts further tokens, %s", format_rounded(count_weight_bytes(head)))
+    return head
+
+
+def _list_types(config: Mapping[str, Any]) -> list[str]:
+    inner = (config.get("text_config") or {}).get("model_type", "")
+    return [str(config.get("model_type")), str(inner).removesuffix("_text")]
+
+
+def _make_model(family: str, config: Mapping[str, Any], form: HeadFormat) -> Any:
+    """A model of the family with one layer; its random weights are never evaluated."""
+    module = importlib.import_module(f"mlx_lm.models.{family}")
+    own = {**config, **_ONE_LAYER, **form.config}
+    if "text_config" in config:
+        own["text_config"] = {**config["text_config"], **_ONE_LAYER, **form.config}
+    return module.Model(module.ModelArgs.from_dict(own))
+
+
+def _name_weights(model: Any, weights: HeadWeights, form: HeadFormat) -> dict[str, mx.array]:
+    """The weights by the names of a head's parameters, in the form that the family's `sanitize` gives them.
+    Norms pass it by, because whether it changes them depends on weights of other layers."""
+    raised = 1.0 if form.centred and not weights.converted else 0.0
+    named = {f"model.{_PLACE}{name}": array for name, array in weights.layer.items()}
+    named |= {f"model.{_PLACE}mtp_{name}": array for name, array in weights.parts.items()}
+    norms = {name for name, array in named.items() if array.ndim == 1 and name.endswith("norm.weight")}
+    made = model.sanitize({name: array for name, array in named.items() if name not in norms})
+    made |= {name: named[name] + raised for name in norms}
+    found = {}
+    for name, array in stack_experts(made).items():
+        own = name.partition(_PLACE)[2]
+        found[own.removeprefix("mtp_") if own.startswith("mtp_") else f"layer.{own}"] = array
+    return found
+
+
+def _quantize(head: MTPHead, weights: Mapping[str, mx.array]) -> None:
+    """Quantise the layers whose weights are, in the form that these have."""
+    from mlx_lm.utils import infer_quant_config
+
+    def choose(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        if f"{path}.scales" not in weights or not hasattr(module, "to_quantized"):
+            return False
+        found: dict[str, Any] = infer_quant_config(path, module, dict(weights))
+        return found
+
+    if any(name.endswith(".scales") for name in weights):
+        nn.quantize(head, class_predicate=choose)
+
+
+def _cast(name: str, array: mx.array, dtype: mx.Dtype) -> mx.array:
+    is_kept = name.endswith(_KEPT_TYPE) or not mx.issubdtype(array.dtype, mx.floating)
+    return array if is_kept else array.astype(dtype)

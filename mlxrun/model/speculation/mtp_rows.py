@@ -1,0 +1,211 @@
+"""A prediction head beside the decode batch: the keys of its layer for every row, and its chained drafts.
+
+The head reads pairs: the target's hidden state of a token, and the token behind it. A row's keys are those of
+its pairs so far, one after the other: of its prompt while that is computed, of each token that it gets, and
+of each accepted one. What was restored from the prefix cache has no hidden states, so the head does not see
+it: its predictions are worse then, and no answer is. A draft chains predictions, each from the state and the
+token of the one before; their keys lie behind the row's length, where the next pairs overwrite them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model.speculation.mtp_head import MTPHead
+
+ROOM = 256  # places of keys by which the buffers grow at least
+SPARSE = 4  # slots for each row, from which on the free ones are dropped
+
+
+class SlotCache:
+    """Keys and values [slots, places, H, D] of the head's layer, with the members of the libraries' caches.
+    `offset` int32 [slots]: pairs of each row."""
+
+    def __init__(self, keys: mx.array, values: mx.array, offset: mx.array) -> None:
+        self.keys, self.values, self.offset = keys, values, offset
+
+    def make_mask(self, count: int) -> mx.array:
+        """For `count` new pairs of each row: bool [slots, 1, count, places]."""
+        ends = self.offset[:, None] + mx.arange(count)
+        return (mx.arange(self.keys.shape[1]) <= ends[..., None])[:, None]
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write those of new pairs [slots, H, count, D] behind each row's; all, [slots, H, places, D]."""
+        slots = mx.arange(keys.shape[0])[:, None]
+        places = self.offset[:, None] + mx.arange(keys.shape[2])
+        self.keys[slots, places] = keys.swapaxes(1, 2)
+        self.values[slots, places] = values.swapaxes(1, 2)
+        return self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2)
+
+
+class MTPRows:
+    """`embed` gives the embeddings of tokens, and `predict` the logits of hidden states, as the target does.
+
+    Rows have a cache of their own until they decode, and then a slot of the buffers. On the engine thread.
+    """
+
+    def __init__(
+        self,
+        head: MTPHead,
+        embed: Callable[[mx.array], mx.array],
+        predict: Callable[[mx.array], mx.array],
+    ) -> None:
+        self._head = head
+        self._embed = embed
+        self._predict = predict
+        self._prompts: dict[str, Any] = {}
+        self.cache = make_head_cache()  # of one pair, for its shapes
+        head(embed(mx.array([[0]])), mx.zeros((1, 1, head.width)), None, self.cache)
+        mx.eval(self.cache.keys, self.cache.values)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows."""
+        self._prompts.clear()
+        self._slots: dict[str, int] = {}
+        self._lengths: list[int] = []  # pairs, by slot
+        self._buffers: tuple[mx.array, mx.array] | None = None
+        self._output: tuple[mx.array, mx.array] | None = None  # [slots, 1, D], of each row's newest pair
+
+    def keep_only(self, request_ids: Collection[str]) -> None:
+        """Forget all other rows."""
+        for request_id in self._prompts.keys() - request_ids:
+            del self._prompts[request_id]
+        for request_id in self._slots.keys() - request_ids:
+            self._lengths[self._slots.pop(request_id)] = 0
+        if not self._slots:
+            self._lengths, self._buffers, self._output = [], None, None
+
+    def read_prompt(self, request_id: str, hidden: mx.array, tokens: Sequence[int] | mx.array) -> None:
+        """Take in pairs of a row that does not decode yet: `hidden` [n, D], and the tokens behind, n."""
+        if hidden.shape[0]:
+            cache = self._prompts.setdefault(request_id, make_head_cache())
+            mask = cache.make_mask(hidden.shape[0], return_array=True, window_size=None)
+            self._head(self._embed(mx.array(tokens)[None]), hidden[None], mask, cache)
+
+    def read_step(
+        self,
+        request_ids: Sequence[str],
+        hidden: mx.array,
+        tokens: mx.array,
+        counts: Sequence[int] | None = None,
+        kept: Sequence[int] | None = None,
+    ) -> None:
+        """Take in the pairs of a decode step of these rows, all that decode: `hidden` [sum of counts, D] of
+        its tokens, and `tokens` as many, sampled behind each. Of the `counts[i]` tokens of row i (1), the
+        first `kept[i]` (1) are the row's."""
+        counts = counts or [1] * len(request_ids)
+        kept = kept or counts
+        most = max(kept)
+        self.keep_only({*request_ids, *self._prompts})
+        self._place_rows(request_ids, most)
+        picked, last = [[0] * most] * len(self._lengths), [0] * len(self._lengths)
+        starts = itertools.accumulate(counts, initial=0)
+        for request_id, start, size in zip(request_ids, starts, kept, strict=False):
+            slot = self._slots[request_id]
+            last[slot] = size - 1
+            picked[slot] = [start + min(i, size - 1) for i in range(most)]
+        index = mx.array(picked)
+        normed, chained = self._forward(tokens[index], hidden[index], self._lengths)
+        for slot in self._slots.values():
+            self._lengths[slot] += last[slot] + 1
+        slots, ends = mx.arange(len(last))[:, None], mx.array(last)[:, None]
+        self._output = normed[slots, ends], chained[slots, ends]
+
+    def is_ready(self, request_id: str) -> bool:
+        """Whether the row decodes, so that `draft` can predict its next tokens."""
+        return request_id in self._slots and self._output is not None
+
+    def draft(self, limits: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
+        """So many predicted tokens, by row. Waits for the device once."""
+        assert self._output is not None
+        depth = max(limits.values())
+        self._make_room(depth)
+        normed, chained = self._output
+        drafted: list[mx.array] = []
+        while True:
+            drafted.append(mx.argmax(self._predict(normed), axis=-1))
+            if len(drafted) == depth:
+                break
+            ends = [length + len(drafted) - 1 for length in self._lengths]
+            normed, chained = self._forward(drafted[-1], chained, ends)
+        found: list[list[int]] = mx.concatenate(drafted, axis=1).tolist()
+        return {rid: tuple(found[self._slots[rid]][:limit]) for rid, limit in limits.items()}
+
+    def list_arrays(self) -> list[mx.array]:
+        """What to evaluate in each step: nothing else consumes it."""
+        prompts = [array for cache in self._prompts.values() for array in (cache.keys, cache.values)]
+        return [*prompts, *(self._buffers or ()), *(self._output or ())]
+
+    # -- buffers ----------------------------------------------------------------------------------------
+
+    def _forward(
+        self, tokens: mx.array, hidden: mx.array, lengths: Sequence[int]
+    ) -> tuple[mx.array, mx.array]:
+        """The head's output for pairs [slots, n] behind so many of each slot."""
+        assert self._buffers is not None
+        cache = SlotCache(*self._buffers, mx.array(lengths, dtype=mx.int32))
+        output = self._head(self._embed(tokens), hidden, cache.make_mask(tokens.shape[1]), cache)
+        self._buffers = cache.keys, cache.values
+        return output
+
+    def _place_rows(self, request_ids: Sequence[str], count: int) -> None:
+        """Give a slot to each row that has none, with the keys of its prompt, and room for `count` pairs."""
+        joining = [rid for rid in request_ids if rid not in self._slots]
+        if len(self._lengths) >= max(SPARSE * len(request_ids), SPARSE):
+            self._compact()
+        taken = set(self._slots.values())
+        free = (slot for slot in itertools.count() if slot not in taken)
+        self._slots |= dict(zip(joining, free, strict=False))
+        slots = 1 << max(self._slots.values()).bit_length()
+        self._lengths += [0] * (slots - len(self._lengths))
+        prompts = {self._slots[rid]: self._prompts.pop(rid) for rid in joining if rid in self._prompts}
+        for slot, cache in prompts.items():
+            self._lengths[slot] = cache.offset
+        self._make_room(count)
+        assert self._buffers is not None
+        for slot, cache in prompts.items():
+            for buffer, array in zip(self._buffers, (cache.keys, cache.values), strict=True):
+                buffer[slot, : cache.offset] = array[0, :, : cache.offset].swapaxes(0, 1)
+
+    def _compact(self) -> None:
+        """Drop the slots that are free."""
+        used = list(self._slots.values())
+        if self._buffers is not None:
+            keys, values = (buffer[mx.array(used)] for buffer in self._buffers)
+            self._buffers = keys, values
+        self._lengths = [self._lengths[slot] for slot in used]
+        self._slots = {rid: slot for slot, rid in enumerate(self._slots)}
+
+    def _make_room(self, count: int) -> None:
+        """Let the buffers have all slots, and room for `count` more pairs of each row."""
+        places = round_places(max(self._lengths) + count)
+        if self._buffers is None:
+            like = (self.cache.keys, self.cache.values)
+            shapes = [(len(self._lengths), places, a.shape[1], a.shape[3]) for a in like]
+            keys, values = (mx.zeros(s, a.dtype) for s, a in zip(shapes, like, strict=True))
+            self._buffers = keys, values
+        keys, values = (_enlarge(buffer, len(self._lengths), places) for buffer in self._buffers)
+        self._buffers = keys, values
+
+
+def make_head_cache() -> Any:
+    """An empty cache of one row for the head's layer."""
+    from mlx_lm.models.cache import KVCache
+
+    return KVCache()
+
+
+def round_places(count: int) -> int:
+    """The places of buffers that must have so many: one of few, because each shape costs a GPU time."""
+    step = max(ROOM, 1 << max(count.bit_length() - 3, 0))
+    return -(-count // step) * step
+
+
+def _enlarge(buffer: mx.array, slots: int, places: int) -> mx.array:
+    missing = max(slots - buffer.shape[0], 0), max(places - buffer.shape[1], 0)
+    return mx.pad(buffer, [(0, missing[0]), (0, missing[1]), (0, 0), (0, 0)]) if any(missing) else buffer

@@ -1,0 +1,126 @@
+"""Heads as checkpoints have them, compared with the same layers computed here, and with mlx-vlm's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import ModelLoadError
+from mlxrun.model.model_files import read_json
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.speculation.mtp_head import MTPHead, load_mtp_head
+from mlxrun.model.tiny.random_models import write_text_model
+from tests.helpers import mtp_models
+
+TOKENS = 5
+WIDTH = 64
+EPS = {"qwen3_next": 1e-5, "qwen3_5": 1e-6}  # as the tiny models have it
+
+
+def write_model(family: str, folder: Path) -> dict[str, mx.array]:
+    """A tiny model with a head; returns the head's weights."""
+    write_text_model(family, folder)
+    head = mtp_models.draw_head(family, folder)
+    mtp_models.save_head(family, folder, head)
+    return head
+
+
+def load(folder: Path) -> MTPHead | str:
+    return load_mtp_head(load_model_info(ModelSettings(path=str(folder))), mx.float32)
+
+
+def make_pairs() -> tuple[mx.array, mx.array]:
+    key = mx.random.key(1)
+    return tuple(mx.random.normal((2, TOKENS, WIDTH), key=k) for k in mx.random.split(key))
+
+
+def compute(head: MTPHead) -> list[mx.array]:
+    embeds, hidden = make_pairs()
+    mask = nn.MultiHeadAttention.create_additive_causal_mask(TOKENS) == 0
+    return list(head(embeds, hidden, mask, None))
+
+
+def compute_here(family: str, folder: Path, weights: dict[str, mx.array]) -> list[mx.array]:
+    """What the head's output must be, and that from which the next prediction starts."""
+    config = read_json(folder / "config.json")
+    layer = mtp_models.make_layer(family, config)
+    eps = layer.input_layernorm.eps
+    layer.load_weights([(n[6:], a) for n, a in weights.items() if n.startswith("layer.")])
+    embeds, hidden = make_pairs()
+    halves = [
+        mx.fast.rms_norm(x, weights[f"{name}.weight"], eps)
+        for x, name in ((embeds, "embed_norm"), (hidden, "hidden_norm"))
+    ]
+    if family == "mimo":
+        halves.reverse()
+    mask = nn.MultiHeadAttention.create_additive_causal_mask(TOKENS) == 0
+    output = layer(mx.concatenate(halves, axis=-1) @ weights["project.weight"].T, mask, None)
+    normed = output
+    if "norm.weight" in weights:
+        normed = mx.fast.rms_norm(output, weights["norm.weight"], eps)
+    chained = normed if family in ("mimo", *mtp_models.QWEN_FAMILIES) else output
+    return [normed, chained]
+
+
+@pytest.mark.parametrize("family", list(mtp_models.NAMES))
+def test_a_head_computes_what_its_weights_say(tmp_path: Path, family: str) -> None:
+    weights = write_model(family, tmp_path)
+    head = load(tmp_path)
+    assert isinstance(head, MTPHead)
+    for found, wanted in zip(compute(head), compute_here(family, tmp_path, weights), strict=True):
+        assert mx.allclose(found, wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_a_head_is_that_of_mlx_vlm(tmp_path: Path, family: str) -> None:
+    """The library's splitter reads the same file; its module has positions that it is given."""
+    from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+
+    write_model(family, tmp_path)
+    config = read_json(tmp_path / "config.json")
+    text = config.get("text_config", config)
+    text |= {"model_type": family, "rms_norm_eps": EPS[family]}  # where the library has no default
+    text.get("rope_parameters", {}).setdefault("mrope_section", [2, 1, 1])
+    library: Any = get_mtp_splitter(source_config=config).load(tmp_path, source_config=config)
+    embeds, hidden = make_pairs()
+    wanted = library._forward_hidden(embeds, hidden, None, mx.arange(TOKENS)[None])
+    head = load(tmp_path)
+    assert isinstance(head, MTPHead)
+    assert mx.allclose(compute(head)[0], wanted, atol=1e-5)
+
+
+def test_a_quantised_head_is_loaded_as_it_is_stored(tmp_path: Path) -> None:
+    """With bits of its own for one layer; the rest is as in the plain file."""
+    weights = write_model("glm4_moe", tmp_path)
+    for name, bits in (("project", 8), ("layer.mlp.shared_experts.up_proj", 4)):
+        packed = mx.quantize(weights[f"{name}.weight"], group_size=32, bits=bits)
+        made = dict(zip(("weight", "scales", "biases"), packed, strict=True))
+        weights |= {f"{name}.{kind}": array for kind, array in made.items()}
+    plain = compute(load(tmp_path))  # type: ignore[arg-type]
+    mtp_models.save_head("glm4_moe", tmp_path, weights)
+    head: Any = load(tmp_path)
+    assert (head.project.bits, head.layer.mlp.shared_experts.up_proj.bits) == (8, 4)
+    assert head.project.group_size == 32
+    found = compute(head)
+    assert not mx.allclose(found[0], plain[0], atol=1e-5)
+    assert mx.mean(mx.abs(found[0] - plain[0])).item() < 0.2
+
+
+def test_without_a_head_the_reason_is_given(tmp_path: Path) -> None:
+    write_text_model("glm4_moe", tmp_path / "plain")
+    assert load(tmp_path / "plain") == "the checkpoint has no weights of MTP heads (model.layers.N.*)"
+    write_text_model("llama", tmp_path / "other")
+    assert load(tmp_path / "other") == "no format of MTP heads is known for model type llama"
+
+
+def test_missing_weights_are_named(tmp_path: Path) -> None:
+    weights = write_model("glm4_moe", tmp_path)
+    del weights["layer.self_attn.k_proj.weight"]
+    mtp_models.save_head("glm4_moe", tmp_path, weights)
+    with pytest.raises(ModelLoadError, match=r"missing weights: layer\.self_attn\.k_proj\.weight"):
+        load(tmp_path)
