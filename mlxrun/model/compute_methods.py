@@ -32,7 +32,9 @@ class ComputeMethods:
     `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
     split as the library splits it, because it is computed differently if it is split otherwise.
     `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
-    tokens at whose multiples the chunks of all prompts end; 1: without.
+    tokens at whose multiples the chunks of all prompts end; 1: without. `draft_problem`: why rows may not
+    take several tokens in a forward although they lie in pages; empty: they may, or it was not compared.
+    `wide_passes`: with a fixed width, recurrent layers compute each token of drafts in as many rows.
     """
 
     decode: DecodeMethod = "ragged"
@@ -43,6 +45,8 @@ class ComputeMethods:
     library_chunks: bool = False
     quantization: KVQuantization | None = None
     grid: int = 1
+    draft_problem: str = ""
+    wide_passes: bool = True
 
     @property
     def shares_pages(self) -> bool:
@@ -66,7 +70,8 @@ def make_decode_batch(
     one_pass, width = methods.decode == "ragged", methods.fixed_width
     if uses_pages(methods.decode) and can_batch(template):
         compiled = methods.decode == "compiled"
-        return PagedDecodeBatch(template, width=width, compiled=compiled, attend=attend)
+        wide = methods.wide_passes
+        return PagedDecodeBatch(template, width=width, compiled=compiled, wide_passes=wide, attend=attend)
     if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
         return RowByRowBatch()
     return DecodeBatch(

@@ -24,6 +24,7 @@ from mlxrun.model.model_files import list_weight_files
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
+from mlxrun.model.ragged.drafted_state import route_states
 from mlxrun.model.weight_check import check_loading
 from mlxrun.model.weight_form import settle_weights
 
@@ -54,6 +55,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     attach_adapters(model, rows, adapters, dtype)
     evaluate_parameters(model, info.name)
     attention.route_attention(model)
+    route_states(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
     if not info.vision:

@@ -92,9 +92,12 @@ class TokenBudget:
         return fits or not running
 
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
-        """Whether the running requests can take one more step."""
+        """Whether the running requests can take one more step, with a recurrent state after each token of
+        their drafts."""
         lengths, decoding = _list_lengths(running)
-        return self.fits_memory(lengths, self._compute_min_prefill(running), decoding=decoding)
+        states = self._memory.footprint.fixed * sum(len(state.draft) for state in running)
+        tokens = self._compute_min_prefill(running)
+        return self.fits_memory(lengths, tokens, decoding=decoding, besides=states)
 
     def fits_memory(
         self,
@@ -102,15 +105,15 @@ class TokenBudget:
         prefill_tokens: int,
         use_cache: bool = True,
         decoding: Sequence[int] = (),
-        texts: int = 0,
+        besides: int = 0,
     ) -> bool:
         """Whether rows of these lengths, and those in the decode batch, fit beside a step of that many
         prompt tokens and the prefix cache, which is shrunk if necessary. `use_cache` False: as if the cache
-        were empty, and without shrinking it. `texts`: bytes of texts besides those that are computed."""
+        were empty, and without shrinking it. `besides`: bytes besides, and besides the texts in progress."""
         spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
         if spare is None:
             return True
-        spare -= self.held_by_texts + texts
+        spare -= self.held_by_texts + besides
         if not use_cache:
             return spare >= 0
         if self._prefix_cache.nbytes > spare >= 0:

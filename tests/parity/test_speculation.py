@@ -27,7 +27,7 @@ from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.scheduler.draft_planner import DraftCounts
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.scheduler.row_drafter import RowDrafter
-from tests.helpers import engine_driver, text_models
+from tests.helpers import drafted_state_bugs, engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 
@@ -163,19 +163,25 @@ def run_drafts(
     return same, engine.scheduler.drafts.counts
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt_oss"])
+FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_next", "qwen3_5", "nemotron_h", "lfm2", "mamba2")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_change_no_answer(zoo: Zoo, plain: Plain, monkeypatch: Patch, family: str) -> None:
-    """Greedy, sampled, with penalties, among others, joining late; keys of all tokens and windows."""
+    """Greedy, sampled, with penalties, among others, joining late; keys of all tokens, windows, recurrent
+    states and those of short convolutions."""
     same, counts = run_drafts(zoo, monkeypatch, family, plain(family))
     assert counts.drafted > counts.accepted > 15, "too little was drafted to prove anything"
     assert same
 
 
-@pytest.mark.parametrize("width", [0, 8])
-def test_stops_and_limits_inside_a_block(zoo: Zoo, plain: Plain, monkeypatch: Patch, width: int) -> None:
+@pytest.mark.parametrize(("family", "width"), [("llama", 0), ("llama", 8), ("qwen3_next", 0)])
+def test_stops_and_limits_inside_a_block(
+    zoo: Zoo, plain: Plain, monkeypatch: Patch, family: str, width: int
+) -> None:
     """A stop token, or the last token, that is accepted in the middle of a draft ends the answer there. What
     follows it in the next turn is computed from the row's cache, which has no token too many."""
-    known = plain("llama")
+    known = plain(family)
     asks = [
         TimedRequest(replace(ask.request, params=replace(ask.request.params, **change)))
         for ask, change in zip(
@@ -190,7 +196,7 @@ def test_stops_and_limits_inside_a_block(zoo: Zoo, plain: Plain, monkeypatch: Pa
         )
     ]
     draft_from(monkeypatch, asks, known)
-    engine = make_engine(zoo, "llama", width=width)
+    engine = make_engine(zoo, family, width=width)
     events = engine_driver.run_requests(engine, asks)
     assert count_accepted(engine) > 10
     for ask in asks:
@@ -209,14 +215,15 @@ def test_stops_and_limits_inside_a_block(zoo: Zoo, plain: Plain, monkeypatch: Pa
     again = engine_driver.run_requests(engine, turns)
     assert all(again[turn.id].num_cached_tokens >= len(turn.request.prompt) - 4 for turn in turns)
     for turn in turns:
-        engine_driver.check_answer(again[turn.id], zoo.answer("llama", turn.request.prompt))
+        engine_driver.check_answer(again[turn.id], zoo.answer(family, turn.request.prompt))
 
 
-def test_preempted_and_aborted_rows(zoo: Zoo, plain: Plain, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_5"])
+def test_preempted_and_aborted_rows(zoo: Zoo, plain: Plain, monkeypatch: Patch, family: str) -> None:
     """Rows that draft lose their place and come back; others end while their drafts are verified."""
-    without = plain("llama")
+    without = plain(family)
     draft_from(monkeypatch, list_asks(), without)
-    engine = make_engine(zoo, "llama")
+    engine = make_engine(zoo, family)
     preempted = []
 
     def preempt(step: int) -> None:
@@ -335,15 +342,31 @@ def test_planted_bugs_are_found(
     assert not run_drafts(zoo, monkeypatch, "llama", without)[0]
 
 
-@pytest.mark.parametrize(("family", "decode"), [("qwen3_next", "paged"), ("llama", "ragged")])
-def test_what_cannot_draft_says_so(zoo: Zoo, family: str, decode: Any) -> None:
+@pytest.mark.parametrize("plant", drafted_state_bugs.PLANTS)
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+def test_planted_bugs_of_recurrent_states_are_found(
+    zoo: Zoo, plain: Plain, monkeypatch: Patch, plant: Callable[[Patch], None], family: str
+) -> None:
+    """The twins for models with recurrent states; tests/model/probe/test_draft_check.py has them at load."""
+    without = plain(family)
+    plant(monkeypatch)
+    assert not run_drafts(zoo, monkeypatch, family, without)[0]
+
+
+@pytest.mark.parametrize(
+    ("methods", "reason"),
+    [
+        (ComputeMethods("ragged"), "decodes ragged"),
+        (ComputeMethods("paged", draft_problem="they differ"), "they differ"),
+    ],
+)
+def test_what_cannot_draft_says_so(zoo: Zoo, methods: ComputeMethods, reason: str) -> None:
     """`auto` decodes without drafts, and `ngram` is an error."""
-    folder, methods = zoo.text(family), ComputeMethods(decode)
+    folder = zoo.text("llama")
     auto, ngram = SpeculationSettings("auto"), SpeculationSettings("ngram")
     engine = engine_driver.make_real_engine(folder, methods, speculation=auto)
     found = engine.scheduler.drafts.describe()
     assert (found["method"], found["configured"]) == ("off", "auto")
-    assert found["problem"].startswith("off because ")
-    assert ("recurrent states" if family == "qwen3_next" else "decodes ragged") in found["problem"]
+    assert found["problem"].startswith("off because ") and reason in found["problem"]
     with pytest.raises(ConfigError, match=r"speculation\.method: ngram cannot be used"):
         engine_driver.make_real_engine(folder, methods, speculation=ngram)

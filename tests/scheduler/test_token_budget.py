@@ -134,3 +134,14 @@ def test_a_scored_prompt_with_one_token_of_output_samples_in_its_last_chunk() ->
     for max_tokens, scored, most in ((1, 1, 512), (1, None, 4), (2, 1, 4)):
         request = make_request("a", max_tokens=max_tokens, prompt_logprobs=scored)
         assert costs.get_max_sampling_chunk(request) == most
+
+
+def test_a_draft_needs_a_recurrent_state_for_each_token() -> None:
+    memory = MemoryBudget(limit=LIMIT, footprint=Footprint(fixed=100))
+    scheduler = Scheduler(make_settings(max_running=8), RequestLimits(10_000, memory))
+    scheduler.add(make_request("a", 20, 50))
+    step(scheduler)
+    (state,) = scheduler.requests
+    for count, fits in ((8, True), (9, False)):  # beside the row, which counts twice
+        state.draft = (1,) * count
+        assert scheduler.token_budget.fits_next_step([state]) is fits

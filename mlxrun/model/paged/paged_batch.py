@@ -2,7 +2,8 @@
 
 Has the members of ragged.decode_batch.DecodeBatch. Beside them, a row may take several tokens in one forward
 (drafts): each is a row of the forward of its own, with the same pages and a length that is longer by one, so
-that its result is that of a step for each token. `accept` then gives the rejected ones back.
+that its result is that of a step for each token. `accept` then gives the rejected ones back. Recurrent states
+are computed token by token within the forward (ragged/drafted_state.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from mlxrun.model.paged.paged_cache import Attend, PagedCache
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.ragged.pass_layout import PassLayout
 from mlxrun.model.ragged.row_group import RowKeysValues
 from mlxrun.model.ragged.row_states import RowStates
 
@@ -34,8 +36,8 @@ COMPILE_AFTER = 32
 
 class PagedDecodeBatch:
     """`template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
-    the forward is compiled, for each of a few widths; not for models with recurrent states. `attend`: in
-    place of the kernel."""
+    the forward is compiled, for each of a few widths; not for models with recurrent states. `wide_passes`:
+    see ComputeMethods. `attend`: in place of the kernel."""
 
     def __init__(
         self,
@@ -43,6 +45,7 @@ class PagedDecodeBatch:
         *,
         width: int = 0,
         compiled: bool = False,
+        wide_passes: bool = True,
         attend: Attend | None = None,
     ) -> None:
         self._template = template
@@ -59,17 +62,14 @@ class PagedDecodeBatch:
         self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
         self._states = RowStates(self._layers)
         self._width = width
+        self._wide_passes = wide_passes
         self._compiles = compiled
         self.compile_after = COMPILE_AFTER
         self._decode: DecodeCall | None = None
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
         self._lengths: dict[str, int] = {}
-
-    @property
-    def takes_drafts(self) -> bool:
-        """Whether rows may take several tokens in a forward."""
-        return not self._states.layers
+        self._layout: PassLayout | None = None  # of a forward with drafts, for recurrent layers
 
     @property
     def ids(self) -> list[str]:
@@ -166,6 +166,10 @@ class PagedDecodeBatch:
             tokens = mx.concatenate([tokens, mx.array(padding, tokens.dtype)])
         places = [self._locate(table, ids, ends, padding) for table in self._tables.values()]
         lengths, turned = (mx.array([*x, *padding], dtype=mx.int32) for x in (ends, positions))
+        self._layout = None
+        if max(counts) > 1 and self._states.layers:
+            width = max(self._width, len(counts)) if self._width and self._wide_passes else 0
+            self._layout = PassLayout(counts, len(ends) + len(padding), width)
         pools = [(pool.keys, pool.values) for pool in self._pools]
         for pool in self._pools:
             pool.keys = pool.values = None  # so that the forward may write in place
@@ -198,12 +202,16 @@ class PagedDecodeBatch:
             cache.begin_step(*located[window], offsets)
             layers[i] = cache
         count = len(self._lengths)
-        for i, state in self._states.make_layers(0, count, rows - count).items():
+        drafted = {} if self._layout is None else self._states.make_drafted(self._layout)
+        for i, state in (drafted or self._states.make_layers(0, count, rows - count)).items():
             layers[i] = state
         caches = layer_caches.unflatten_caches(self._template, layers)
         assert self._decode is not None
         logits = self._decode(tokens[:, None], caches, positions)[:, -1]
-        self._states.replace([self._states.read(caches, count)])
+        if self._layout is None:
+            self._states.replace([self._states.read(caches, count)])
+        else:
+            self._states.hold_drafted(drafted, self._layout)
         for step_cache in self._step_caches:
             step_cache.end_step()
         written = [(pool.keys, pool.values) for pool in self._pools]
@@ -230,12 +238,15 @@ class PagedDecodeBatch:
         return few or -(-rows // ROW_STEP) * ROW_STEP
 
     def accept(self, lengths: Mapping[str, int]) -> None:
-        """Let rows have so many tokens, at most as many as they have: the newest ones were rejected. Not for
-        models with recurrent states."""
+        """Let rows have so many tokens, at most as many as they have: the newest ones were rejected. With
+        recurrent states, at least one more than before the last forward. ValueError otherwise."""
         for rid, length in lengths.items():
             if not 0 < length <= self._lengths[rid]:
                 raise ValueError(f"row {rid} has {self._lengths[rid]} tokens, not {length}")
-            self._lengths[rid] = length
+        if self._states.layers:
+            rows = zip(self._lengths.items(), self._states.counts or [1] * len(self._lengths), strict=True)
+            self._states.accept([count - n + lengths.get(rid, n) for (rid, n), count in rows])
+        self._lengths |= lengths
 
     def _locate(
         self, table: PageTable, ids: Sequence[str], ends: Sequence[int], padding: Sequence[int]

@@ -28,6 +28,7 @@ from mlxrun.model.compute_methods import (
 )
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.image_checks import probe_images
 from mlxrun.model.probe.reference import ProbeRun, Reference
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
@@ -69,7 +70,8 @@ def choose_methods(
     if not config.engine.probe:
         return _add_quantization(ProbeReport(candidate, (), adapter.weights), quantization)
     with use_library_products(adapter.model):
-        methods, checks = _TextLadder(Reference(adapter, vocab), candidate, quantization).compare()
+        ladder = _TextLadder(Reference(adapter, vocab), candidate, quantization)
+        methods, checks = ladder.compare(drafts=config.speculation.method != "off")
         windows = tuple(ComparedWindow(size, min(size, REDUCED)) for size in list_windows(template))
         found = ProbeReport(methods, tuple(checks), adapter.weights, windows)
         if isinstance(adapter, VisionAdapter):
@@ -137,13 +139,15 @@ class _TextLadder:
         self._runs = TextChecks(reference, candidate.snapshots)
         self._checks: list[ProbeCheck] = []
 
-    def compare(self) -> tuple[ComputeMethods, list[ProbeCheck]]:
-        """The methods that pass, and what was compared."""
+    def compare(self, drafts: bool) -> tuple[ComputeMethods, list[ProbeCheck]]:
+        """The methods that pass, and what was compared. `drafts`: whether rows may have some."""
         methods = self._candidate
         passed = [self._passes_chunks(size) for size in self._runs.list_chunk_sizes()]
         if not all(passed):
             methods = methods.split_as_library()
         methods = replace(methods, decode=self._choose_decode(methods))
+        if drafts and uses_pages(methods.decode):
+            methods = self._check_drafts(methods)
         if methods.decode == "ragged" and self._quantization is not None:
             self._check_quantization(self._quantization)
         methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
@@ -177,6 +181,23 @@ class _TextLadder:
     def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
         run = partial(self._runs.decode, method, width)
         return self._passes(f"decode {method}", run, SLOWER_DECODE[method])
+
+    def _check_drafts(self, methods: ComputeMethods) -> ComputeMethods:
+        """The same methods with how drafts are computed. Where all steps must round alike, no bit may differ;
+        few rows a pass cost less, and may round otherwise than a step's."""
+        fixed = methods.fixed_width > 0
+        states = LayerKind.STATE in map(get_kind, flatten_caches(self._reference.make_cache()))
+        for wide in (False, True) if fixed and states else (True,):
+            methods = replace(methods, wide_passes=wide)
+            runs = DraftCheck(self._reference, methods)
+            expected = runs.take_steps if fixed else None
+            check = self._reference.check("drafts", runs.take_drafts, expected, exact=fixed)
+            if check.passed:
+                self._checks.append(check)
+                return methods
+        self._checks.append(replace(check, instead="nothing is drafted"))
+        problem = f"rows with drafts are not computed as by steps: {check.describe()}"
+        return replace(methods, draft_problem=problem)
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short = quantization._replace(start=min(quantization.start, PROBED_START))

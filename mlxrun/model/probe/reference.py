@@ -89,11 +89,13 @@ class Reference:
             logits[index, step] = self.adapter.decode(mx.array([[tokens[step]]]), cache, [position])[0, -1]
         return logits
 
-    def check(self, name: str, run: ProbeRun, expected: ProbeRun | None = None) -> ProbeCheck:
+    def check(
+        self, name: str, run: ProbeRun, expected: ProbeRun | None = None, *, exact: bool = False
+    ) -> ProbeCheck:
         """Compare the result of a run with the reference's logits, or with those of `expected`; if it raises,
         the check fails. `expected` rounds what the reference has: a part of what that changes is allowed,
-        since a number that lies between two steps may be rounded either way."""
-        limit = self.tolerance
+        since a number that lies between two steps may be rounded either way. `exact`: no rounding is."""
+        limit = 0.0 if exact else self.tolerance
         try:
             with use_engine_attention():
                 found = run()

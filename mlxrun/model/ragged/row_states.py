@@ -1,4 +1,7 @@
-"""Recurrent states of all rows of a decode batch: one plain batch [rows, ...] for each STATE layer."""
+"""Recurrent states of all rows of a decode batch: one plain batch [rows, ...] for each STATE layer.
+
+After a forward with drafts it has the states after each token of a row until `accept` chooses one of them.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlxrun.model.ragged import layer_caches
+from mlxrun.model.ragged.drafted_state import DraftedState, States
 from mlxrun.model.ragged.layer_caches import LayerKind, LayerView, flatten_caches, get_kind
+from mlxrun.model.ragged.pass_layout import PassLayout, RowChoice
 
 
 class RowStates:
@@ -17,11 +23,19 @@ class RowStates:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._states = {i: layer for i, layer in enumerate(layers) if get_kind(layer) is LayerKind.STATE}
+        self._updaters: dict[int, nn.Module] = {}  # see DraftedState
+        self._drafted: dict[int, list[States]] = {}  # by layer and pass, until tokens are accepted
+        self._layout: PassLayout | None = None  # of these
 
     @property
     def layers(self) -> list[int]:
         """The indices of the layers that have a state."""
         return list(self._states)
+
+    @property
+    def counts(self) -> Sequence[int]:
+        """Tokens that each row has in a forward with drafts from which `accept` may choose; empty: none."""
+        return () if self._layout is None else self._layout.counts
 
     def reorder(
         self, before: Sequence[str], after: Sequence[str], joining: Mapping[str, Sequence[Any]]
@@ -29,6 +43,7 @@ class RowStates:
         """Bring the rows `before` and the caches of `joining` into the order of `after`; others leave."""
         if not self._states:
             return
+        self.accept()
         position = {rid: i for i, rid in enumerate([*before, *joining])}
         order = mx.array([position[rid] for rid in after], dtype=mx.int32)
         joined = [flatten_caches(cache) for cache in joining.values()]
@@ -40,6 +55,7 @@ class RowStates:
 
     def make_layers(self, first: int, count: int, padding: int) -> dict[int, Any]:
         """The layer caches of rows `first` to `first + count` and of so many dummy rows, by index."""
+        self.accept()
         layers = {}
         for i, state in self._states.items():
             layers[i] = copy.copy(state)
@@ -58,8 +74,32 @@ class RowStates:
             slots = zip(*(part[i] for part in parts), strict=True)
             state.cache = [_concatenate_states(slot) for slot in slots]
 
+    def make_drafted(self, layout: PassLayout) -> dict[int, DraftedState]:
+        """The layer caches of a forward with drafts, by index."""
+        count, first = len(layout.counts), layout.passes[0]
+        layers = self.make_layers(0, count, len(first.sources.rows) - count)
+        return {i: DraftedState(layer, layout, self._updaters) for i, layer in layers.items()}
+
+    def hold_drafted(self, layers: Mapping[int, DraftedState], layout: PassLayout) -> None:
+        """Take over the states after each token of a forward over `make_drafted`."""
+        self._drafted, self._layout = {i: layer.list_kept() for i, layer in layers.items()}, layout
+
+    def accept(self, kept: Sequence[int] = ()) -> None:
+        """Let each row go on from its state after its first `kept` tokens of the forward before; empty: after
+        all. Nothing remains of the others. ValueError for a row that would keep none."""
+        if min(kept, default=1) < 1:
+            raise ValueError("a recurrent state cannot go back behind the forward before")
+        if self._layout is None:
+            return
+        passes, rows = self._layout.choose_states(kept or self._layout.counts)
+        for i, states in self._drafted.items():
+            slots = zip(*(states[index] for index in passes), strict=True)
+            self._states[i].cache = [_choose_rows(slot, rows) for slot in slots]
+        self._drafted, self._layout = {}, None
+
     def view_row(self, position: int) -> dict[int, LayerView]:
         """The states of one row, by index of the layer."""
+        self.accept()
         return {
             i: tuple(a if a is None else a[position : position + 1] for a in state.cache)
             for i, state in self._states.items()
@@ -67,6 +107,9 @@ class RowStates:
 
     def list_arrays(self) -> list[mx.array]:
         """All states, which the logits of the step that makes them do not consume."""
+        if self._layout is not None:
+            passes = [states for layer in self._drafted.values() for states in layer]
+            return [a for states in passes for a in states if a is not None]
         return [a for state in self._states.values() for a in layer_caches.list_arrays(state)]
 
 
@@ -79,6 +122,11 @@ def _reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.arr
 def _concatenate_states(states: Sequence[mx.array | None]) -> mx.array | None:
     filled = [a for a in states if a is not None]
     return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
+
+
+def _choose_rows(states: Sequence[mx.array | None], rows: RowChoice) -> mx.array | None:
+    joined = _concatenate_states(states)
+    return None if joined is None else rows.take(joined)
 
 
 def _pad_rows(array: mx.array | None, rows: int) -> mx.array | None:

@@ -1,0 +1,73 @@
+"""The check of drafts: rows that take several tokens in a forward, of which some are rejected.
+
+What they must give is what one token a step gives. The tokens that are rejected are wrong ones, so a state
+that keeps any of them, or that loses an accepted one, changes the logits of the next step.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
+from mlxrun.model.ragged.decode_batch import JoiningRow
+
+# For each forward: by row, the tokens that it takes, and how many of them are kept. A row that is not named
+# has left. Each row takes the probe's answer, wherever that is kept.
+FORWARDS = ({0: (2, 2), 1: (3, 1), 2: (3, 3)}, {0: (1, 1), 1: (2, 1)}, {1: (1, 1)})
+
+
+class DraftCheck:
+    """`methods`: how rows decode, by pages."""
+
+    def __init__(self, reference: Reference, methods: ComputeMethods) -> None:
+        self._reference, self._methods = reference, methods
+        self._inputs = [[p[-1], *a] for p, a in zip(reference.prompts, reference.answers, strict=True)]
+
+    def take_steps(self) -> ProbeLogits:
+        """All rows in one batch, one token a step."""
+        batch, logits = self._start_batch(), ProbeLogits()
+        for step in range(STEPS + 1):
+            tokens = [tokens[step] for tokens in self._inputs]
+            output = self._forward(batch, tokens, [1] * len(tokens))
+            logits |= {(row, step): output[row] for row in range(len(tokens))}
+        return logits
+
+    def take_drafts(self) -> ProbeLogits:
+        """The same rows by FORWARDS."""
+        batch, logits = self._start_batch(), ProbeLogits()
+        done = [0] * len(self._inputs)  # tokens by row
+        for blocks in FORWARDS:
+            batch.update({str(row) for row in blocks}, ())
+            given = []
+            for row, (count, kept) in blocks.items():
+                tokens = self._inputs[row][done[row] :]
+                wrong = [tokens[0] ^ 1] * (count - kept)
+                given += [*tokens[:kept], *wrong]
+            lengths = dict(zip(batch.ids, batch.lengths, strict=True))
+            output = self._forward(batch, given, [count for count, _ in blocks.values()])
+            batch.accept({str(row): lengths[str(row)] + kept for row, (_, kept) in blocks.items()})
+            first = 0
+            for row, (count, kept) in blocks.items():
+                logits |= {(row, done[row] + i): output[first + i] for i in range(kept)}
+                done[row] += kept
+                first += count
+        return logits
+
+    def _start_batch(self) -> PagedDecodeBatch:
+        batch = make_decode_batch(self._reference.make_cache(), self._methods)
+        assert isinstance(batch, PagedDecodeBatch), "drafts need pages"
+        batch.compile_after = 0
+        rows = [
+            JoiningRow(str(i), len(prompt) - 1, self._reference.copy_filled(i))
+            for i, prompt in enumerate(self._reference.prompts)
+        ]
+        batch.update({row.id for row in rows}, rows)
+        return batch
+
+    def _forward(self, batch: PagedDecodeBatch, tokens: list[int], counts: list[int]) -> mx.array:
+        places = [n + i for n, count in zip(batch.lengths, counts, strict=True) for i in range(count)]
+        output = batch.forward(self._reference.adapter.decode, mx.array(tokens), places, counts)
+        mx.eval(output, batch.list_state_arrays())
+        return output

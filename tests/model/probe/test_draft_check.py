@@ -1,0 +1,131 @@
+"""The load check of drafts finds each planted bug, and says for each family whether its rows can draft."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
+
+from mlxrun.config.settings import SpeculationSettings
+from mlxrun.errors import MlxrunError
+from mlxrun.model.compute_methods import can_batch
+from mlxrun.model.loader import load_adapter
+from mlxrun.model.machine.device import resolve_config
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.probe import choose
+from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.ragged.pass_layout import PassLayout
+from mlxrun.model.speculation.support import find_draft_problem
+from mlxrun.model.tiny.random_models import write_text_model
+from mlxrun.model.tiny.text_configs import list_text_families
+from tests.helpers import drafted_state_bugs
+from tests.helpers.engine_driver import make_config
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.probe_driver import list_failed, probe_model
+
+Patch = pytest.MonkeyPatch
+HYBRIDS = ("qwen3_next", "nemotron_h", "lfm2", "mamba2")
+# Their attention reads the state of its convolution beside its keys.
+CANNOT = {"baichuan_m1"}
+
+
+@pytest.fixture(autouse=True)
+def pages_on_a_cpu(monkeypatch: Patch) -> None:
+    """The methods of a GPU are the candidates; attention over pages is gathered."""
+    monkeypatch.setattr(choose, "uses_gpu", lambda: True)
+
+
+def probe_drafts(folder: Path, reproducible: bool = True) -> ProbeReport:
+    return probe_model(folder, speculation=SpeculationSettings("auto"), reproducible=reproducible)
+
+
+def keep_rejected_keys(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(PagedDecodeBatch, "accept", lambda self, lengths: None)
+
+
+@pytest.mark.parametrize(
+    ("family", "reproducible"), [("gemma3_text", True), *itertools.product(HYBRIDS, (False, True))]
+)
+def test_rows_may_draft(zoo: Zoo, family: str, reproducible: bool) -> None:
+    report = probe_drafts(zoo.text(family), reproducible)
+    check = next(check for check in report.checks if check.name == "drafts")
+    assert check.passed and (check.difference == 0.0) >= reproducible
+    assert find_draft_problem([], report.methods) is None
+    narrow = reproducible and family in HYBRIDS  # which gives the same bits here
+    assert report.methods.wide_passes is not narrow
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("plant", drafted_state_bugs.PLANTS)
+@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+def test_planted_bugs_are_found(
+    zoo: Zoo, monkeypatch: Patch, family: str, plant: Callable[[Patch], None], reproducible: bool
+) -> None:
+    plant(monkeypatch)
+    report = probe_drafts(zoo.text(family), reproducible)
+    assert list_failed(report) == ["drafts"]
+    assert "not computed as by steps" in str(find_draft_problem([], report.methods))
+
+
+def test_rejected_keys_are_found(zoo: Zoo, monkeypatch: Patch) -> None:
+    keep_rejected_keys(monkeypatch)
+    assert list_failed(probe_drafts(zoo.text("llama"))) == ["drafts"]
+
+
+def test_passes_that_round_by_their_width_are_wide(zoo: Zoo, monkeypatch: Patch) -> None:
+    """A layer whose result depends on the number of rows, in its last bits: fewer rows are no choice."""
+    original = Qwen3NextGatedDeltaNet.__call__
+
+    def call(self: nn.Module, inputs: mx.array, mask: object = None, cache: object = None) -> mx.array:
+        result: mx.array = original(self, inputs, mask, cache)
+        return result * (1 + 1e-6 * inputs.shape[0])
+
+    monkeypatch.setattr(Qwen3NextGatedDeltaNet, "__call__", call)
+    report = probe_drafts(zoo.text("qwen3_next"))
+    assert list_failed(report) == [] and report.methods.wide_passes
+    original_layout = PassLayout.__init__
+    monkeypatch.setattr(PassLayout, "__init__", lambda self, c, t, width=0: original_layout(self, c, t))
+    assert list_failed(probe_drafts(zoo.text("qwen3_next"))) == ["drafts"]
+
+
+def test_nothing_is_compared_where_nothing_drafts(zoo: Zoo) -> None:
+    report = probe_model(zoo.text("qwen3_next"), reproducible=True)
+    assert "drafts" not in {check.name for check in report.checks}
+
+
+def has_states(folder: Path) -> bool:
+    """Whether a family can be loaded, has recurrent states, and decodes in one batch."""
+    config = resolve_config(make_config(folder))
+    template = load_adapter(config, load_model_info(config.model, weights=True)).make_cache()
+    kinds = {get_kind(layer) for layer in flatten_caches(template)}
+    return LayerKind.STATE in kinds and can_batch(template)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("family", list_text_families())
+def test_every_family_with_recurrent_states_drafts(tmp_path: Path, family: str) -> None:
+    """Wherever rows decode by pages at all, all but the named families draft."""
+    folder = tmp_path / "model"
+    try:
+        write_text_model(family, folder)
+        recurrent = has_states(folder)
+    except (Exception, SystemExit) as error:
+        pytest.skip(f"cannot be made: {error}")
+    if not recurrent:
+        pytest.skip("no recurrent states")
+    try:
+        report = probe_drafts(folder)
+    except MlxrunError as error:
+        pytest.skip(f"refused: {error}")
+    if report.methods.decode != "paged":
+        pytest.skip(f"decodes {report.methods.decode}")
+    problem = report.methods.draft_problem
+    assert bool(problem) == (family in CANNOT), problem
+    assert not problem or "Attention" in problem, "the problem names what reads the state"
