@@ -39,11 +39,27 @@ def check_reproducible_prefill(config: Config) -> str | None:
     return "leaves out tokens of prompts, so that engine.reproducible cannot hold; remove one of them"
 
 
-@reads("model.draft", "prefill.sparse")
+@reads("model.draft", "prefill.sparse", "speculation.method")
 def check_draft_is_used(config: Config) -> str | None:
-    if config.model.draft is None or config.prefill.sparse != "off":
+    method = config.speculation.method
+    if config.model.draft is None or config.prefill.sparse != "off" or method in ("auto", "draft"):
         return None
-    return "has no effect while prefill.sparse is off"
+    return f"has no effect while prefill.sparse is off and speculation.method is {method}"
+
+
+@reads("speculation.method", "model.draft")
+def check_drafting_model(config: Config) -> str | None:
+    if config.speculation.method != "draft" or config.model.draft is not None:
+        return None
+    return "draft predicts with a draft model: set model.draft"
+
+
+@reads("speculation.method", "prefill.sparse")
+def check_draft_has_one_use(config: Config) -> str | None:
+    """Scoring prompts takes a part of its layers only."""
+    if config.speculation.method != "draft" or config.prefill.sparse == "off":
+        return None
+    return "draft needs model.draft, which prefill.sparse uses otherwise; set ngram, or remove one of them"
 
 
 @reads("prefill.sparse_keep", "prefill.sparse_min_tokens", "prefill.sparse")
@@ -64,6 +80,14 @@ def check_speculation_is_on(config: Config) -> str | None:
         return None
     off = f"speculation.method is off, so speculation.{given} has no effect"
     return f"{off}; set speculation.method or remove it"
+
+
+@reads("speculation.min_ngram", "speculation.max_ngram", "speculation.method")
+def check_ngrams_are_looked_up(config: Config) -> str | None:
+    given = find_changed(config.speculation, ("min_ngram", "max_ngram"))
+    if config.speculation.method != "draft" or given is None:
+        return None
+    return f"speculation.method is draft, so speculation.{given} has no effect; set auto or remove it"
 
 
 @reads("speculation.min_ngram", "speculation.max_ngram")

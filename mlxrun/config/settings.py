@@ -38,7 +38,8 @@ class ModelSettings:
     """How the states of tokens become an embedding, where the model's files do not say it. A model that
     generates gives embeddings beside its answers if this is set. docs/embeddings.md says more."""
     draft: str | None = None
-    """A small model with the same tokenizer, as in `path`: it chooses the tokens of `prefill.sparse`."""
+    """A small model with the same tokenizer, as in `path`: it chooses the tokens of `prefill.sparse`, or
+    drafts for `speculation`."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto` keeps the type of the files on a GPU, and uses float32 on a CPU,
     where bfloat16 is slow."""
@@ -156,10 +157,11 @@ class PrefillSettings:
 class SpeculationSettings:
     """Speculative decoding: tokens are predicted, and verified several at a time (docs/speculation.md)."""
 
-    method: Literal["off", "auto", "ngram"] = "off"
+    method: Literal["off", "auto", "ngram", "draft"] = "off"
     """`ngram`: what followed the newest tokens where they came before, in the prompt or in the answer, is
-    predicted to follow again. `auto`: the same where the model's decode batch can verify drafts, and nothing
-    elsewhere, where `ngram` is an error."""
+    predicted to follow again. `draft`: `model.draft` predicts. `auto`: `ngram`, and `model.draft` if it is
+    set, for each row what is expected to gain more; nothing where the model's decode batch cannot verify
+    drafts, where the other methods are an error."""
     max_tokens: Annotated[int, Range(1, 32)] = 8
     """Maximum number of tokens that are predicted for a row in a step. As many are as have paid so far."""
     min_ngram: Annotated[int, Range(1, 16)] = 3

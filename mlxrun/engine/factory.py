@@ -6,8 +6,9 @@ Must be called on the thread that will step the engine, because MLX's streams be
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
@@ -16,9 +17,14 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import run_trial_forward
+from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
-from mlxrun.model.footprint import choose_quantization, make_encoder_budget, make_memory_budget
+from mlxrun.model.footprint import (
+    choose_quantization,
+    make_encoder_budget,
+    make_memory_budget,
+    read_hidden_size,
+)
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.lora.mix_check import separate_adapters
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
@@ -32,6 +38,7 @@ from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.sparse.build import add_position_check, load_draft, make_positioned
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
+from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model
 from mlxrun.model.speculation.support import find_draft_problem
 from mlxrun.model.token_embeddings import count_token_embeddings
 from mlxrun.scheduler.draft_planner import DraftPlanner
@@ -73,12 +80,16 @@ def build_engine(
     if isinstance(adapter, PositionedAdapter):
         probe, loaded = add_position_check(probe, adapter, vocab), load_draft(config, model_info)
         beside += loaded.nbytes
-    hidden = _read_hidden_size(model_info)
+    drafts, drafting = _make_draft_planner(config, model_info, adapter, cache, vocab, probe.methods)
+    beside += 0 if drafting is None else drafting.nbytes
+    hidden = read_hidden_size(model_info.config)
     memory = make_memory_budget(
         config.scheduler, adapter.model, hidden, cache, vocab, beside, probe.methods.quantization
     )
+    if drafting is not None:
+        memory = replace(memory, footprint=memory.footprint.add(drafting.footprint))
     if 0 < memory.limit < memory.weights:
-        own = "" if loaded is None else f"; {loaded.describe()}"
+        own = "".join(f"; {each.describe()}" for each in (loaded, drafting) if each is not None)
         problem = f"{memory.explain_shortage(1, 1)}: no request can ever run{own}"
         raise ConfigError(f"scheduler.memory_limit: {problem}")
     prefix_cache = build_prefix_cache(config, model_info, snapshots, memory)
@@ -88,7 +99,7 @@ def build_engine(
         prefix_cache=prefix_cache,
         aligned_chunks=reproducible or probe.methods.library_chunks,
         costs=costs,
-        drafts=_make_draft_planner(config, find_draft_problem(cache, probe.methods), probe.methods),
+        drafts=drafts,
     )
     pooling = None
     if model_info.pooled is not None:
@@ -108,7 +119,7 @@ def build_engine(
 def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:
     """The engine of a model that only gives vectors."""
     runner = build_encoder_runner(config, model_info)
-    memory = make_encoder_budget(config.scheduler, _read_hidden_size(model_info), runner.nbytes)
+    memory = make_encoder_budget(config.scheduler, read_hidden_size(model_info.config), runner.nbytes)
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
     pooling = _make_pooling(config, runner, memory)
@@ -124,18 +135,31 @@ def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:
         log.warning(text, model_info.name, size, count)
 
 
-def _make_draft_planner(config: Config, problem: str | None, methods: ComputeMethods) -> DraftPlanner:
-    """Drafts fill a forward of fixed width, and are few beside rows otherwise."""
+def _make_draft_planner(
+    config: Config,
+    model_info: LoadedModelInfo,
+    adapter: Adapter,
+    cache: Sequence[Any],
+    vocab: int,
+    methods: ComputeMethods,
+) -> tuple[DraftPlanner, LoadedDraftModel | None]:
+    """Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft,
+    unless that chooses the tokens of prompts."""
     settings = config.speculation
     if settings.method == "off":
-        return DraftPlanner(settings)
+        return DraftPlanner(settings), None
+    problem = find_draft_problem(cache, methods)
     if problem is not None and settings.method != "auto":
         raise ConfigError(f"speculation.method: {settings.method} cannot be used: {problem}")
     if problem is not None:
         log.warning("speculation is off: %s", problem)
-        return DraftPlanner(settings, problem=problem)
+        return DraftPlanner(settings, problem=problem), None
+    loaded = None
+    if settings.method != "ngram" and config.model.draft is not None and config.prefill.sparse == "off":
+        loaded = load_draft_model(config, model_info, adapter, vocab, methods)
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
-    return DraftPlanner(settings, rows)
+    source = None if loaded is None else loaded.source
+    return DraftPlanner(settings, rows, source=source, looks_up=settings.method != "draft"), loaded
 
 
 def _make_pooling(config: Config, runner: PoolingRunner, memory: MemoryBudget) -> PoolingSteps:
@@ -162,13 +186,3 @@ _DECODE: dict[DecodeMethod, str] = {
     "grouped": "rows of similar length decode together",
     "row_by_row": "rows decode one by one",
 }
-
-
-def _read_hidden_size(model_info: LoadedModelInfo) -> int:
-    """The hidden size of the model; a guess if its config does not give it."""
-    text = model_info.config.get("text_config") or {}
-    for source in (text, model_info.config):
-        for key in ("hidden_size", "d_model", "n_embd", "dim"):
-            if isinstance(source.get(key), int):
-                return int(source[key])
-    return 4096

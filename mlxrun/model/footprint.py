@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -71,6 +71,15 @@ def _count_packed_bytes(array: mx.array, quantization: KVQuantization | None) ->
         return int(values * array.itemsize)
     scales = 2 * array.itemsize * (array.shape[3] // quantization.group_size)
     return int(values * quantization.bits // 8 + heads * scales)
+
+
+def read_hidden_size(config: Mapping[str, Any]) -> int:
+    """The hidden size of the model with this config; a guess if it does not say."""
+    for source in (config.get("text_config") or {}, config):
+        for key in ("hidden_size", "d_model", "n_embd", "dim"):
+            if isinstance(source.get(key), int):
+                return int(source[key])
+    return 4096
 
 
 def count_weight_bytes(model: nn.Module) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 START = 0.75  # of the next drafted token to be accepted, before anything is known
 START_WEIGHT = 1.0  # compared tokens that START counts for
-HALF_LIFE = 12  # compared tokens after which what is known counts half
-IDLE_HALF_LIFE = 64  # the same in tokens that were not drafted
+FADING = 12  # compared tokens after which what is known counts half
+IDLE_FADING = 64  # the same in tokens that were not drafted
 
 
 class Acceptance:
@@ -36,7 +36,7 @@ class Acceptance:
     def record(self, tokens: int, accepted: int) -> None:
         """The row got `tokens` tokens, of which so many were drafted by the source."""
         compared, self.pending = min(accepted + 1, self.pending), 0
-        self._fade(0.5 ** (compared / HALF_LIFE if compared else tokens / IDLE_HALF_LIFE))
+        self._fade(0.5 ** (compared / FADING if compared else tokens / IDLE_FADING))
         self._compared += compared
         self._accepted += min(accepted, compared)
 

@@ -15,7 +15,7 @@ from typing import Any
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.scheduler.acceptance import Acceptance
 from mlxrun.scheduler.draft_source import DraftSource, KnownRow
-from mlxrun.scheduler.guarded_source import GuardedSource
+from mlxrun.scheduler.checked_source import CheckedSource
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.row_drafter import RowDrafter
 from mlxrun.scheduler.step_plan import SampledToken
@@ -56,14 +56,16 @@ class DraftPlanner:
     looks_up: bool = True
     counts: DraftCounts = field(default_factory=DraftCounts)
     modelled: DraftCounts = field(default_factory=DraftCounts)  # those of the source among them
-    _guarded: GuardedSource | None = field(init=False)
+    _checked_source: CheckedSource | None = field(init=False)
 
     def __post_init__(self) -> None:
-        self._guarded = GuardedSource(self.source) if self.source is not None and self.max_rows else None
+        self._checked_source = (
+            CheckedSource(self.source) if self.source is not None and self.max_rows else None
+        )
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready: the method that is used, the one of the config, why they differ, and the counts."""
-        source, problem = self._guarded, self.problem and f"off because {self.problem}"
+        source, problem = self._checked_source, self.problem and f"off because {self.problem}"
         names = ["ngram"] if self.max_rows and self.looks_up else []
         if source is not None and source.problem is not None:
             problem = f"{source.name} is off because {source.problem}"
@@ -123,13 +125,13 @@ class DraftPlanner:
 
     def forget(self, state: RequestState) -> None:
         """The row has ended or was preempted."""
-        if self._guarded is not None:
-            self._guarded.forget(state.id)
+        if self._checked_source is not None:
+            self._checked_source.forget(state.id)
 
     def close(self) -> None:
         """Release what the source holds, on the thread that made it."""
-        if self._guarded is not None:
-            self._guarded.close()
+        if self._checked_source is not None:
+            self._checked_source.close()
 
     def _index_prompts(self, decoding: Sequence[RequestState]) -> None:
         left = MAX_INDEXED
@@ -144,7 +146,7 @@ class DraftPlanner:
 
     def _advance_source(self, decoding: Sequence[RequestState]) -> None:
         """Let the source take in tokens of the rows for which drafts would pay alone."""
-        source = self._guarded
+        source = self._checked_source
         if source is None:
             return
         for state in decoding:
@@ -161,7 +163,7 @@ class DraftPlanner:
     def _choose(self, decoding: Sequence[RequestState]) -> DraftChoice:
         """The choice that gives the most tokens in the time that it takes; nothing if no drafts give more.
         A step takes longer by what waiting costs, and by each token that the source drafts for all rows."""
-        source, rows = self._guarded, len(decoding)
+        source, rows = self._checked_source, len(decoding)
         copied = {state.id: _expect_copies(state) for state in decoding}
         ready = [] if source is None else self._list_ready(decoding, source)
         spare = self.max_rows - rows
@@ -180,7 +182,7 @@ class DraftPlanner:
         return best
 
     def _list_ready(
-        self, decoding: Sequence[RequestState], source: GuardedSource
+        self, decoding: Sequence[RequestState], source: CheckedSource
     ) -> list[tuple[RequestState, Acceptance]]:
         """The rows for which the source can draft, and what is known of its drafts."""
         return [
@@ -192,21 +194,21 @@ class DraftPlanner:
 
     def _draft(self, choice: DraftChoice, spare: int) -> None:
         """Give the chosen rows their drafts, in at most `spare` rows of the forward together."""
-        asked: list[tuple[RequestState, int]] = []
+        requested: list[tuple[RequestState, int]] = []
         for index, state in enumerate(choice.rows):  # what a row does not take is shared by the later ones
             limit = max(min(spare // (len(choice.rows) - index), state.remaining_output - 1), 0)
             if state.id in choice.modelled:
-                asked.append((state, min(limit, choice.depth)))
-                spare -= asked[-1][1]
+                requested.append((state, min(limit, choice.depth)))
+                spare -= requested[-1][1]
             else:
                 assert state.drafter is not None
                 state.draft = _drop_stop(state, state.drafter.propose(limit))
                 spare -= len(state.draft)
-        asked = [(state, limit) for state, limit in asked if limit]
-        if asked and self._guarded is not None:
-            views = [_view(state) for state, _ in asked]
-            drafts = self._guarded.propose(views, [limit for _, limit in asked])
-            for (state, _), draft in zip(asked, drafts, strict=True):
+        requested = [(state, limit) for state, limit in requested if limit]
+        if requested and self._checked_source is not None:
+            views = [_view(state) for state, _ in requested]
+            drafts = self._checked_source.propose(views, [limit for _, limit in requested])
+            for (state, _), draft in zip(requested, drafts, strict=True):
                 state.draft = _drop_stop(state, draft)
 
 

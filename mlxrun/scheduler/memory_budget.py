@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxrun.errors import OutOfMemory, PromptTooLong, RequestError
 from mlxrun.scheduler.request import Request
@@ -34,6 +34,17 @@ class Footprint:
         """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
         form if it is quantised then."""
         return self._compute_bytes(tokens, not decoding and tokens > self.packed_from)
+
+    def add(self, other: Footprint) -> Footprint:
+        """That of a row in two models, of which the other one has no quantised rows."""
+        packed = None if self.packed_per_token is None else self.packed_per_token + other.per_token
+        return replace(
+            self,
+            per_token=self.per_token + other.per_token,
+            fixed=self.fixed + other.fixed,
+            windows=self.windows + other.windows,
+            packed_per_token=packed,
+        )
 
     def _compute_bytes(self, tokens: int, is_packed: bool) -> int:
         rounded = -(-tokens // self.step) * self.step

@@ -84,6 +84,22 @@ def test_sparse_prefill_that_can_be(rest: str) -> None:
             "speculation: {method: ngram}\ncache: {kv_bits: 4}",
             "a.yaml:1:23: speculation.method: ngram drafts nothing while keys are quantised (cache.kv_bits",
         ),
+        (
+            "speculation: {method: draft}",
+            "a.yaml:1:23: speculation.method: draft predicts with a draft model: set model.draft",
+        ),
+        (
+            "speculation: {method: draft, min_ngram: 2}\nmodel: {draft: embedded}",
+            "a.yaml:1:41: speculation.min_ngram: speculation.method is draft, so speculation.min_ngram has no",
+        ),
+        (
+            "speculation: {method: draft}\nmodel: {draft: embedded}\nprefill: {sparse: draft}",
+            "a.yaml:1:23: speculation.method: draft needs model.draft, which prefill.sparse uses otherwise",
+        ),
+        (
+            "speculation: {method: ngram}\nmodel: {draft: embedded}",
+            "a.yaml:2:16: model.draft: has no effect while prefill.sparse is off and speculation.method is ngram",
+        ),
     ],
 )
 def test_speculation(text: str, said: str) -> None:
@@ -93,3 +109,15 @@ def test_speculation(text: str, said: str) -> None:
 def test_speculation_of_few_tokens() -> None:
     text = "speculation: {method: ngram, min_ngram: 4, max_ngram: 4}\n"
     assert load(text).config.speculation.max_ngram == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "speculation: {method: draft}\nmodel: {draft: embedded}",
+        "speculation: {method: auto, min_ngram: 2}\nmodel: {draft: embedded}",
+        "speculation: {method: auto}\nmodel: {draft: embedded}\nprefill: {sparse: draft}",
+    ],
+)
+def test_a_draft_model_that_can_be(text: str) -> None:
+    assert load(text + "\n").config.model.draft == "embedded"

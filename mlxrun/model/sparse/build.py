@@ -10,12 +10,12 @@ import mlx.core as mx
 
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError, MlxrunError
+from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
+from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
-from mlxrun.model.loader import load_adapter
 from mlxrun.model.machine.device import uses_cuda
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info, make_draft_settings
+from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
@@ -68,23 +68,14 @@ def add_position_check(report: ProbeReport, adapter: PositionedAdapter, vocab: i
 
 
 def load_draft(config: Config, model_info: LoadedModelInfo) -> LoadedDraft:
-    """The model of `model.draft`. ConfigError if it has another vocabulary or cannot score prompts."""
-    own = make_draft_settings(config.model)
-    try:
-        info = load_model_info(own, weights=True)
-        problem = _compare_vocabularies(model_info, info)
-        if problem is None:
-            adapter = load_adapter(replace(config, model=own), info)
-            problem = _find_cache_problem(adapter)
-            _cut_layers(adapter)
-    except MlxrunError as error:
-        raise ConfigError(f"model.draft: {error}") from error
-    if problem is None:
-        cache, width = run_trial_forward(adapter)
-        if width <= max(model_info.tokenizer.get_vocab().values()):
-            problem = f"has logits of {width} tokens, and the tokenizer more"
+    """The model of `model.draft`. ConfigError if it does not fit, or cannot score prompts."""
+    small = load_small_model(config, model_info)
+    adapter, info = small.adapter, small.info
+    problem = _find_cache_problem(adapter)
     if problem is not None:
-        raise ConfigError(f"model.draft: {info.name} {problem}")
+        raise small.make_error(problem)
+    _cut_layers(adapter)
+    cache, _ = run_trial_forward(adapter)
     limit = min(info.context_length, model_info.context_length - 1)
     layers = LAYERS_PER_LAUNCH if uses_cuda() else 0
     draft = PromptDraft(adapter, config.prefill.sparse_keep, limit, layers)
@@ -93,7 +84,7 @@ def load_draft(config: Config, model_info: LoadedModelInfo) -> LoadedDraft:
         while draft.advance(TRIAL // 4) is None:
             pass
     except Exception as error:  # a library may raise anything for what it was not made for
-        raise ConfigError(f"model.draft: {info.name} cannot score tokens: {error}") from error
+        raise small.make_error(f"cannot score tokens: {error}") from error
     mx.clear_cache()
     log.info("%s chooses %g of the tokens of long prompts", info.name, config.prefill.sparse_keep)
     tokens = measure_footprint(cache).compute_row_bytes(limit)
@@ -123,12 +114,3 @@ def _make_error(reason: str) -> ConfigError:
 def _find_cache_problem(adapter: Adapter) -> str | None:
     kinds = {get_kind(layer) for layer in flatten_caches(adapter.make_cache())}
     return next((problem for kind, problem in _OTHER_CACHES.items() if kind in kinds), None)
-
-
-def _compare_vocabularies(target: LoadedModelInfo, draft: LoadedModelInfo) -> str | None:
-    """Why the same ids are not the same tokens for both models."""
-    mine, other = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    differing = sorted(token for token in mine.keys() | other.keys() if mine.get(token) != other.get(token))
-    if not differing:
-        return None
-    return f"has another vocabulary: {len(differing)} tokens differ, such as {differing[0]!r:.40}"

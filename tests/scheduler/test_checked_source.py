@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mlxrun.scheduler.draft_source import KnownRow
-from mlxrun.scheduler.guarded_source import GuardedSource
+from mlxrun.scheduler.checked_source import CheckedSource
 from mlxrun.scheduler.request import Request, SamplingParams
 from tests.helpers.engine_fakes import make_request
 from tests.helpers.fake_source import FakeSource
@@ -16,18 +16,18 @@ from tests.helpers.fake_source import FakeSource
 @pytest.mark.parametrize("call", ["takes", "advance", "is_ready", "propose", "forget"])
 def test_an_error_of_any_method_switches_it_off(call: str) -> None:
     source = FakeSource(lambda tokens: 7)
-    guarded, row = GuardedSource(source), KnownRow(make_request("a"), (1, 2))
-    guarded.advance([row])
-    assert guarded.takes(row.request) and guarded.is_ready(row)
-    assert guarded.propose([row], [2]) == [(7, 7)]
+    checked, row = CheckedSource(source), KnownRow(make_request("a"), (1, 2))
+    checked.advance([row])
+    assert checked.takes(row.request) and checked.is_ready(row)
+    assert checked.propose([row], [2]) == [(7, 7)]
     source.fails = call
-    answers = [guarded.takes(row.request), guarded.advance([row]), guarded.is_ready(row)]
-    answers += [guarded.propose([row], [2]), guarded.forget("a")]
-    assert guarded.problem == "it failed: RuntimeError: planted"
+    answers = [checked.takes(row.request), checked.advance([row]), checked.is_ready(row)]
+    answers += [checked.propose([row], [2]), checked.forget("a")]
+    assert checked.problem == "it failed: RuntimeError: planted"
     calls = source.calls
-    assert not (guarded.takes(row.request) or guarded.is_ready(row)) and guarded.propose([row], [2]) == [()]
+    assert not (checked.takes(row.request) or checked.is_ready(row)) and checked.propose([row], [2]) == [()]
     assert source.calls == calls
-    guarded.close()
+    checked.close()
     assert source.closed
 
 
@@ -37,10 +37,10 @@ def test_drafts_that_were_not_asked_for_switch_it_off(drafts: list[tuple[int, ..
         def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> list[tuple[int, ...]]:
             return drafts
 
-    guarded = GuardedSource(Wrong(lambda tokens: 7))
+    checked = CheckedSource(Wrong(lambda tokens: 7))
     row = KnownRow(make_request("a"), ())
-    assert guarded.propose([row], [2]) == [()]
-    assert guarded.problem is not None and "ValueError" in guarded.problem
+    assert checked.propose([row], [2]) == [()]
+    assert checked.problem is not None and "ValueError" in checked.problem
 
 
 def test_a_known_row_lists_its_tokens() -> None:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 
-class GuardedSource:
+class CheckedSource:
     """Has the members of DraftSource, none of which raises. `problem`: why it drafts no more; None: it
     does."""
 

@@ -1,0 +1,110 @@
+"""Makes a draft source of the model of `model.draft`, and measures what its drafts cost."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from mlxrun.config.byte_sizes import format_rounded
+from mlxrun.config.settings import Config
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.draft_loading import SmallModel, load_small_model
+from mlxrun.model.footprint import (
+    ACTIVATION_FACTOR,
+    count_weight_bytes,
+    measure_footprint,
+    read_hidden_size,
+)
+from mlxrun.model.machine.device import uses_cuda
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.prefill import LAYERS_PER_LAUNCH
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.model.ragged.attention import use_engine_attention
+from mlxrun.model.ragged.decode_batch import JoiningRow
+from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
+from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
+from mlxrun.scheduler.memory_budget import Footprint
+
+log = logging.getLogger(__name__)
+TIMED_STEPS = 5
+MIN_COST = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraftModel:
+    """`nbytes`: of its weights and of a slice of a prompt; `footprint`: of a row in it."""
+
+    source: DraftModel
+    nbytes: int
+    footprint: Footprint
+
+    def describe(self) -> str:
+        """What it takes, for an error that a user can act on."""
+        return f"{format_rounded(self.nbytes)} of the weights are model.draft"
+
+
+def load_draft_model(
+    config: Config, model_info: LoadedModelInfo, target: Adapter, vocab: int, methods: ComputeMethods
+) -> LoadedDraftModel:
+    """The model of `model.draft` as a source of drafts for `target`, whose logits are `vocab` wide and which
+    decodes by these methods, in pages. ConfigError if it does not fit."""
+    small = load_small_model(config, model_info)
+    kinds = {get_kind(layer) for layer in flatten_caches(small.cache)}
+    if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
+        raise small.make_error("cannot draft: it has caches of another kind than keys and values")
+    own, seconds = _choose_decode(small, methods)
+    cost = max(seconds / _time_step(target, methods), MIN_COST)
+    log.info("%s drafts; a token of it costs %.2f of a step", small.info.name, cost)
+    batch = make_decode_batch(small.cache, own)
+    assert isinstance(batch, PagedDecodeBatch)
+    source = DraftModel(
+        small.adapter,
+        vocab,
+        batch,
+        cost=cost,
+        context=small.info.context_length,
+        max_tokens=config.speculation.max_tokens,
+        layers_per_launch=LAYERS_PER_LAUNCH if uses_cuda() else 0,
+    )
+    itemsize = max(array.itemsize for array in list_all_arrays(small.cache))
+    read = MAX_READ * read_hidden_size(small.info.config) * itemsize * ACTIVATION_FACTOR
+    nbytes = count_weight_bytes(small.adapter.model) + read
+    return LoadedDraftModel(source, nbytes, measure_footprint(small.cache))
+
+
+def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeMethods, float]:
+    """How the draft model decodes, beside a target that decodes by these methods, and the seconds of a step.
+    ConfigError if it cannot."""
+    own = replace(methods, fixed_width=0, quantization=None)
+    problem: Exception | None = None
+    for chosen in (own, replace(own, decode="paged")):
+        try:
+            return chosen, _time_step(small.adapter, chosen)
+        except Exception as error:  # a library may raise anything for what it was not made for
+            problem = problem or error
+    raise small.make_error(f"cannot draft: {problem}") from problem
+
+
+def _time_step(adapter: Adapter, methods: ComputeMethods) -> float:
+    """Seconds of a decode step as it is once it has been compiled."""
+    cache = adapter.make_cache()
+    adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+    mx.eval(list_all_arrays(cache))
+    batch = make_decode_batch(adapter.make_cache(), methods)
+    assert isinstance(batch, PagedDecodeBatch)
+    batch.compile_after = 0
+    batch.update(set(), [JoiningRow("trial", 2, cache)])
+    decode = adapter.make_decode([0] * (TIMED_STEPS + 2))
+    seconds = []
+    for position in range(2, TIMED_STEPS + 4):
+        started = time.perf_counter()
+        with use_engine_attention():
+            mx.eval(batch.forward(decode, mx.array([1]), [position]))
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[2:])  # the first ones compile
