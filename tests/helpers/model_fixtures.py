@@ -88,7 +88,8 @@ def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
     scheduler, engine, cached = config.scheduler, config.engine, config.cache.backend != "none"
     used = (scheduler.chunk, scheduler.prefill_budget, scheduler.prefill_rows)
     width = scheduler.max_running if engine.reproducible else 0
-    key = repr((type(adapter), config.model, engine, used, width, cached, others[1:], groups))
+    drafts = config.speculation.method != "off"
+    key = repr((type(adapter), config.model, engine, used, width, cached, drafts, others[1:], groups))
     if key not in _PROBED:
         _PROBED[key] = choose.choose_methods(adapter, vocab, config, *others)
     return _PROBED[key]

@@ -27,9 +27,9 @@ from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.scheduler.draft_planner import DraftCounts
 from mlxrun.scheduler.request import FinishReason, TokenEvent
 from mlxrun.scheduler.row_drafter import RowDrafter
-from tests.helpers import drafted_state_bugs, engine_driver, text_models
+from tests.helpers import drafted_state_bugs, engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 
 Patch = pytest.MonkeyPatch
 ROWS = 12
@@ -173,6 +173,26 @@ def test_drafts_change_no_answer(zoo: Zoo, plain: Plain, monkeypatch: Patch, fam
     same, counts = run_drafts(zoo, monkeypatch, family, plain(family))
     assert counts.drafted > counts.accepted > 15, "too little was drafted to prove anything"
     assert same
+
+
+@pytest.mark.parametrize("family", mark_sweep(("qwen3_vl", "qwen3_5"), ("qwen3_5",)))
+def test_rows_with_images_draft(zoo: Zoo, monkeypatch: Patch, family: str) -> None:
+    """Rotary positions behind an image are not those in the cache; recurrent states are those of mlx-vlm."""
+    folder, methods = zoo.vision(family), ComputeMethods("paged", fixed_width=ROWS)
+    plain = engine_driver.make_real_engine(folder, methods)
+    (image,) = vision_models.images(5, 1, size=(64, 48))
+    text = vision_models.prompt(family, "what is ", None, " and why?")
+    asks = [
+        TimedRequest(engine_driver.make_vision_request(plain, "image", text, [image], max_tokens=COUNT)),
+        TimedRequest(engine_driver.make_text_request("text", PROMPTS[1], max_tokens=COUNT), 2),
+    ]
+    without = engine_driver.run_requests(plain, asks)
+    draft_from(monkeypatch, asks, without)
+    settings = SpeculationSettings("ngram", max_tokens=5)
+    engine = engine_driver.make_real_engine(folder, methods, speculation=settings)
+    found = engine_driver.run_requests(engine, asks)
+    assert count_accepted(engine) > 10
+    assert all(is_same(found[ask.id], without[ask.id]) for ask in asks)
 
 
 @pytest.mark.parametrize(("family", "width"), [("llama", 0), ("llama", 8), ("qwen3_next", 0)])
