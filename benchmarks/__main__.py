@@ -249,17 +249,29 @@ def embeddings(model: Path | None, texts: int, seed: int, json_path: Path | None
     type=click.Choice(DRAFT_WORKLOADS),
     help="May be given several times; default: all.",
 )
+@click.option("--method", type=click.Choice(["ngram", "draft", "auto"]), help="Default: ngram, or draft.")
+@click.option("--draft", help="A draft model: a preset or a folder.")
+@click.option(
+    "--acceptance",
+    default=0.8,
+    show_default=True,
+    type=click.FloatRange(0, 1),
+    help="Share of its predictions that hold, where answers are forced.",
+)
 @add_measure_options
 def speculation(
     model: str,
     rows: tuple[int, ...],
     workloads: tuple[str, ...],
+    method: str | None,
+    draft: str | None,
+    acceptance: float,
     json_path: Path | None,
     config_path: Path | None,
     sets: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Measure rows that decode with n-gram drafts and without, on a GPU.
+    """Measure rows that decode with drafts and without, on a GPU.
 
     \b
     edit          a text of 512 tokens is written again, with an edit every 32 tokens
@@ -268,10 +280,11 @@ def speculation(
     """
     config = load_command_config(config_path, sets).config
     from benchmarks.measure_plan import MeasurePlan
-    from benchmarks.speculation import ROWS, print_speculation_report, run_speculation_bench
+    from benchmarks.speculation import ROWS, DraftSide, print_speculation_report, run_speculation_bench
 
     plan = MeasurePlan(model, config, **options)
-    report = run_speculation_bench(plan, rows or ROWS, workloads or DRAFT_WORKLOADS, say)
+    side = DraftSide(method or ("draft" if draft else "ngram"), draft, acceptance)
+    report = run_speculation_bench(plan, rows or ROWS, workloads or DRAFT_WORKLOADS, say, side)
     return write_report(report, json_path, print_speculation_report)
 
 

@@ -3,6 +3,9 @@
 Random weights do not copy a text as trained models do. So the answers of `edit` and `prose` are written here,
 and forced where tokens are sampled, on both sides alike; the model's forwards are all real. `free` forces
 nothing: greedy and sampled answers of the model, of which tokens and logprobs are compared.
+
+A draft model of random weights agrees with no other one. So where answers are forced, its predictions are
+too: each is the token that is due with the probability `acceptance`, by the position's own chance.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -32,6 +35,16 @@ FORCED = 1e6  # added to the logit of the token that is due
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSide:
+    """The side with drafts: `method` of the config; `draft`: a preset or a folder, None: no model drafts;
+    `acceptance`: share of the model's predictions that hold, where answers are forced."""
+
+    method: str = "ngram"
+    draft: str | None = None
+    acceptance: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """Requests; `scripts`: by seed of the request, prompt and answer; empty: nothing is forced."""
 
@@ -40,18 +53,26 @@ class Case:
 
 
 def run_speculation_bench(
-    plan: MeasurePlan, rows: Sequence[int], workloads: Sequence[str], say: Callable[[str], None]
+    plan: MeasurePlan,
+    rows: Sequence[int],
+    workloads: Sequence[str],
+    say: Callable[[str], None],
+    side: DraftSide = DraftSide(),
 ) -> dict[str, Any]:
     """Tokens a second of both sides, what was drafted, and answers that differ."""
-    with open_model(plan.model, plan.seed) as model:
-        sides = {method: _build(plan, model, method) for method in ("off", "ngram")}
+    with ExitStack() as stack:
+        model = stack.enter_context(open_model(plan.model, plan.seed))
+        small = stack.enter_context(open_model(side.draft, plan.seed + 1)) if side.draft else None
+        sides = {"off": _build(plan, model, "off"), "drafts": _build(plan, model, side.method, small)}
         found: dict[str, Any] = {}
         for workload in workloads:
             for count in rows:
                 say(f"{workload}, {count} rows")
                 case = make_case(workload, count, plan.scale, model.vocab, plan.seed)
-                found[f"{workload}, {count} rows"] = _measure(sides, case, plan.repeat)
-        return plan.build_report(model, found)
+                found[f"{workload}, {count} rows"] = _measure(sides, case, plan.repeat, side.acceptance)
+        described = sides["drafts"].scheduler.drafts.describe()
+        own = {"method": described["method"], "problem": described["problem"], **asdict(side)}
+        return plan.build_report(model, found) | {"drafts": own | {"cost": described["model"]["cost"]}}
 
 
 def make_case(workload: str, rows: int, scale: float, vocab: int, seed: int) -> Case:
@@ -88,52 +109,73 @@ def _edit(text: Sequence[int], vocab: int, rng: random.Random) -> list[int]:
 
 
 @contextmanager
-def _force_answers(scripts: Mapping[int, Sequence[int]]) -> Iterator[None]:
-    """Sample the tokens of the scripts; the row's seed says which."""
+def _force_answers(scripts: Mapping[int, Sequence[int]], acceptance: float) -> Iterator[None]:
+    """Sample the tokens of the scripts; the row's seed says which. A draft model samples them by chance."""
     import mlx.core as mx
 
     from mlxrun.model.sampler import Sampler
+    from mlxrun.model.speculation import draft_model
 
-    def choose(self: Sampler, x: mx.array, positions: Sequence[int]) -> mx.array:
-        due = [scripts[row.params.seed] for row in self.rows]
-        tokens = [text[min(n, len(text) - 1)] for text, n in zip(due, positions, strict=True)]
+    def list_due(sampler: Sampler, positions: Sequence[int]) -> list[int]:
+        due = [scripts[row.params.seed] for row in sampler.rows]
+        return [text[min(n, len(text) - 1)] for text, n in zip(due, positions, strict=True)]
+
+    def force(x: mx.array, tokens: Sequence[int]) -> mx.array:
         return x.at[mx.arange(len(tokens)), mx.array(tokens)].add(FORCED)
 
-    with mock.patch.object(Sampler, "_add_noise", choose):
+    class DraftSampler(Sampler):
+        def _add_noise(self, x: mx.array, positions: Sequence[int]) -> mx.array:
+            seeds = [row.params.seed for row in self.rows]
+            fails = [_fails(s, n, acceptance) for s, n in zip(seeds, positions, strict=True)]
+            tokens = zip(list_due(self, positions), fails, strict=True)
+            return force(x, [token ^ failed for token, failed in tokens])
+
+    def choose(self: Sampler, x: mx.array, positions: Sequence[int]) -> mx.array:
+        return force(x, list_due(self, positions))
+
+    with (
+        mock.patch.object(Sampler, "_add_noise", choose),
+        mock.patch.object(draft_model, "Sampler", DraftSampler),
+    ):
         yield
 
 
-def _build(plan: MeasurePlan, model: BenchModel, method: Any) -> Engine:
+def _fails(seed: int, position: int, acceptance: float) -> bool:
+    """Whether the prediction of this token is a wrong one."""
+    return random.Random(f"{seed} {position}").random() >= acceptance
+
+
+def _build(plan: MeasurePlan, model: BenchModel, method: Any, small: BenchModel | None = None) -> Engine:
     from mlxrun.engine.factory import build_engine
 
     config = plan.config
     speculation = replace(config.speculation, method=method)
-    settings = replace(config.model, path=str(model.folder))
+    settings = replace(config.model, path=str(model.folder), draft=str(small.folder) if small else None)
     cache = replace(config.cache, backend="none")
     return build_engine(replace(config, model=settings, cache=cache, speculation=speculation))
 
 
-def _measure(sides: Mapping[str, Engine], case: Case, repeat: int) -> dict[str, Any]:
+def _measure(sides: Mapping[str, Engine], case: Case, repeat: int, acceptance: float) -> dict[str, Any]:
     """Both sides in turns, after a run of each that is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     answers: dict[str, list[Any]] = {}
-    before = sides["ngram"].scheduler.drafts.describe()
+    before = sides["drafts"].scheduler.drafts.describe()
     for turn in range(repeat + 1):
         for name in list(sides)[:: 1 if turn % 2 else -1]:
             if case.scripts:
-                with _force_answers(case.scripts):
+                with _force_answers(case.scripts, acceptance):
                     taken, answers[name] = _run(sides[name], case.requests)
             else:
                 taken, answers[name] = _run(sides[name], case.requests)
             if turn:
                 seconds[name].append(taken)
-    after = sides["ngram"].scheduler.drafts.describe()
+    after = sides["drafts"].scheduler.drafts.describe()
     tokens = sum(len(answer) for answer, _ in answers["off"])
     speed = {name: tokens / statistics.median(taken) for name, taken in seconds.items()}
     drafts = {key: (after[key] - before[key]) // (repeat + 1) for key in ("steps", "drafted", "accepted")}
-    differ = sum(a != b for a, b in zip(answers["off"], answers["ngram"], strict=True))
+    differ = sum(a != b for a, b in zip(answers["off"], answers["drafts"], strict=True))
     return {
-        **{"tokens_per_second": speed, "ratio": speed["ngram"] / speed["off"], "tokens": tokens},
+        **{"tokens_per_second": speed, "ratio": speed["drafts"] / speed["off"], "tokens": tokens},
         **drafts,
         "differing_answers": differ,
     }
@@ -166,7 +208,7 @@ def print_speculation_report(report: Mapping[str, Any]) -> None:
     console = make_console(None)
     cells = [
         (
-            *(name, f"{case['tokens_per_second']['off']:.0f}", f"{case['tokens_per_second']['ngram']:.0f}"),
+            *(name, f"{case['tokens_per_second']['off']:.0f}", f"{case['tokens_per_second']['drafts']:.0f}"),
             *(f"{case['ratio']:.2f} x", f"{case['steps']}", f"{case['drafted']}", f"{case['accepted']}"),
             f"{case['differing_answers']}",
         )

@@ -18,7 +18,13 @@ import pytest
 
 from mlxrun.batch.job_file import CHAT, JobLine
 from mlxrun.batch.line_keys import LineKeys, collect_settings, digest_settings, find_local_images
-from mlxrun.config.settings import Config, MediaSettings, StructuredSettings
+from mlxrun.config.settings import (
+    Config,
+    MediaSettings,
+    PrefillSettings,
+    SpeculationSettings,
+    StructuredSettings,
+)
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.tiny.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
@@ -95,6 +101,18 @@ def test_the_models_files_are_part_of_it(folder: Path) -> None:
     changed("tokenizer_config.json", lambda p: write_json(p, {**json.loads(p.read_text()), "more": 1}))
     changed("model.safetensors", _flip)
     assert digest(config) == seen[-1]
+
+
+def test_a_draft_model_is_part_of_it_where_it_chooses_tokens(folder: Path, zoo: Zoo) -> None:
+    """What it drafts is verified, and changes no answer."""
+    config = config_of(folder, draft=str(zoo.text("gemma3_text")))
+    drafting = replace(config, speculation=SpeculationSettings("draft"))
+    assert digest(drafting) == digest(config_of(folder))
+    sparse = [
+        replace(each, prefill=PrefillSettings("draft"))
+        for each in (config, config_of(folder, draft=str(zoo.text("llama"))))
+    ]
+    assert len({digest(each) for each in sparse}) == 2
 
 
 def test_how_images_become_pixels_is_part_of_it(zoo: Zoo, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def load_draft_model(
     if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
         raise small.make_error("cannot draft: it has caches of another kind than keys and values")
     own, seconds = _choose_decode(small, methods)
-    cost = max(seconds / _time_step(target, methods), MIN_COST)
+    cost = max(seconds / time_step(target, methods), MIN_COST)
     log.info("%s drafts; a token of it costs %.2f of a step", small.info.name, cost)
     batch = make_decode_batch(small.cache, own)
     assert isinstance(batch, PagedDecodeBatch)
@@ -85,13 +85,13 @@ def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeM
     problem: Exception | None = None
     for chosen in (own, replace(own, decode="paged")):
         try:
-            return chosen, _time_step(small.adapter, chosen)
+            return chosen, time_step(small.adapter, chosen)
         except Exception as error:  # a library may raise anything for what it was not made for
             problem = problem or error
     raise small.make_error(f"cannot draft: {problem}") from problem
 
 
-def _time_step(adapter: Adapter, methods: ComputeMethods) -> float:
+def time_step(adapter: Adapter, methods: ComputeMethods) -> float:
     """Seconds of a decode step as it is once it has been compiled."""
     cache = adapter.make_cache()
     adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
