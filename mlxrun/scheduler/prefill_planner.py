@@ -12,7 +12,7 @@ from mlxrun.scheduler.waiting_queue import WaitingQueue
 
 # Tokens that the rows of a step may hold already, beside the first one's. After a long prefix that they share
 # the rest of each prompt is short, and a step would have a copy of the prefix for each.
-HELD_TOKENS = 1 << 16
+HELD_TOKENS = 1 << 14
 
 
 class PrefillPlanner:

@@ -141,6 +141,7 @@ class Scheduler:
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step. Returns one event for each request that made progress or ended."""
         self._row_limit.record_success()
+        self.token_budget.shared_tokens = result.shared_tokens
         for scores in filter(self.owns_scores, result.scores):
             self._requests[scores.request_id].scores.add(scores.start, scores.logprobs)
         ids = [c.request_id for c in plan.prefill] + [s.request_id for s in result.scores]
@@ -178,6 +179,7 @@ class Scheduler:
         running = self._running
         for state in self._requests.values():
             state.kv_length = state.num_in_flight = state.scores.launched = 0
+        self.token_budget.shared_tokens = 0
         is_alone = len(running) == 1 and not plan.free
         if is_out_of_memory(error) and not is_alone:
             self._row_limit.record_shortage(len(running))

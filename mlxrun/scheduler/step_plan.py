@@ -122,7 +122,8 @@ class StepResult:
     one more.
 
     `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
-    runner computed those tokens. `scores`: of prompts, each request's in order of position.
+    runner computed those tokens. `scores`: of prompts, each request's in order of position. `shared_tokens`:
+    of rows in the decode batch, held by another row too.
     """
 
     tokens: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
@@ -130,3 +131,4 @@ class StepResult:
     snapshots: tuple[SnapshotResult, ...] = ()
     invalid_hits: tuple[str, ...] = ()
     scores: tuple[ScoredTokens, ...] = ()
+    shared_tokens: int = 0

@@ -72,6 +72,7 @@ class TokenBudget:
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
         self.costs = costs
         self.held_by_texts = 0  # bytes of texts that are being computed for their vectors
+        self.shared_tokens = 0  # of decoding rows, in memory that another row counts
         self.wanted_by_texts = 0  # bytes of texts that wait for memory: no row is admitted into it
         self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk)
 
@@ -114,6 +115,8 @@ class TokenBudget:
         if spare is None:
             return True
         spare -= self.held_by_texts + besides
+        most = sum(decoding) - max(decoding, default=0)  # what a row shares counts once, as long as it runs
+        spare += self._memory.footprint.per_token * min(self.shared_tokens, most)
         if not use_cache:
             return spare >= 0
         if self._prefix_cache.nbytes > spare >= 0:

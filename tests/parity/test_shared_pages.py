@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,37 @@ def test_what_rows_share_is_held_once(zoo: Zoo) -> None:
     shared, own = len(SHARED) // PAGE, 3
     assert 0 < most <= 1 + shared + 6 * own < 6 * (shared + 1)
     assert get_table(engine).used == 1 + len(get_table(engine)._holders) == 1
+
+
+def count_most_running(zoo: Zoo) -> tuple[int, int]:
+    """Rows that decode together of eight with a common beginning, in memory for some four whole ones; and the
+    steps in which rows were preempted."""
+    prompts = [(*SHARED, i) for i in range(8)]
+    engine = make_engine(zoo)
+    budget = engine.scheduler.token_budget
+    memory = replace(budget._memory, footprint=replace(budget._memory.footprint, step=PAGE))
+    budget._memory = replace(memory, limit=memory.compute_needed_bytes([64] * 4, 16))
+    most = preempted = 0
+
+    def each(step: int) -> None:
+        nonlocal most, preempted
+        most = max(most, sum(state.joined for state in engine.scheduler.requests))
+        preempted += engine.scheduler.has_rows_to_free and len(engine.scheduler.requests) == len(prompts)
+
+    asks = [TimedRequest(engine_driver.make_text_request(str(i), p)) for i, p in enumerate(prompts)]
+    events = engine_driver.run_requests(engine, asks, each)
+    for i, ids in enumerate(prompts):
+        engine_driver.check_answer(events[str(i)], zoo.answer("llama", ids))
+    assert budget.shared_tokens == 0
+    return most, preempted
+
+
+def test_memory_counts_what_rows_share_once(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So more rows run. The twin counts every row whole."""
+    most, preempted = count_most_running(zoo)
+    assert most == 8 and not preempted
+    monkeypatch.setattr(PageTable, "shared_tokens", 0)
+    assert count_most_running(zoo)[0] < 6
 
 
 def test_few_rows_at_a_time_have_a_copy_of_a_long_prefix(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

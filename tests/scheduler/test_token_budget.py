@@ -145,3 +145,15 @@ def test_a_draft_needs_a_recurrent_state_for_each_token() -> None:
     for count, fits in ((8, True), (9, False)):  # beside the row, which counts twice
         state.draft = (1,) * count
         assert scheduler.token_budget.fits_next_step([state]) is fits
+
+
+def test_what_decoding_rows_share_counts_once() -> None:
+    """As long as the others run: a row that has left shares nothing, which is known a step later."""
+    budget = TokenBudget(make_settings(), 16, 16, MEMORY, NoPrefixCache(), StepCosts())
+    assert not budget.fits_memory([], 0, decoding=[300, 300, 300])  # the longest row counts twice
+    budget.shared_tokens = 500
+    assert budget.fits_memory([], 0, decoding=[300, 300, 300])
+    assert budget.fits_memory([], 0, decoding=[300, 300, 300, 300])
+    assert not budget.fits_memory([300, 300, 300], 0), "rows that do not decode yet have copies"
+    assert budget.fits_memory([], 0, decoding=[500])
+    assert not budget.fits_memory([], 0, decoding=[501])

@@ -55,6 +55,11 @@ class PageTable:
         """Pages in use, page 0 included."""
         return self.capacity - len(self._free)
 
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of rows in pages that another row has too; those of one row of each page do not count."""
+        return PAGE * (self._holders.total() - len(self._holders))
+
     def count_missing(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
         """Pages that have to be added before new rows can be: the tokens and the page keys of each."""
         needed = sum(self._find_last(n) - self._find_first(n) + 1 for n, _ in rows)

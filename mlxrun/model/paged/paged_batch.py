@@ -23,8 +23,8 @@ from mlxrun.model.paged.page_table import PageTable, round_pages
 from mlxrun.model.paged.paged_cache import Attend, PagedCache
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
+from mlxrun.model.ragged.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
 from mlxrun.model.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
-from mlxrun.model.ragged.pass_layout import PassLayout
 from mlxrun.model.ragged.row_group import RowKeysValues
 from mlxrun.model.ragged.row_states import RowStates
 
@@ -36,7 +36,7 @@ COMPILE_AFTER = 32
 
 class PagedDecodeBatch:
     """`template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
-    the forward is compiled, for each of a few widths; not for models with recurrent states. `wide_passes`:
+    the forward is compiled, for each of a few widths; not for models with recurrent states. `recurrence`:
     see ComputeMethods. `attend`: in place of the kernel."""
 
     def __init__(
@@ -45,7 +45,7 @@ class PagedDecodeBatch:
         *,
         width: int = 0,
         compiled: bool = False,
-        wide_passes: bool = True,
+        recurrence: DraftRecurrence = "passes",
         attend: Attend | None = None,
     ) -> None:
         self._template = template
@@ -62,14 +62,19 @@ class PagedDecodeBatch:
         self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
         self._states = RowStates(self._layers)
         self._width = width
-        self._wide_passes = wide_passes
+        self._recurrence = recurrence
         self._compiles = compiled
         self.compile_after = COMPILE_AFTER
         self._decode: DecodeCall | None = None
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
         self._lengths: dict[str, int] = {}
-        self._layout: PassLayout | None = None  # of a forward with drafts, for recurrent layers
+        self._layout: DraftLayout | None = None  # of a forward with drafts, for recurrent layers
+
+    @property
+    def shared_tokens(self) -> int:
+        """Tokens of rows, in the layers that keep all of them, whose memory another row counts."""
+        return self._tables[None].shared_tokens if None in self._tables else 0
 
     @property
     def ids(self) -> list[str]:
@@ -168,8 +173,7 @@ class PagedDecodeBatch:
         lengths, turned = (mx.array([*x, *padding], dtype=mx.int32) for x in (ends, positions))
         self._layout = None
         if max(counts) > 1 and self._states.layers:
-            width = max(self._width, len(counts)) if self._width and self._wide_passes else 0
-            self._layout = PassLayout(counts, len(ends) + len(padding), width)
+            self._layout = lay_out_drafts(self._recurrence, counts, len(ends) + len(padding), self._width)
         pools = [(pool.keys, pool.values) for pool in self._pools]
         for pool in self._pools:
             pool.keys = pool.values = None  # so that the forward may write in place

@@ -63,6 +63,8 @@ class DecodeBatch:
     with `one_pass`.
     """
 
+    shared_tokens = 0  # no row holds what another one has
+
     def __init__(
         self,
         template: Sequence[Any],

@@ -17,6 +17,8 @@ from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, view_row
 class RowByRowBatch:
     """Rows in the order in which they joined."""
 
+    shared_tokens = 0  # no row holds what another one has
+
     def __init__(self) -> None:
         self._rows: dict[str, JoiningRow] = {}
         self._steps: dict[str, int] = {}
