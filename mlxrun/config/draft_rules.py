@@ -85,9 +85,10 @@ def check_speculation_is_on(config: Config) -> str | None:
 @reads("speculation.min_ngram", "speculation.max_ngram", "speculation.method")
 def check_ngrams_are_looked_up(config: Config) -> str | None:
     given = find_changed(config.speculation, ("min_ngram", "max_ngram"))
-    if config.speculation.method != "draft" or given is None:
+    method = config.speculation.method
+    if method not in ("draft", "mtp") or given is None:
         return None
-    return f"speculation.method is draft, so speculation.{given} has no effect; set auto or remove it"
+    return f"speculation.method is {method}, so speculation.{given} has no effect; set auto or remove it"
 
 
 @reads("speculation.min_ngram", "speculation.max_ngram")

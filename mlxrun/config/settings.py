@@ -157,10 +157,11 @@ class PrefillSettings:
 class SpeculationSettings:
     """Speculative decoding: tokens are predicted, and verified several at a time (docs/speculation.md)."""
 
-    method: Literal["off", "auto", "ngram", "draft"] = "off"
+    method: Literal["off", "auto", "ngram", "draft", "mtp"] = "off"
     """`ngram`: what followed the newest tokens where they came before, in the prompt or in the answer, is
-    predicted to follow again. `draft`: `model.draft` predicts. `auto`: `ngram`, and `model.draft` if it is
-    set, for each row what is expected to gain more; nothing where the model's decode batch cannot verify
+    predicted to follow again. `draft`: `model.draft` predicts. `mtp`: the multi-token-prediction head of the
+    model's checkpoint does. `auto`: `ngram`, and `model.draft` if it is set, or else the head if there is
+    one, for each row what is expected to gain more; nothing where the model's decode batch cannot verify
     drafts, where the other methods are an error."""
     max_tokens: Annotated[int, Range(1, 32)] = 8
     """Maximum number of tokens that are predicted for a row in a step. As many are as have paid so far."""

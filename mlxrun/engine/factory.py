@@ -16,7 +16,7 @@ from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.engine.token_selection import TokenSelection
-from mlxrun.errors import ConfigError
+from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
 from mlxrun.model.footprint import (
@@ -39,6 +39,7 @@ from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.sparse.build import add_position_check, load_draft, make_positioned
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model
+from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source
 from mlxrun.model.speculation.support import find_draft_problem
 from mlxrun.model.token_embeddings import count_token_embeddings
 from mlxrun.scheduler.draft_planner import DraftPlanner
@@ -108,7 +109,8 @@ def build_engine(
     if loaded is not None:
         selection = TokenSelection(loaded.draft, config.prefill, config.scheduler, prefix_cache)
     log.info("loaded %s; %s", model_info.name, _DECODE[probe.methods.decode])
-    runner = ModelRunner(adapter, vocab, probe.methods, snapshots)
+    head = drafting.source if isinstance(drafting, LoadedHead) else None
+    runner = ModelRunner(adapter, vocab, probe.methods, snapshots, head)
     count = count_token_embeddings(adapter.model, vocab)
     _warn_of_unknown_tokens(model_info, count)
     return Engine(
@@ -142,9 +144,9 @@ def _make_draft_planner(
     cache: Sequence[Any],
     vocab: int,
     methods: ComputeMethods,
-) -> tuple[DraftPlanner, LoadedDraftModel | None]:
+) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
     """Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft,
-    unless that chooses the tokens of prompts."""
+    unless that chooses the tokens of prompts, or else the checkpoint's own head."""
     settings = config.speculation
     if settings.method == "off":
         return DraftPlanner(settings), None
@@ -154,12 +156,32 @@ def _make_draft_planner(
     if problem is not None:
         log.warning("speculation is off: %s", problem)
         return DraftPlanner(settings, problem=problem), None
-    loaded = None
-    if settings.method != "ngram" and config.model.draft is not None and config.prefill.sparse == "off":
+    loaded: LoadedDraftModel | LoadedHead | None = None
+    has_model = config.model.draft is not None and config.prefill.sparse == "off"
+    if settings.method == "draft" or (settings.method == "auto" and has_model):
         loaded = load_draft_model(config, model_info, adapter, vocab, methods)
+    elif settings.method in ("auto", "mtp"):
+        loaded = _load_head(config, model_info, adapter, vocab, methods)
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
     source = None if loaded is None else loaded.source
-    return DraftPlanner(settings, rows, source=source, looks_up=settings.method != "draft"), loaded
+    looks_up = settings.method in ("auto", "ngram")
+    return DraftPlanner(settings, rows, source=source, looks_up=looks_up), loaded
+
+
+def _load_head(
+    config: Config, model_info: LoadedModelInfo, adapter: Adapter, vocab: int, methods: ComputeMethods
+) -> LoadedHead | None:
+    """The checkpoint's own head; None if `auto` finds none that can be used."""
+    try:
+        loaded = load_mtp_source(config, model_info, adapter, vocab, methods)
+    except ModelLoadError as error:
+        loaded = f"its head cannot be loaded: {error}"
+        log.warning("speculation: %s", loaded)
+    if not isinstance(loaded, str):
+        return loaded
+    if config.speculation.method == "mtp":
+        raise ConfigError(f"speculation.method: mtp cannot be used: {loaded}")
+    return None
 
 
 def _make_pooling(config: Config, runner: PoolingRunner, memory: MemoryBudget) -> PoolingSteps:

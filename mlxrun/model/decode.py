@@ -19,15 +19,20 @@ from mlxrun.model.step_output import LogitsBatch, RowState, SampledRows
 
 if TYPE_CHECKING:
     from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+    from mlxrun.model.speculation.mtp_source import MTPSource
 
 NO_DRAFTS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 class DecodeRunner:
-    """`sampler` and `newest_tokens` [rows], the output of the last decode step, follow `order`."""
+    """`sampler` and `newest_tokens` [rows], the output of the last decode step, follow `order`.
+    `mtp`: drafts, and wants the hidden states of all rows."""
 
-    def __init__(self, adapter: Adapter, vocab: int, methods: ComputeMethods) -> None:
+    def __init__(
+        self, adapter: Adapter, vocab: int, methods: ComputeMethods, mtp: MTPSource | None = None
+    ) -> None:
         self._adapter = adapter
+        self._mtp = mtp
         self._vocab = vocab
         self.batch = make_decode_batch(adapter.make_cache(), methods)
         self.order: list[str] = []
@@ -70,8 +75,9 @@ class DecodeRunner:
         if any(rid in drafts for rid in self.order):
             return [self._forward_drafts(rows, drafts, positions, after)]
         with use_engine_attention():
-            logits = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
-        return [LogitsBatch(tuple(self.order), logits, self.sampler, after)]
+            output = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
+        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
+        return [LogitsBatch(tuple(self.order), logits, self.sampler, after, hidden=hidden)]
 
     def _forward_drafts(
         self,
@@ -88,16 +94,18 @@ class DecodeRunner:
         tokens = drafted.expand_tokens(self.newest_tokens)
         places = drafted.expand_positions(positions)
         with use_engine_attention():
-            logits = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
-        sampler = drafted.make_sampler(self._vocab)
-        return LogitsBatch(tuple(self.order), logits, sampler, drafted.expand_positions(after), drafted)
+            output = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
+        sampler, ends = drafted.make_sampler(self._vocab), drafted.expand_positions(after)
+        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
+        return LogitsBatch(tuple(self.order), logits, sampler, ends, drafted, hidden)
 
     def _make_decode(
         self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None
     ) -> Callable[..., mx.array]:
         """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
         pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
-        return self._adapter.make_decode([rows[rid].adapter for rid, count in pairs for _ in range(count)])
+        numbers = [rows[rid].adapter for rid, count in pairs for _ in range(count)]
+        return (self._mtp or self._adapter).make_decode(numbers)
 
     def accept(self, sampled: SampledRows, rows: Mapping[str, RowState]) -> None:
         """Drop the rejected tokens of the forward before, which has been sampled. Waits for it."""
@@ -114,6 +122,8 @@ class DecodeRunner:
         for rid, forks, size in zip(sampled.ids, sampled.drafted.forks, kept, strict=True):
             if rid in rows:
                 rows[rid].sampling.follow(forks[size - 1])
+        if self._mtp is not None and sampled.hidden is not None:
+            self._mtp.read_step(sampled.ids, sampled.hidden, sampled.batch.tokens, counts, kept)
         if self.sampler.list_arrays():  # it has counted other tokens
             self.sampler = Sampler(self.sampler.rows, self._vocab)
 

@@ -37,21 +37,21 @@ class _Trunk:
     """Stands in for a model's trunk: records what it returns, or returns what was recorded."""
 
     def __init__(self, trunk: nn.Module) -> None:
-        self._trunk = trunk
+        self.original = trunk
         self.recorded: list[mx.array] = []
         self.replayed: mx.array | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.replayed is not None:
             return self.replayed
-        hidden = self._trunk(*args, **kwargs)
+        hidden = self.original(*args, **kwargs)
         if not isinstance(hidden, mx.array) or hidden.ndim != 3:
-            raise TypeError(f"{type(self._trunk).__name__} does not return hidden states")
+            raise TypeError(f"{type(self.original).__name__} does not return hidden states")
         self.recorded.append(hidden)
         return hidden
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._trunk, name)
+        return getattr(self.original, name)
 
 
 class HiddenTap:
@@ -67,15 +67,36 @@ class HiddenTap:
         self._trunk = _Trunk(parent.pop(path[-1]))
         object.__setattr__(parent, path[-1], self._trunk)
 
-    def compute_hidden(self, call: CallModel) -> mx.array:
-        """Hidden states [B, n, D] of the tokens for which `call` calls the model; no logits are computed."""
+    @property
+    def model(self) -> nn.Module:
+        """The copy."""
+        return self._model
+
+    @property
+    def trunk(self) -> Any:
+        """The model's own trunk."""
+        return self._trunk.original
+
+    def apply(self, adapter: Adapter) -> Adapter:
+        """An adapter that calls the copy."""
+        copied = copy.copy(adapter)
+        name = next(key for key, value in vars(adapter).items() if value is adapter.text_model)
+        setattr(copied, name, self._model)
+        return copied
+
+    def record(self, call: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
+        """What `call` returns, and the hidden states [B, n, D] of the tokens for which it calls the copy."""
         self._trunk.recorded = []
         try:
-            call(self._model)
+            output = call()
             parts = self._trunk.recorded
-            return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+            return output, parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
         finally:
             self._trunk.recorded = []
+
+    def compute_hidden(self, call: CallModel) -> mx.array:
+        """Hidden states [B, n, D] of the tokens for which `call` calls the model; no logits are computed."""
+        return self.record(lambda: call(self._model))[1]
 
     def compute_logits(self, hidden: mx.array, call: CallModel) -> mx.array:
         """Logits of these hidden states; `call` calls the model for as many tokens."""

@@ -25,6 +25,7 @@ from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import Sampler
 from mlxrun.model.snapshot.copier import DueSnapshots, SnapshotCopier
+from mlxrun.model.speculation.mtp_source import MTPSource
 from mlxrun.model.step_output import LogitsBatch, RowState, compute_capacity
 from mlxrun.scheduler.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
 
@@ -43,10 +44,18 @@ class PrefillOutput:
 
 
 class PrefillRunner:
-    """Fills the rows' own caches."""
+    """Fills the rows' own caches. `mtp`: drafts, and wants the hidden states of prompts."""
 
-    def __init__(self, adapter: Adapter, vocab: int, methods: ComputeMethods, copier: SnapshotCopier) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        vocab: int,
+        methods: ComputeMethods,
+        copier: SnapshotCopier,
+        mtp: MTPSource | None = None,
+    ) -> None:
         self._adapter = adapter
+        self._mtp = mtp
         self._vocab = vocab
         self._methods = methods
         self._copier = copier
@@ -92,7 +101,7 @@ class PrefillRunner:
             stop = min(start + RECOMPUTE_CHUNK, length)
             row.inputs = self._adapter.encode_images(row.inputs, start, stop)
             ids = [row.tokens[start:stop]]
-            self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)), ())
+            self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)))
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
 
@@ -106,13 +115,15 @@ class PrefillRunner:
         for part in self._split_chunk(chunk, row):
             ids = [row.tokens[part.start : part.stop]]
             forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers)
-            done = self._call_model(forward, _list_parts([part], [row]))
+            done = self._call_model(forward, _list_parts([part], [row]), [part], [row])
             scores += done.slices
         row.cached = chunk.stop
         if chunk.stop < len(row.tokens) or row.ends_unsampled:
             return [], scores
         sampler = Sampler([row.sampling], self._vocab)
-        return [LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop])], scores
+        return [
+            LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop], hidden=done.hidden)
+        ], scores
 
     def _split_chunk(self, chunk: PrefillChunk, row: RowState) -> list[PrefillChunk]:
         """The forwards of a chunk: one, or as the library computed them first for tokens that the row had
@@ -135,7 +146,7 @@ class PrefillRunner:
         else:
             cache = reserve_capacity(self._adapter.make_cache(), longest)
         forward = PrefillForward(ids, cache, start, TEXT_ONLY, tuple(row.adapter for row in rows))
-        done = self._call_model(forward, _list_parts(chunks, rows))
+        done = self._call_model(forward, _list_parts(chunks, rows), chunks, rows)
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
             # A row that joins the decode batch in the next step is copied then, so it needs no copy now; a
             # row that never decodes is freed.
@@ -146,10 +157,23 @@ class PrefillRunner:
             row.cached = chunk.stop
         return done.slices
 
-    def _call_model(self, forward: PrefillForward, parts: Sequence[ScoredPart]) -> ScoredForward:
+    def _call_model(
+        self,
+        forward: PrefillForward,
+        parts: Sequence[ScoredPart] = (),
+        chunks: Sequence[PrefillChunk] = (),
+        rows: Sequence[RowState] = (),
+    ) -> ScoredForward:
+        """Compute a forward of these chunks; the head that drafts does not see those that are scored."""
         if parts:
             return self._scorer.forward(forward, parts)
-        return ScoredForward([], forward.call(self._adapter)[:, -1])
+        if self._mtp is None:
+            return ScoredForward([], forward.call(self._adapter)[:, -1])
+        logits, hidden = self._mtp.call_prefill(forward)
+        for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
+            behind = row.tokens[chunk.start + 1 : chunk.stop + 1]
+            self._mtp.read_prompt(chunk.request_id, hidden[index, : len(behind)], behind)
+        return ScoredForward([], logits[:, -1], hidden[:, -1])
 
 
 def _list_parts(chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredPart]:

@@ -97,10 +97,12 @@ class ScoredSlice:
 
 @dataclass(frozen=True, slots=True)
 class ScoredForward:
-    """What is made of a forward: scores, and logits [rows, V] of the last token."""
+    """What is made of a forward: scores, and logits [rows, V] of the last token. `hidden` [rows, D]: of that
+    token, where a head drafts."""
 
     slices: list[ScoredSlice]
     last: mx.array
+    hidden: mx.array | None = None
 
 
 def choose_slice_bytes(weights: int) -> int:

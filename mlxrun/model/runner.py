@@ -25,6 +25,7 @@ from mlxrun.model.ragged.layer_caches import RowView, list_all_arrays, reserve_c
 from mlxrun.model.sampler import RowSampling
 from mlxrun.model.snapshot.copier import SnapshotCopier
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.speculation.mtp_source import MTPSource
 from mlxrun.model.step_output import (
     LaunchedStep,
     LogitsBatch,
@@ -53,23 +54,32 @@ class StepForward:
 
 
 class ModelRunner:
-    """`vocab`: width of the logits. `methods`: how the model decodes and prefills."""
+    """`vocab`: width of the logits. `methods`: how the model decodes and prefills. `mtp`: drafts, and is told
+    all hidden states."""
 
     def __init__(
-        self, adapter: Adapter, vocab: int, methods: ComputeMethods, snapshots: SnapshotCodec
+        self,
+        adapter: Adapter,
+        vocab: int,
+        methods: ComputeMethods,
+        snapshots: SnapshotCodec,
+        mtp: MTPSource | None = None,
     ) -> None:
         self._adapter = adapter
+        self._mtp = mtp
         self._vocab = vocab
         self._methods = methods
         self._copier = SnapshotCopier(snapshots)
-        self._prefiller = PrefillRunner(adapter, vocab, methods, self._copier)
+        self._prefiller = PrefillRunner(adapter, vocab, methods, self._copier, mtp)
         self._steps = 0
         self.reset()
 
     def reset(self) -> None:
         """Forget all rows and the launched step."""
         self._rows: dict[str, RowState] = {}
-        self._decoder = DecodeRunner(self._adapter, self._vocab, self._methods)
+        self._decoder = DecodeRunner(self._adapter, self._vocab, self._methods, self._mtp)
+        if self._mtp is not None:
+            self._mtp.keep_only(())
         self._launched = LaunchedStep()
 
     def close(self) -> None:
@@ -101,8 +111,7 @@ class ModelRunner:
         if launched.drafted is not None:
             self._decoder.accept(launched.drafted, self._rows)
         tokens, errors = collect_tokens(launched, self._rows, {})
-        shared, scores = self._decoder.batch.shared_tokens, read_scores(launched.scores)
-        return StepResult(tokens, errors, launched.snapshots, scores=scores, shared_tokens=shared)
+        return StepResult(tokens, errors, launched.snapshots, scores=read_scores(launched.scores))
 
     # -- the step ---------------------------------------------------------------------------------------
 
@@ -127,10 +136,8 @@ class ModelRunner:
             mx.async_eval(forward.launch)
         self._launched, urgent = self._launch_rest(forward)
         admitted = [admission.request.id for admission in plan.admit]  # older scores are not theirs
-        scores, shared = read_scores(previous.scores, admitted), self._decoder.batch.shared_tokens
-        return StepResult(
-            tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores, shared
-        )
+        scores = read_scores(previous.scores, admitted)
+        return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores)
 
     def _free(self, plan: StepPlan) -> tuple[dict[str, SamplingParams | None], list[SnapshotResult]]:
         """Drop rows. Returns their params, None for ids that are admitted again, and their last snapshots."""
@@ -142,6 +149,8 @@ class ModelRunner:
             rid: row.params for rid in plan.free if (row := self._rows.pop(rid, None)) is not None
         }
         self._decoder.remove(set(plan.free).intersection(plan.decode))
+        if self._mtp is not None:
+            self._mtp.keep_only(self._rows.keys())
         self._steps += 1
         is_due = self._steps % CLEAR_EVERY == 0
         if plan.clear_pool or (is_due and mx.get_cache_memory() > POOL_LIMIT):
@@ -269,11 +278,22 @@ class ModelRunner:
                 self._decoder.newest_tokens = tokens.tokens
             elif batch.drafted is None:
                 rows[0].newest_token = tokens.tokens
-            sampled.append(SampledRows(batch.ids, tokens, batch.drafted, grammars))
+            self._tell_head(batch, tokens.tokens)
+            sampled.append(SampledRows(batch.ids, tokens, batch.drafted, grammars, batch.hidden))
         return sampled
 
+    def _tell_head(self, batch: LogitsBatch, tokens: mx.array) -> None:
+        """Tell the head that drafts what was sampled. Drafted tokens are known once they are collected."""
+        if self._mtp is None or batch.hidden is None or batch.drafted is not None:
+            return
+        if batch.sampler is self._decoder.sampler:
+            self._mtp.read_step(batch.ids, batch.hidden, tokens)
+        else:
+            self._mtp.read_prompt(batch.ids[0], batch.hidden, tokens)
+
     def _list_arrays(self, sampled: Sequence[SampledRows]) -> list[mx.array]:
-        return [a for rows in sampled for a in rows.batch.list_arrays()] + self._decoder.list_arrays()
+        heads = [] if self._mtp is None else self._mtp.rows.list_arrays()
+        return [a for rows in sampled for a in rows.batch.list_arrays()] + self._decoder.list_arrays() + heads
 
     def _view_row(self, request_id: str) -> tuple[int, RowView] | None:
         """The number of tokens in a row's caches, and what they hold; None for rows that never started."""

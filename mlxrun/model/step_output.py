@@ -26,12 +26,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """What was sampled for rows: a token each, or several for those with drafts. `grammars`: what masked each
-    row of a forward with drafts."""
+    row of a forward with drafts. `hidden`: as in LogitsBatch."""
 
     ids: tuple[str, ...]
     batch: SampledBatch
     drafted: DraftedRows | None = None
     grammars: Sequence[RowGrammar | None] = ()
+    hidden: mx.array | None = None
 
     def read(self, params: Sequence[SamplingParams]) -> list[tuple[SampledToken, ...]]:
         """The tokens that each row gets; waits for the step to be computed."""
@@ -94,13 +95,15 @@ def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
 @dataclass(frozen=True, slots=True)
 class LogitsBatch:
     """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample. With
-    `drafted`, a row of `ids` has several rows of logits."""
+    `drafted`, a row of `ids` has several rows of logits. `hidden` [rows, D]: from which they are made, where
+    a head drafts."""
 
     ids: tuple[str, ...]
     logits: mx.array
     sampler: Sampler
     positions: Sequence[int]
     drafted: DraftedRows | None = None
+    hidden: mx.array | None = None
 
 
 @dataclass(frozen=True, slots=True)

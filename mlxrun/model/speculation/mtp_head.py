@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -28,13 +29,8 @@ from mlxrun.model.speculation.mtp_weights import (
 from mlxrun.model.weight_check import load_checked_weights
 
 log = logging.getLogger(__name__)
-# A model of one layer, which is like the last one of the target.
-_ONE_LAYER = {
-    "num_hidden_layers": 1,
-    "first_k_dense_replace": 0,
-    "full_attention_interval": 1,
-    "mlp_only_layers": [],
-}
+# A model of one layer, which is as one behind the target's last one would be.
+_ONE_LAYER = {"num_hidden_layers": 1, "full_attention_interval": 1, "mlp_only_layers": []}
 _PLACE = "layers.0."  # of that layer, behind whatever modules the family has around its trunk
 _KEPT_TYPE = "e_score_correction_bias"  # in float32 whatever the model's type is
 
@@ -58,16 +54,24 @@ class MTPHead(nn.Module):
     ) -> tuple[mx.array, mx.array]:
         """Hidden states [B, n, D] that predict the token behind the ones embedded here, and those from which
         the next prediction starts. `hidden` [B, n, D]: of the tokens before them."""
-        halves = [self.embed_norm(embeds), self.hidden_norm(hidden)]
-        joined = mx.concatenate(halves[::-1] if self._form.hidden_first else halves, axis=-1)
+        parts = [self.embed_norm(embeds), self.hidden_norm(hidden)]
+        joined = mx.concatenate(parts[::-1] if self._form.hidden_first else parts, axis=-1)
         output = self.layer(self.project(joined), mask, cache=cache)
         normed = self.norm(output) if "norm" in self else output
         return normed, normed if self._form.chains_normed else output
 
 
-def load_mtp_head(info: LoadedModelInfo, dtype: mx.Dtype) -> MTPHead | str:
-    """The first head of a checkpoint, its weights evaluated and of this type; or why there is none.
-    ModelLoadError if its weights are not complete."""
+@dataclass(frozen=True, slots=True)
+class FoundHead:
+    """A head that a checkpoint has. `family`: the module of mlx-lm that has its decoder layer."""
+
+    family: str
+    form: HeadFormat
+    weights: HeadWeights
+
+
+def find_mtp_head(info: LoadedModelInfo) -> FoundHead | str:
+    """The first head of a checkpoint; or why there is none. No weights are read."""
     config = info.config
     family = next((each for each in _list_types(config) if each in FORMATS), None)
     if family is None:
@@ -76,10 +80,16 @@ def load_mtp_head(info: LoadedModelInfo, dtype: mx.Dtype) -> MTPHead | str:
     weights = read_head_weights(info.folder, form, text["num_hidden_layers"])
     if weights is None:
         return f"the checkpoint has no weights of MTP heads ({form.prefix.format(layers='N')}*)"
-    model = _make_model(family, config, form)
+    return FoundHead(family, form, weights)
+
+
+def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> MTPHead:
+    """The head with its weights evaluated and of this type. ModelLoadError if they are not complete."""
+    form, text = found.form, info.config.get("text_config") or info.config
+    model = _make_model(found.family, info.config, form)
     layer = model.layers[0]
     head = MTPHead(layer, text["hidden_size"], layer.input_layernorm.eps, form)
-    arrays = _name_weights(model, weights, form)
+    arrays = _name_weights(model, found.weights, form)
     _quantize(head, arrays)
     load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, info.folder)
     head.eval()
@@ -96,9 +106,10 @@ def _list_types(config: Mapping[str, Any]) -> list[str]:
 def _make_model(family: str, config: Mapping[str, Any], form: HeadFormat) -> Any:
     """A model of the family with one layer; its random weights are never evaluated."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
-    own = {**config, **_ONE_LAYER, **form.config}
-    if "text_config" in config:
-        own["text_config"] = {**config["text_config"], **_ONE_LAYER, **form.config}
+    text = config.get("text_config") or config
+    is_dense = text.get("first_k_dense_replace", 0) > text["num_hidden_layers"]
+    change = {**_ONE_LAYER, "first_k_dense_replace": int(is_dense), **form.config}
+    own = {**text, **change} if text is config else {**config, "text_config": {**text, **change}}
     return module.Model(module.ModelArgs.from_dict(own))
 
 

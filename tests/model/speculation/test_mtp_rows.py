@@ -12,7 +12,7 @@ import pytest
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.model_info import load_model_info
 from mlxrun.model.speculation import mtp_rows
-from mlxrun.model.speculation.mtp_head import MTPHead, load_mtp_head
+from mlxrun.model.speculation.mtp_head import FoundHead, MTPHead, find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import MTPRows, round_places
 from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers import mtp_models
@@ -80,9 +80,10 @@ def head(request: Any, tmp_path_factory: pytest.TempPathFactory) -> MTPHead:
     folder = tmp_path_factory.mktemp("head")
     write_text_model(request.param, folder)
     mtp_models.save_head(request.param, folder, mtp_models.draw_head(request.param, folder))
-    head = load_mtp_head(load_model_info(ModelSettings(path=str(folder))), mx.float32)
-    assert isinstance(head, MTPHead)
-    return head
+    info = load_model_info(ModelSettings(path=str(folder)))
+    found = find_mtp_head(info)
+    assert isinstance(found, FoundHead)
+    return load_mtp_head(info, found, mx.float32)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,83 @@
+"""Makes a draft source of the prediction head in a model's checkpoint, and measures what its drafts cost."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlxrun.config.byte_sizes import format_rounded
+from mlxrun.config.settings import Config
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.footprint import count_weight_bytes, measure_footprint
+from mlxrun.model.hidden_tap import HiddenTap, find_hidden_tap
+from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.model.speculation.draft_build import MIN_COST, time_step
+from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
+from mlxrun.model.speculation.mtp_rows import MTPRows
+from mlxrun.model.speculation.mtp_source import MTPSource
+from mlxrun.scheduler.memory_budget import Footprint
+
+log = logging.getLogger(__name__)
+TIMED_DRAFTS, TIMED_DEPTH = 5, 4
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHead:
+    """`nbytes`: of its weights; `footprint`: of a row in it."""
+
+    source: MTPSource
+    nbytes: int
+    footprint: Footprint
+
+    def describe(self) -> str:
+        """What it takes, for an error that a user can act on."""
+        return f"{format_rounded(self.nbytes)} of the weights are the head that drafts (speculation.method)"
+
+
+def load_mtp_source(
+    config: Config, model_info: LoadedModelInfo, target: Adapter, vocab: int, methods: ComputeMethods
+) -> LoadedHead | str:
+    """The head in the checkpoint of `target`, whose logits are `vocab` wide and which decodes by these
+    methods, in pages; or why there is none. ModelLoadError if its weights are not complete."""
+    found = find_mtp_head(model_info)
+    if isinstance(found, str):
+        return found
+    tap = find_hidden_tap(target)
+    if tap is None or not hasattr(tap.trunk, "embed_tokens"):
+        return "the model's hidden states and embeddings were not found"
+    hidden = _read_hidden(target, tap)
+    head = load_mtp_head(model_info, found, hidden.dtype)
+    if head.width != hidden.shape[-1]:
+        return f"the head is for hidden states of {head.width} numbers, and the model has {hidden.shape[-1]}"
+    source = MTPSource(target, tap, head, vocab, max_tokens=config.speculation.max_tokens)
+    source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
+    log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
+    return LoadedHead(source, count_weight_bytes(head), measure_footprint([source.rows.cache]))
+
+
+def _read_hidden(target: Adapter, tap: HiddenTap) -> mx.array:
+    """The hidden state of one token, [1, D]."""
+    ids, cache = mx.array([[1]]), target.make_cache()
+    _, hidden = tap.record(lambda: target.prefill(ids, cache, 0, TEXT_ONLY, tap.model))
+    return hidden[0]
+
+
+def _time_draft(rows: MTPRows, hidden: mx.array) -> float:
+    """Seconds of one more drafted token, for one row."""
+    rows.read_step(["trial"], hidden, mx.array([1]))
+    mx.eval(rows.list_arrays())
+    seconds = []
+    for _ in range(TIMED_DRAFTS):
+        times = [time.perf_counter()]
+        for depth in (1, 1 + TIMED_DEPTH):
+            rows.draft({"trial": depth})
+            times.append(time.perf_counter())
+        seconds.append((times[2] - 2 * times[1] + times[0]) / TIMED_DEPTH)
+    rows.reset()
+    return statistics.median(seconds[1:])

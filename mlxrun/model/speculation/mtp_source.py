@@ -1,0 +1,123 @@
+"""The source of drafts that a checkpoint's own head makes, and what the runner does for it.
+
+The head needs the hidden states of every forward of the target. They are taken where hidden_tap.py finds
+them, while the model computes its logits as ever. An error of the head never fails a forward: the source
+remembers it, and raises it when the scheduler asks for drafts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.model.adapter import Adapter
+from mlxrun.model.hidden_tap import HiddenTap
+from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.model.prompt_scorer import PrefillForward
+from mlxrun.model.speculation.mtp_head import MTPHead
+from mlxrun.model.speculation.mtp_rows import MTPRows
+from mlxrun.scheduler.draft_source import KnownRow
+from mlxrun.scheduler.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class MTPSource:
+    """A DraftSource (scheduler/draft_source.py), which the runner tells what it computes. `vocab`: width of
+    the target's logits."""
+
+    name = "mtp"
+
+    def __init__(self, adapter: Adapter, tap: HiddenTap, head: MTPHead, vocab: int, max_tokens: int) -> None:
+        self._adapter, self._tapped = adapter, tap.apply(adapter)
+        self._tap = tap
+        self._vocab = vocab
+        self.max_tokens = max_tokens
+        self.cost = 1.0  # until it is measured
+        self._decodes: tuple[Callable[..., mx.array], Callable[..., mx.array]] | None = None
+        self._error: Exception | None = None
+        unused = adapter.make_cache()
+
+        def predict(hidden: mx.array) -> mx.array:
+            ids = mx.zeros(hidden.shape[:2], mx.int32)
+            return tap.compute_logits(hidden, lambda model: adapter.prefill(ids, unused, 0, TEXT_ONLY, model))
+
+        self.rows = MTPRows(head, tap.trunk.embed_tokens, predict)
+
+    # -- what the planner asks ----------------------------------------------------------------------------
+
+    def takes(self, request: Request) -> bool:
+        return True
+
+    def advance(self, rows: Sequence[KnownRow]) -> None:
+        """Nothing: the runner tells what the rows get."""
+
+    def is_ready(self, row: KnownRow) -> bool:
+        return self._error is not None or self.rows.is_ready(row.id)
+
+    def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> Sequence[tuple[int, ...]]:
+        if self._error is not None:
+            raise self._error
+        drafted = self.rows.draft({row.id: limit for row, limit in zip(rows, limits, strict=True)})
+        return [drafted[row.id] for row in rows]
+
+    def forget(self, request_id: str) -> None:
+        """Nothing: the runner says which rows there are."""
+
+    def close(self) -> None:
+        self.rows.reset()
+
+    # -- what the runner tells ----------------------------------------------------------------------------
+
+    def call_prefill(self, forward: PrefillForward) -> tuple[mx.array, mx.array]:
+        """Logits [rows, n, V] and hidden states [rows, n, D] of a forward of prompts."""
+        return self._tap.record(lambda: forward.call(self._adapter, self._tap.model))
+
+    def make_decode(self, numbers: Sequence[int]) -> Callable[..., mx.array]:
+        """As `Adapter.make_decode`, whose result here has the hidden states behind the logits, [B, 1, V + D]:
+        so a compiled forward returns both."""
+        plain = self._tapped.make_decode(numbers)
+        if self._decodes is None or self._decodes[0] != plain:  # a compiled forward knows it by its identity
+
+            def decode(*args: Any) -> mx.array:
+                logits, hidden = self._tap.record(lambda: plain(*args))
+                return mx.concatenate([logits, hidden.astype(logits.dtype)], axis=-1)
+
+            self._decodes = plain, decode
+        return self._decodes[1]
+
+    def split(self, output: mx.array) -> tuple[mx.array, mx.array]:
+        """Logits [rows, V] and hidden states [rows, D] of a decode step."""
+        return output[:, : self._vocab], output[:, self._vocab :]
+
+    def read_prompt(self, request_id: str, hidden: mx.array, tokens: Sequence[int] | mx.array) -> None:
+        """See MTPRows."""
+        self._guard(lambda: self.rows.read_prompt(request_id, hidden, tokens))
+
+    def read_step(
+        self,
+        request_ids: Sequence[str],
+        hidden: mx.array,
+        tokens: mx.array,
+        counts: Sequence[int] | None = None,
+        kept: Sequence[int] | None = None,
+    ) -> None:
+        """See MTPRows."""
+        self._guard(lambda: self.rows.read_step(request_ids, hidden, tokens, counts, kept))
+
+    def keep_only(self, request_ids: Collection[str]) -> None:
+        """See MTPRows."""
+        self.rows.keep_only(request_ids)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        if self._error is not None:
+            return
+        try:
+            call()
+        except Exception as error:  # a library's layer may raise anything, and no answer needs it
+            log.error("the head that drafts failed: %s", error, exc_info=error)
+            self._error = error
+            self.rows.reset()
