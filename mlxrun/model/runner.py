@@ -111,7 +111,8 @@ class ModelRunner:
         if launched.drafted is not None:
             self._decoder.accept(launched.drafted, self._rows)
         tokens, errors = collect_tokens(launched, self._rows, {})
-        return StepResult(tokens, errors, launched.snapshots, scores=read_scores(launched.scores))
+        shared, scores = self._decoder.batch.shared_tokens, read_scores(launched.scores)
+        return StepResult(tokens, errors, launched.snapshots, scores=scores, shared_tokens=shared)
 
     # -- the step ---------------------------------------------------------------------------------------
 
@@ -136,8 +137,8 @@ class ModelRunner:
             mx.async_eval(forward.launch)
         self._launched, urgent = self._launch_rest(forward)
         admitted = [admission.request.id for admission in plan.admit]  # older scores are not theirs
-        scores = read_scores(previous.scores, admitted)
-        return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores)
+        scores, shared = read_scores(previous.scores, admitted), self._decoder.batch.shared_tokens
+        return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores, shared)
 
     def _free(self, plan: StepPlan) -> tuple[dict[str, SamplingParams | None], list[SnapshotResult]]:
         """Drop rows. Returns their params, None for ids that are admitted again, and their last snapshots."""
