@@ -29,7 +29,7 @@ from mlxrun.scheduler.step_plan import (
     StepPlan,
     StepResult,
 )
-from mlxrun.scheduler.token_budget import MIN_CHUNK, StepCosts, TokenBudget
+from mlxrun.scheduler.token_budget import StepCosts, TokenBudget
 from mlxrun.scheduler.waiting_queue import WaitingQueue
 
 DEFAULT_CHUNK = 512  # tokens, if neither the config nor the device sets it
@@ -59,7 +59,7 @@ class Scheduler:
         self._prefix_cache = cache
         can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
         self._sampling_costs = costs if can_sample_in_chunks else None
-        min_chunk = chunk if aligned_chunks else min(chunk, MIN_CHUNK)
+        min_chunk = chunk if aligned_chunks else min(chunk, costs.min_chunk)
         self.token_budget = TokenBudget(settings, chunk, min_chunk, limits.memory, cache, costs)
         self.drafts = drafts or DraftPlanner(SpeculationSettings())
         queue = self._waiting_queue = WaitingQueue(settings, clock)

@@ -20,7 +20,7 @@ from mlxrun.scheduler.request_state import RequestState
 DECODE_RESERVE = 256
 MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
 SINGLE_TOKEN_CHUNK = 512  # tokens
-MIN_CHUNK = 64  # tokens; a shortage of memory does not make chunks smaller than this
+MIN_CHUNK = 64  # tokens; neither short memory nor slow steps make chunks smaller than this
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,14 @@ class StepCosts:
     decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
     this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
     `few_lengths`: a chunk that is shortened gets one of few lengths, if the device prepares for each new one.
+    `min_chunk`: tokens that take no longer than fewer would, because a forward is bound by its launches.
     """
 
     max_sampling_chunk: int = 0
     waiting_weight: int = 1
     deep_prompt: int = 0
     few_lengths: bool = False
+    min_chunk: int = MIN_CHUNK
 
     def limit_chunk(self, remaining: int, budget: int) -> int:
         """The most tokens of a step's first chunk, where `remaining` are left of its prompt."""

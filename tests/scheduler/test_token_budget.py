@@ -6,7 +6,7 @@ from __future__ import annotations
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
+from mlxrun.scheduler.step_plan import PrefillChunk, SampledToken, StepPlan, StepResult
 from mlxrun.scheduler.token_budget import StepCosts, TokenBudget
 from tests.helpers.engine_fakes import make_request, make_settings
 
@@ -157,3 +157,13 @@ def test_what_decoding_rows_share_counts_once() -> None:
     assert not budget.fits_memory([300, 300, 300], 0), "rows that do not decode yet have copies"
     assert budget.fits_memory([], 0, decoding=[500])
     assert not budget.fits_memory([], 0, decoding=[501])
+
+
+def test_slow_steps_do_not_shrink_chunks_below_what_a_launch_takes() -> None:
+    """After a step that took a second: where forwards are bound by their launches, 512 tokens all the same."""
+    for costs, limit in ((StepCosts(), 64), (StepCosts(min_chunk=512), 512)):
+        settings = make_settings(chunk=4096, prefill_budget=4096, step_ms=100)
+        scheduler = Scheduler(settings, RequestLimits(10_000, MemoryBudget()), costs=costs)
+        plan = StepPlan(prefill=(PrefillChunk("a", 0, 512),))
+        scheduler.token_budget.pace.record_step(plan, plan, 1.0)
+        assert scheduler.token_budget.compute_prefill_budget([], 0, 1) == limit
