@@ -7,6 +7,7 @@ noise. Some predictions are replaced by wrong ones while they are made, so that 
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -359,3 +360,19 @@ def test_auto_drafts_with_both_and_says_so(zoo: Zoo) -> None:
 def test_a_model_that_cannot_draft_is_refused(zoo: Zoo, family: str, draft: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"model\.draft: .* cannot draft: it {message}"):
         make_engine(zoo, zoo.text(draft), family)
+
+
+def test_a_row_that_outgrows_the_context_drafts_no_more(zoo: Zoo, tmp_path: Path) -> None:
+    """As an image does that the draft model cannot see."""
+    folder = tmp_path / "short"
+    shutil.copytree(zoo.text("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 64}))
+    engine = make_engine(zoo, folder)
+    asks = [engine_driver.make_text_request(str(n), PROMPTS[n], max_tokens=40) for n in (2, 3)]
+    events = engine_driver.run_requests(engine, asks)
+    assert [len(events[ask.id].tokens) for ask in asks] == [40, 40]
+    drafted = engine.scheduler.drafts.counts.drafted
+    assert 5 < drafted < 24
+    engine_driver.run_requests(engine, [replace(asks[1], id="seen", image_spans=((1, 3),))])
+    assert engine.scheduler.drafts.counts.drafted == drafted

@@ -20,10 +20,9 @@ from mlxrun.model.footprint import (
     measure_footprint,
     read_hidden_size,
 )
-from mlxrun.model.machine.device import uses_cuda
+from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import JoiningRow
@@ -70,7 +69,7 @@ def load_draft_model(
         cost=cost,
         context=small.info.context_length,
         max_tokens=config.speculation.max_tokens,
-        layers_per_launch=LAYERS_PER_LAUNCH if uses_cuda() else 0,
+        launch_first=methods.launch_first,
     )
     itemsize = max(array.itemsize for array in list_all_arrays(small.cache))
     read = MAX_READ * read_hidden_size(small.info.config) * itemsize * ACTIVATION_FACTOR
@@ -79,9 +78,11 @@ def load_draft_model(
 
 
 def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeMethods, float]:
-    """How the draft model decodes, beside a target that decodes by these methods, and the seconds of a step.
-    ConfigError if it cannot."""
+    """How the draft model decodes, beside a target that decodes by these methods, and the seconds of a step:
+    compiled on a GPU, also where the target cannot be. ConfigError if it cannot."""
     own = replace(methods, fixed_width=0, quantization=None)
+    if uses_gpu():
+        own = replace(own, decode="compiled")
     problem: Exception | None = None
     for chosen in (own, replace(own, decode="paged")):
         try:

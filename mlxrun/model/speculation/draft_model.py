@@ -17,6 +17,7 @@ import mlx.core as mx
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.lora.row_adapters import BASE
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import JoiningRow
@@ -47,8 +48,8 @@ class DraftingRow:
 
 class DraftModel:
     """A DraftSource (scheduler/draft_source.py). `vocab`: width of the target's logits. `batch`: an empty
-    one. `cost`: see there. `context`: tokens of a prompt that it can read. `layers_per_launch`: see
-    use_engine_attention."""
+    one. `cost`: see there. `context`: tokens that it can read. `launch_first`: whether a forward is launched
+    before the next one is built, and every few layers of a prompt, where launching takes the time."""
 
     name = "draft"
 
@@ -61,25 +62,25 @@ class DraftModel:
         cost: float,
         context: int,
         max_tokens: int,
-        layers_per_launch: int = 0,
+        launch_first: bool = False,
     ) -> None:
         self._adapter = adapter
         self._vocab = vocab
         self._batch = batch
         self.cost, self.max_tokens = cost, max_tokens
         self._context = context
-        self._layers = layers_per_launch
+        self._launch_first = launch_first
         self._rows: dict[str, DraftingRow] = {}
 
     def takes(self, request: Request) -> bool:
-        """It sees no images, and reads no more than its context."""
-        return request.media is None and not request.image_spans and len(request.prompt) < self._context
+        """It sees no images."""
+        return request.media is None and not request.image_spans
 
     def advance(self, rows: Sequence[KnownRow]) -> None:
         left = MAX_READ
         joining: list[JoiningRow] = []
         late: dict[str, list[int]] = {}
-        for row in rows:
+        for row in filter(self._fits_context, rows):
             if row.id not in self._rows:
                 cache = reserve_capacity(self._adapter.make_cache(), row.num_tokens)
                 self._rows[row.id] = DraftingRow(cache)
@@ -101,7 +102,8 @@ class DraftModel:
 
     def is_ready(self, row: KnownRow) -> bool:
         own = self._rows.get(row.id)
-        return own is not None and own.joined and self._count_behind(row) <= MAX_BEHIND
+        is_late = own is None or not own.joined or self._count_behind(row) > MAX_BEHIND
+        return not is_late and self._fits_context(row)
 
     def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> Sequence[tuple[int, ...]]:
         by_id = {row.id: row for row in rows}
@@ -114,7 +116,8 @@ class DraftModel:
                 logits = self._forward({row.id: 1 for row in order}, chain[-1])
             positions = [row.num_tokens + depth for row in order]
             chain.append(sampler(_fit_width(logits, self._vocab), positions).tokens)
-            mx.async_eval(chain[-1])  # the device computes while the next forward is built
+            if self._launch_first:
+                mx.async_eval(chain[-1])
         found: list[list[int]] = mx.stack(chain, axis=1).tolist()
         drafts = {row.id: draft for row, draft in zip(order, found, strict=True)}
         for row in order:
@@ -130,6 +133,9 @@ class DraftModel:
         self._rows = {}
         del self._batch, self._adapter
 
+    def _fits_context(self, row: KnownRow) -> bool:
+        return row.num_tokens + self.max_tokens < self._context
+
     def _count_behind(self, row: KnownRow) -> int:
         """The row's tokens that are known and were never taken in, at least the newest."""
         return row.num_tokens - self._rows[row.id].known
@@ -139,7 +145,7 @@ class DraftModel:
         how many."""
         tokens = row.list_tokens(own.known, min(row.num_tokens - 1, own.known + limit))
         if tokens:
-            with use_engine_attention(self._layers):
+            with use_engine_attention(LAYERS_PER_LAUNCH if self._launch_first else 0):
                 self._adapter.prefill(mx.array([tokens]), own.cache, own.known, TEXT_ONLY)
             mx.async_eval(list_all_arrays(own.cache))
             own.known += len(tokens)
@@ -181,7 +187,7 @@ class DraftModel:
             flat += [] if isinstance(new, int) else new
             positions += range(length, length + counts[-1])
         decode = self._adapter.make_decode([BASE] * len(positions))
-        given = mx.array(flat, mx.int32) if ids is None else ids
+        given = mx.array(flat, mx.uint32) if ids is None else ids
         with use_engine_attention():
             logits = batch.forward(decode, given, positions, counts)
         lasts = [end - 1 for end, count in zip(itertools.accumulate(counts), counts, strict=True) if count]
