@@ -15,6 +15,7 @@ from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.paged.paged_cache import Attend
 from mlxrun.model.ragged.decode_batch import DecodeBatch
+from mlxrun.model.ragged.draft_layout import DraftRecurrence
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, get_window
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
@@ -31,10 +32,12 @@ class ComputeMethods:
     `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
     `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
     split as the library splits it, because it is computed differently if it is split otherwise.
+    `whole_media`: a prompt with images is computed at once up to the last of them.
     `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
     tokens at whose multiples the chunks of all prompts end; 1: without. `draft_problem`: why rows may not
     take several tokens in a forward although they lie in pages; empty: they may, or it was not compared.
-    `wide_passes`: with a fixed width, recurrent layers compute each token of drafts in as many rows.
+    `recurrence`: how recurrent layers compute drafts (ragged/draft_layout.py); with `wide_passes` each token in
+    as many rows as a step has.
     """
 
     decode: DecodeMethod = "ragged"
@@ -43,10 +46,11 @@ class ComputeMethods:
     launch_first: bool = False
     snapshots: bool = True
     library_chunks: bool = False
+    whole_media: bool = False
     quantization: KVQuantization | None = None
     grid: int = 1
     draft_problem: str = ""
-    wide_passes: bool = True
+    recurrence: DraftRecurrence = "wide_passes"
 
     @property
     def shares_pages(self) -> bool:
@@ -70,8 +74,8 @@ def make_decode_batch(
     one_pass, width = methods.decode == "ragged", methods.fixed_width
     if uses_pages(methods.decode) and can_batch(template):
         compiled = methods.decode == "compiled"
-        wide = methods.wide_passes
-        return PagedDecodeBatch(template, width=width, compiled=compiled, wide_passes=wide, attend=attend)
+        how = methods.recurrence
+        return PagedDecodeBatch(template, width=width, compiled=compiled, recurrence=how, attend=attend)
     if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
         return RowByRowBatch()
     return DecodeBatch(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.ragged import row_states
+from mlxrun.model.ragged.draft_layout import DraftLayout, LayerCall, RowChoice
 from mlxrun.model.ragged.drafted_state import DraftedState
 from mlxrun.model.ragged.hoisted_calls import HoistedCalls
-from mlxrun.model.ragged.pass_layout import LayerPass, PassLayout
 from mlxrun.model.ragged.row_states import RowStates
 
 Patch = pytest.MonkeyPatch
@@ -23,14 +23,14 @@ def keep_rejected_states(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RowStates, "accept", lambda self, kept=(): original(self))
 
 
-def take_states_of_the_first_pass(monkeypatch: Patch) -> None:
-    """Rows lose the accepted tokens of their drafts."""
-    original = PassLayout.choose_states
+def lose_accepted_states(monkeypatch: Patch) -> None:
+    """Rows go on from the state after the first token of their drafts."""
+    original = DraftLayout.choose_states
 
-    def choose(self: PassLayout, kept: Sequence[int]) -> Any:
+    def choose(self: DraftLayout, kept: Sequence[int]) -> Any:
         return original(self, [1] * len(kept))
 
-    monkeypatch.setattr(PassLayout, "choose_states", choose)
+    monkeypatch.setattr(DraftLayout, "choose_states", choose)
 
 
 def keep_rejected_convolutions(monkeypatch: Patch) -> None:
@@ -41,37 +41,39 @@ def keep_rejected_convolutions(monkeypatch: Patch) -> None:
         layout, drafted = self._layout, self._drafted
         original(self, kept)
         if layout is not None:
-            passes, rows = layout.choose_states(layout.counts)
-            for layer, states in drafted.items():
-                slot = [states[index][0] for index in passes]
-                self._states[layer].cache[0] = row_states._choose_rows(slot, rows)
+            parts = layout.choose_states(layout.counts)
+            for layer, state in drafted.items():
+                self._states[layer].cache[0] = state.choose(*parts)[0]
 
     monkeypatch.setattr(RowStates, "accept", accept)
 
 
-def forget_the_pass_before(monkeypatch: Patch) -> None:
-    """Each drafted token is computed from the state before the draft."""
-    original = DraftedState._start_pass
+def forget_the_tokens_before(monkeypatch: Patch) -> None:
+    """The third token is computed from the state after the first; blocks begin with states of other rows."""
+    original = DraftedState._begin_call
 
-    def start(self: DraftedState, index: int, step: LayerPass, after: list[Any], changed: set[int]) -> Any:
-        return original(self, index, step, after[:1] * len(after), changed)
+    def begin(self: DraftedState, index: int, call: LayerCall, after: list[Any], changed: set[int]) -> Any:
+        if call.tokens > 1:
+            call = replace(call, begin=RowChoice(call.begin.rows[::-1]))
+        return original(self, index, call, after[:1] * len(after), changed)
 
-    monkeypatch.setattr(DraftedState, "_start_pass", start)
+    monkeypatch.setattr(DraftedState, "_begin_call", begin)
 
 
 def mix_up_results(monkeypatch: Patch) -> None:
-    """The results of passes are put into the rows of the forward in the order in which they were computed."""
+    """The results of calls are put into the rows of the forward in the order in which they were computed."""
 
     def gather(self: HoistedCalls, parts: Sequence[mx.array]) -> mx.array:
-        return mx.concatenate(parts, axis=0)[: self._layout.total]
+        pairs = zip(self._layout.calls, parts, strict=True)
+        return mx.concatenate([call.flatten(part) for call, part in pairs], axis=0)[: self._layout.total]
 
     monkeypatch.setattr(HoistedCalls, "_gather", gather)
 
 
 PLANTS: tuple[Callable[[Patch], None], ...] = (
     keep_rejected_states,
-    take_states_of_the_first_pass,
+    lose_accepted_states,
     keep_rejected_convolutions,
-    forget_the_pass_before,
+    forget_the_tokens_before,
     mix_up_results,
 )

@@ -10,7 +10,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import mlx.core as mx
 import pytest
@@ -22,6 +22,7 @@ from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.decode import DecodeRunner
 from mlxrun.model.grammar_masks import RowGrammar
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.ragged.draft_layout import DraftRecurrence
 from mlxrun.model.sampler import RowSampling
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.scheduler.draft_planner import DraftCounts
@@ -91,8 +92,15 @@ class FailingGrammar(EveryOtherToken):
         return FailingGrammar(self.how, self.position)
 
 
-def make_engine(zoo: Zoo, family: str, method: Any = "ngram", width: int = ROWS, **options: Any) -> Engine:
-    methods = ComputeMethods("paged", fixed_width=width)
+def make_engine(
+    zoo: Zoo,
+    family: str,
+    method: Any = "ngram",
+    width: int = ROWS,
+    recurrence: DraftRecurrence = "wide_passes",
+    **options: Any,
+) -> Engine:
+    methods = ComputeMethods("paged", fixed_width=width, recurrence=recurrence)
     speculation = SpeculationSettings(method, max_tokens=5)
     return engine_driver.make_real_engine(
         zoo.text(family), methods, speculation=speculation, max_running=ROWS, **options
@@ -152,25 +160,31 @@ def plain(zoo: Zoo) -> Plain:
 
 
 def run_drafts(
-    zoo: Zoo, monkeypatch: Patch, family: str, without: dict[str, TokenEvent]
+    zoo: Zoo, monkeypatch: Patch, family: str, without: dict[str, TokenEvent], **options: Any
 ) -> tuple[bool, DraftCounts]:
     """Whether all answers are the same with drafts; and how many there were."""
     asks = list_asks()
     draft_from(monkeypatch, asks, without)
-    engine = make_engine(zoo, family)
+    engine = make_engine(zoo, family, **options)
     found = engine_driver.run_requests(engine, asks)
     same = all(is_same(found[ask.id], without[ask.id]) for ask in asks)
     return same, engine.scheduler.drafts.counts
 
 
-FAMILIES = ("llama", "gemma3_text", "gpt_oss", "qwen3_next", "qwen3_5", "nemotron_h", "lfm2", "mamba2")
+FAMILIES = (
+    *itertools.product(("llama", "gemma3_text", "gpt_oss"), ["blocks"]),
+    *itertools.product(("qwen3_next", "nemotron_h"), get_args(DraftRecurrence)),
+    *(("qwen3_5", "blocks"), ("lfm2", "blocks"), ("mamba2", "passes")),
+)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_change_no_answer(zoo: Zoo, plain: Plain, monkeypatch: Patch, family: str) -> None:
+@pytest.mark.parametrize(("family", "recurrence"), FAMILIES)
+def test_drafts_change_no_answer(
+    zoo: Zoo, plain: Plain, monkeypatch: Patch, family: str, recurrence: DraftRecurrence
+) -> None:
     """Greedy, sampled, with penalties, among others, joining late; keys of all tokens, windows, recurrent
     states and those of short convolutions."""
-    same, counts = run_drafts(zoo, monkeypatch, family, plain(family))
+    same, counts = run_drafts(zoo, monkeypatch, family, plain(family), recurrence=recurrence)
     assert counts.drafted > counts.accepted > 15, "too little was drafted to prove anything"
     assert same
 
@@ -216,7 +230,7 @@ def test_stops_and_limits_inside_a_block(
         )
     ]
     draft_from(monkeypatch, asks, known)
-    engine = make_engine(zoo, family, width=width)
+    engine = make_engine(zoo, family, width=width, recurrence="blocks")
     events = engine_driver.run_requests(engine, asks)
     assert count_accepted(engine) > 10
     for ask in asks:
@@ -363,14 +377,19 @@ def test_planted_bugs_are_found(
 
 
 @pytest.mark.parametrize("plant", drafted_state_bugs.PLANTS)
-@pytest.mark.parametrize("family", ["qwen3_next", "nemotron_h"])
+@pytest.mark.parametrize(("family", "recurrence"), [("qwen3_next", "blocks"), ("nemotron_h", "passes")])
 def test_planted_bugs_of_recurrent_states_are_found(
-    zoo: Zoo, plain: Plain, monkeypatch: Patch, plant: Callable[[Patch], None], family: str
+    zoo: Zoo,
+    plain: Plain,
+    monkeypatch: Patch,
+    plant: Callable[[Patch], None],
+    family: str,
+    recurrence: DraftRecurrence,
 ) -> None:
     """The twins for models with recurrent states; tests/model/probe/test_draft_check.py has them at load."""
     without = plain(family)
     plant(monkeypatch)
-    assert not run_drafts(zoo, monkeypatch, family, without)[0]
+    assert not run_drafts(zoo, monkeypatch, family, without, recurrence=recurrence)[0]
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Has the members of ragged.decode_batch.DecodeBatch. Beside them, a row may take several tokens in one forward
 (drafts): each is a row of the forward of its own, with the same pages and a length that is longer by one, so
-that its result is that of a step for each token. `accept` then gives the rejected ones back. Recurrent states
-are computed token by token within the forward (ragged/drafted_state.py).
+that its result is that of a step for each token; recurrent layers see to that in ragged/drafted_state.py.
+`accept` then gives the rejected ones back.
 """
 
 from __future__ import annotations

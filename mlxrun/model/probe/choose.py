@@ -35,6 +35,7 @@ from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.windows import REDUCED, list_windows
 from mlxrun.model.quantized_layers import use_library_products
+from mlxrun.model.ragged.draft_layout import DraftRecurrence
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
@@ -183,21 +184,19 @@ class _TextLadder:
         return self._passes(f"decode {method}", run, SLOWER_DECODE[method])
 
     def _check_drafts(self, methods: ComputeMethods) -> ComputeMethods:
-        """The same methods with how drafts are computed. Where all steps must round alike, no bit may differ;
-        few rows a pass cost less, and may round otherwise than a step's."""
+        """The same methods with how drafts are computed. Where steps must round alike, no bit may differ."""
         fixed = methods.fixed_width > 0
         states = LayerKind.STATE in map(get_kind, flatten_caches(self._reference.make_cache()))
-        for wide in (False, True) if fixed and states else (True,):
-            methods = replace(methods, wide_passes=wide)
+        for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
+            methods = replace(methods, recurrence=recurrence)
             runs = DraftCheck(self._reference, methods)
             expected = runs.take_steps if fixed else None
             check = self._reference.check("drafts", runs.take_drafts, expected, exact=fixed)
             if check.passed:
-                self._checks.append(check)
-                return methods
-        self._checks.append(replace(check, instead="nothing is drafted"))
+                break
+        self._checks.append(check if check.passed else replace(check, instead="nothing is drafted"))
         problem = f"rows with drafts are not computed as by steps: {check.describe()}"
-        return replace(methods, draft_problem=problem)
+        return methods if check.passed else replace(methods, draft_problem=problem)
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short = quantization._replace(start=min(quantization.start, PROBED_START))

@@ -1,10 +1,10 @@
-"""What a recurrent layer sees as its cache in a forward with drafts, and how that is computed in passes.
+"""What a recurrent layer sees as its cache in a forward with drafts, and how its rows are computed then.
 
 `route_states` routes the calls of a model's modules that take a cache. A module that is called with a
-`DraftedState` and touches it is the one that updates the state: it is called once for each pass
-(pass_layout.py), with the states that the pass before left, and its results are put back into their rows. All
-other modules compute all rows at once. Which module it is shows when it first touches the state: what it had
-computed until then is thrown away, unevaluated.
+`DraftedState` and touches it is the one that updates the state: it is called once for each call of the layout
+(draft_layout.py), with ordinary caches, and its results are put back into their rows. All other modules
+compute all rows at once. Which module it is shows when it first touches the state: what it had computed until
+then is thrown away, unevaluated.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -20,8 +21,8 @@ import mlx.nn as nn
 from mlx.utils import tree_map
 
 from mlxrun.model.ragged.attention import NotRaggedError
+from mlxrun.model.ragged.draft_layout import ChosenStates, DraftLayout, LayerCall, RowChoice
 from mlxrun.model.ragged.hoisted_calls import HoistedCalls
-from mlxrun.model.ragged.pass_layout import LayerPass, PassLayout
 
 States = list[mx.array | None]  # of one layer, by slot
 
@@ -33,22 +34,52 @@ class StateTouchedError(NotRaggedError):
         frame = inspect.currentframe()  # of this function, of the state's method, and of who called that
         caller = frame and frame.f_back and frame.f_back.f_back
         name = "a module" if caller is None else caller.f_code.co_qualname
-        super().__init__(f"{name} reads a recurrent state where rows cannot be computed in passes")
+        super().__init__(f"{name} reads a recurrent state where rows cannot be computed one after the other")
         self.state = state
 
 
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """A module that updated the state, and what it was called with. `slots`: those that it changes."""
+
+    call: Callable[..., Any]
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    hoisted: HoistedCalls
+    slots: set[int]
+
+    def run(self, state: DraftedState, cache: Any, call: LayerCall, total: int) -> Any:
+        """The module's result for these rows, which have their states in `cache`."""
+
+        def give(leaf: Any) -> Any:
+            if leaf is state:
+                return cache
+            is_rows = isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == total
+            return self.hoisted.take(leaf) if is_rows else leaf
+
+        before = list(cache.cache)
+        with self.hoisted.begin_call(call):
+            args, kwargs = tree_map(give, (list(self.args), self.kwargs))
+            result = self.call(self.module, *args, **kwargs)
+        pairs = enumerate(zip(before, cache.cache, strict=True))
+        self.slots.update(slot for slot, (old, new) in pairs if old is not new)
+        return result
+
+
 class DraftedState:
-    """One STATE layer. `first`: its cache with the states of the rows of the first pass. `updaters`: the
+    """One STATE layer. `first`: its cache with the states of all rows before the forward. `updaters`: the
     modules that are known to update a state, by id; is added to. What a library keeps in a cache beside the
     states can be read and written."""
 
     lengths = None  # as in every batch of rows with one token each
     left_padding = None
 
-    def __init__(self, first: Any, layout: PassLayout, updaters: dict[int, nn.Module]) -> None:
+    def __init__(self, first: Any, layout: DraftLayout, updaters: dict[int, nn.Module]) -> None:
         vars(self).update({name: value for name, value in vars(first).items() if name != "cache"})
         self._first, self._layout, self._updaters = first, layout, updaters
-        self._after: list[States] = []  # by pass
+        self._updates: list[_Update] = []
+        self._after: list[States] = []  # what each call of the layout left
 
     def make_mask(self, *args: Any, **kwargs: Any) -> Any:
         return self._first.make_mask(*args, **kwargs)
@@ -67,70 +98,80 @@ class DraftedState:
             raise StateTouchedError(self)
         raise AttributeError(name)
 
-    def list_kept(self) -> list[States]:
-        """For each pass the states that it left of the rows that have a token in it. NotRaggedError if no
-        module updated the state."""
-        if not self._after:
-            raise NotRaggedError("the model did not update a recurrent state")
-        pairs = zip(self._layout.passes, self._after, strict=True)
-        # A later pass is mostly of dummies where its width is fixed: a view would keep those.
-        return [
-            [None if a is None else step.kept.take(a, copied=step.previous is not None) for a in states]
-            for step, states in pairs
-        ]
-
     def compute(
         self, call: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The result of a module that was called with this object among its arguments."""
         if id(module) not in self._updaters:
-            before = self._after
+            before = self._after, list(self._updates)
             try:
                 return call(module, *args, **kwargs)
             except StateTouchedError as error:
                 if error.state is not self:
                     raise
-            self._after = before  # a module inside it may have updated it already
+            self._after, self._updates = before  # a module inside it may have updated it already
             self._updaters[id(module)] = module
-        return self._compute_passes(call, module, args, kwargs)
+        return self._update(_Update(call, module, args, kwargs, HoistedCalls(module, self._layout), set()))
 
-    def _compute_passes(
-        self, call: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        hoisted, after = HoistedCalls(module, self._layout), list[States]()
-        outputs: list[Any] = []
-        changed: set[int] = set()  # slots that this module updates
-        cache = copy.copy(self._first)
-
-        def give(leaf: Any) -> Any:
-            if leaf is self:
-                return cache
-            is_rows = isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == self._layout.total
-            return hoisted.take(leaf) if is_rows else leaf
-
-        with hoisted.replace_layers():
-            for index, step in enumerate(self._layout.passes):
-                cache = copy.copy(self._first)
-                cache.cache = self._start_pass(index, step, after, changed)
-                before = list(cache.cache)
-                with hoisted.begin_pass(step):
-                    given, named = tree_map(give, (list(args), kwargs))
-                    outputs.append(call(module, *given, **named))
-                changed |= {i for i, (a, b) in enumerate(zip(before, cache.cache, strict=True)) if a is not b}
-                after.append(cache.cache)
+    def _update(self, update: _Update) -> Any:
+        outputs, after = [], list[States]()
+        for index, call in enumerate(self._layout.calls):
+            cache = copy.copy(self._first)
+            cache.cache = self._begin_call(index, call, after, update.slots)
+            outputs.append(update.run(self, cache, call, self._layout.total))
+            after.append(cache.cache)
         self._after = after
-        return hoisted.join(outputs)
+        self._updates.append(update)
+        return update.hoisted.join(outputs)
 
-    def _start_pass(self, index: int, step: LayerPass, after: Sequence[States], changed: set[int]) -> States:
-        """The states with which a pass begins: in slots that the module changes, those of its pass before; in
-        others, what another module left in this pass."""
+    def _begin_call(self, index: int, call: LayerCall, after: Sequence[States], changed: set[int]) -> States:
+        """The states with which a call begins: in slots that the module changes, those of its call before; in
+        others, what another module left in this call."""
         others = self._after[index] if self._after else None
-        if step.previous is None:
-            return list(others or self._first.cache)
-        previous = [None if a is None else step.previous.take(a) for a in after[-1]]
+        if call.previous is None:
+            return list(others or _take_rows(self._first.cache, call.begin))
+        own = _take_rows(after[-1], call.previous)
         if others is None:
-            return previous
-        return [a if slot in changed else b for slot, (a, b) in enumerate(zip(previous, others, strict=True))]
+            return own
+        return [a if slot in changed else b for slot, (a, b) in enumerate(zip(own, others, strict=True))]
+
+    def end_forward(self) -> None:
+        """Keep what `choose` may need. NotRaggedError if no module updated the state."""
+        if not self._updates:
+            raise NotRaggedError("the model did not update a recurrent state")
+        pairs = zip(self._layout.calls, self._after, strict=True)
+        # A later pass is mostly of dummies where its width is fixed: a view would keep those.
+        self._after = [_take_rows(a, call.kept, copied=call.previous is not None) for call, a in pairs]
+
+    def list_arrays(self) -> list[mx.array]:
+        """What the forward's logits do not consume."""
+        return [a for states in self._after for a in states if a is not None]
+
+    def choose(self, parts: Sequence[ChosenStates], order: RowChoice) -> States:
+        """The states of all rows, by `DraftLayout.choose_states`."""
+        found = [
+            self._repeat(part.repeat) if part.repeat else _take_rows(self._after[part.call], part.places)
+            for part in parts
+        ]
+        return [_join_rows(slot, order) for slot in zip(*found, strict=True)]
+
+    def _repeat(self, call: LayerCall) -> States:
+        """The states after fewer tokens: those modules are called again, for what the states need of it."""
+        cache = copy.copy(self._first)
+        cache.cache = _take_rows(self._first.cache, call.begin)
+        for update in self._updates:
+            update.run(self, cache, call, self._layout.total)
+            update.hoisted.forget()
+        return list(cache.cache)
+
+
+def _take_rows(states: Sequence[mx.array | None], rows: RowChoice, *, copied: bool = False) -> States:
+    return [None if a is None else rows.take(a, copied=copied) for a in states]
+
+
+def _join_rows(parts: Sequence[mx.array | None], order: RowChoice) -> mx.array | None:
+    filled = [a for a in parts if a is not None]
+    return order.take(filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
 
 
 def route_states(model: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What a recurrent layer computes for all rows of a forward at once although it is called in passes.
+"""What a recurrent layer computes for all rows of a forward at once although it is called for some at a time.
 
 Its layers of weights are called with all rows where that is possible: those that take the layer's inputs
 (in-projections), and the one that gives its output (the out-projection). So a forward with drafts reads these
@@ -16,11 +16,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from mlxrun.model.ragged.pass_layout import LayerPass, PassLayout
+from mlxrun.model.ragged.draft_layout import DraftLayout, LayerCall
 
 
 class _StandIn:
-    """Stands in for a layer inside the one that is called in passes."""
+    """Stands in for a layer inside the one that is called several times."""
 
     def __init__(self, layer: nn.Module, calls: HoistedCalls) -> None:
         self._layer, self._calls = layer, calls
@@ -33,41 +33,38 @@ class _StandIn:
 
 
 class HoistedCalls:
-    """The calls of the layers inside `module` while that is called in passes."""
+    """The calls of the layers inside `module` while that is called by a layout."""
 
-    def __init__(self, module: nn.Module, layout: PassLayout) -> None:
+    def __init__(self, module: nn.Module, layout: DraftLayout) -> None:
         self._module, self._layout = module, layout
         self._rows = next((m.adapters.rows for m in module.modules() if "adapters" in m), None)
         self._numbers = () if self._rows is None else self._rows.numbers  # of the adapters of all rows
-        self._whole: dict[int, tuple[mx.array, mx.array]] = {}  # by id: an array of a pass, and of all rows
+        self._whole: dict[int, tuple[mx.array, mx.array]] = {}  # by id: an array of a call, and of all rows
         self._found: dict[tuple[int, ...], Any] = {}  # what layers gave for all rows
         self._made: dict[int, tuple[mx.array, nn.Module, mx.array]] = {}  # by id: result, its layer and input
 
     @contextmanager
-    def replace_layers(self) -> Iterator[None]:
-        """Meanwhile the module calls its layers through this object."""
+    def begin_call(self, call: LayerCall) -> Iterator[None]:
+        """In this block the module is called for these rows, and calls its layers through this object."""
+        self._call = call
         layers = {name: x for name, x in self._module.children().items() if isinstance(x, nn.Module)}
         for name, layer in layers.items():
             dict.__setitem__(self._module, name, _StandIn(layer, self))
         try:
-            yield
+            with self._use_adapters([self._numbers[row] for row in call.firsts] if self._numbers else ()):
+                yield
         finally:
             for name, layer in layers.items():
                 dict.__setitem__(self._module, name, layer)
 
-    def begin_pass(self, step: LayerPass) -> AbstractContextManager[None]:
-        """The block in which the module is called for this pass."""
-        self._step = step
-        return self._use_adapters([self._numbers[row] for row in step.sources.rows] if self._numbers else ())
-
     def take(self, array: mx.array) -> mx.array:
-        """The rows of this pass of an array of all rows."""
-        part = self._step.sources.take(array)
+        """The rows of this call of an array of all rows."""
+        part = self._call.take(array)
         self._whole[id(part)] = part, array
         return part
 
     def call(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The layer's result for the rows of this pass."""
+        """The layer's result for the rows of this call."""
         known = [self._whole.get(id(arg)) for arg in args]
         if args and not kwargs and all(known):
             arrays = [pair[1] for pair in known if pair is not None]
@@ -76,7 +73,7 @@ class HoistedCalls:
                 with self._use_adapters(self._numbers):
                     self._found[key] = layer(*arrays)
             found = self._found[key]
-            if isinstance(found, mx.array) and found.shape[0] == self._layout.total:
+            if isinstance(found, mx.array) and found.shape[:2] == (self._layout.total, 1):
                 return self.take(found)
         result = layer(*args, **kwargs)
         if len(args) == 1 and not kwargs and isinstance(result, mx.array):
@@ -84,8 +81,15 @@ class HoistedCalls:
         return result
 
     def join(self, outputs: Sequence[Any]) -> Any:
-        """What the module gave in all passes, for all rows in their order."""
-        return outputs[0] if outputs[0] is None else tree_map(self._join_arrays, outputs[0], *outputs[1:])
+        """What the module gave in all calls, for all rows in their order."""
+        joined = outputs[0] if outputs[0] is None else tree_map(self._join_arrays, outputs[0], *outputs[1:])
+        self.forget()
+        return joined
+
+    def forget(self) -> None:
+        """Drop what the calls made so far, but for results of all rows, which later calls may use."""
+        self._whole.clear()
+        self._made.clear()
 
     def _join_arrays(self, *parts: Any) -> Any:
         if not isinstance(parts[0], mx.array):
@@ -99,7 +103,8 @@ class HoistedCalls:
         return self._gather(parts)
 
     def _gather(self, parts: Sequence[mx.array]) -> mx.array:
-        return self._layout.results.take(mx.concatenate(parts, axis=0))
+        pairs = zip(self._layout.calls, parts, strict=True)
+        return self._layout.results.take(mx.concatenate([call.flatten(part) for call, part in pairs], axis=0))
 
     def _use_adapters(self, numbers: Sequence[int]) -> AbstractContextManager[None]:
         return nullcontext() if self._rows is None else self._rows.use(numbers)

@@ -13,9 +13,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.drafted_state import DraftedState, States
+from mlxrun.model.ragged.draft_layout import DraftLayout
+from mlxrun.model.ragged.drafted_state import DraftedState
 from mlxrun.model.ragged.layer_caches import LayerKind, LayerView, flatten_caches, get_kind
-from mlxrun.model.ragged.pass_layout import PassLayout, RowChoice
 
 
 class RowStates:
@@ -24,8 +24,8 @@ class RowStates:
     def __init__(self, layers: Sequence[Any]) -> None:
         self._states = {i: layer for i, layer in enumerate(layers) if get_kind(layer) is LayerKind.STATE}
         self._updaters: dict[int, nn.Module] = {}  # see DraftedState
-        self._drafted: dict[int, list[States]] = {}  # by layer and pass, until tokens are accepted
-        self._layout: PassLayout | None = None  # of these
+        self._drafted: dict[int, DraftedState] = {}  # by layer, until tokens are accepted
+        self._layout: DraftLayout | None = None  # of these
 
     @property
     def layers(self) -> list[int]:
@@ -74,15 +74,17 @@ class RowStates:
             slots = zip(*(part[i] for part in parts), strict=True)
             state.cache = [_concatenate_states(slot) for slot in slots]
 
-    def make_drafted(self, layout: PassLayout) -> dict[int, DraftedState]:
+    def make_drafted(self, layout: DraftLayout) -> dict[int, DraftedState]:
         """The layer caches of a forward with drafts, by index."""
-        count, first = len(layout.counts), layout.passes[0]
-        layers = self.make_layers(0, count, len(first.sources.rows) - count)
+        count = len(layout.counts)
+        layers = self.make_layers(0, count, layout.width - count)
         return {i: DraftedState(layer, layout, self._updaters) for i, layer in layers.items()}
 
-    def hold_drafted(self, layers: Mapping[int, DraftedState], layout: PassLayout) -> None:
-        """Take over the states after each token of a forward over `make_drafted`."""
-        self._drafted, self._layout = {i: layer.list_kept() for i, layer in layers.items()}, layout
+    def hold_drafted(self, layers: Mapping[int, DraftedState], layout: DraftLayout) -> None:
+        """Take over the states after a forward over `make_drafted`."""
+        for layer in layers.values():
+            layer.end_forward()
+        self._drafted, self._layout = dict(layers), layout
 
     def accept(self, kept: Sequence[int] = ()) -> None:
         """Let each row go on from its state after its first `kept` tokens of the forward before; empty: after
@@ -91,10 +93,9 @@ class RowStates:
             raise ValueError("a recurrent state cannot go back behind the forward before")
         if self._layout is None:
             return
-        passes, rows = self._layout.choose_states(kept or self._layout.counts)
-        for i, states in self._drafted.items():
-            slots = zip(*(states[index] for index in passes), strict=True)
-            self._states[i].cache = [_choose_rows(slot, rows) for slot in slots]
+        parts, order = self._layout.choose_states(kept or self._layout.counts)
+        for i, drafted in self._drafted.items():
+            self._states[i].cache = drafted.choose(parts, order)
         self._drafted, self._layout = {}, None
 
     def view_row(self, position: int) -> dict[int, LayerView]:
@@ -108,8 +109,7 @@ class RowStates:
     def list_arrays(self) -> list[mx.array]:
         """All states, which the logits of the step that makes them do not consume."""
         if self._layout is not None:
-            passes = [states for layer in self._drafted.values() for states in layer]
-            return [a for states in passes for a in states if a is not None]
+            return [a for drafted in self._drafted.values() for a in drafted.list_arrays()]
         return [a for state in self._states.values() for a in layer_caches.list_arrays(state)]
 
 
@@ -122,11 +122,6 @@ def _reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.arr
 def _concatenate_states(states: Sequence[mx.array | None]) -> mx.array | None:
     filled = [a for a in states if a is not None]
     return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
-
-
-def _choose_rows(states: Sequence[mx.array | None], rows: RowChoice) -> mx.array | None:
-    joined = _concatenate_states(states)
-    return None if joined is None else rows.take(joined)
 
 
 def _pad_rows(array: mx.array | None, rows: int) -> mx.array | None:

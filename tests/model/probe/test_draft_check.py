@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,7 +22,6 @@ from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.probe import choose
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
-from mlxrun.model.ragged.pass_layout import PassLayout
 from mlxrun.model.speculation.support import find_draft_problem
 from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from tests.helpers import drafted_state_bugs
@@ -57,8 +57,9 @@ def test_rows_may_draft(zoo: Zoo, family: str, reproducible: bool) -> None:
     check = next(check for check in report.checks if check.name == "drafts")
     assert check.passed and (check.difference == 0.0) >= reproducible
     assert find_draft_problem([], report.methods) is None
-    narrow = reproducible and family in HYBRIDS  # which gives the same bits here
-    assert report.methods.wide_passes is not narrow
+    # A prompt of Mamba-2 rounds otherwise than its tokens one by one.
+    slower = reproducible and family in ("nemotron_h", "mamba2")
+    assert report.methods.recurrence == ("passes" if slower else "blocks")
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -78,19 +79,20 @@ def test_rejected_keys_are_found(zoo: Zoo, monkeypatch: Patch) -> None:
     assert list_failed(probe_drafts(zoo.text("llama"))) == ["drafts"]
 
 
-def test_passes_that_round_by_their_width_are_wide(zoo: Zoo, monkeypatch: Patch) -> None:
-    """A layer whose result depends on the number of rows, in its last bits: fewer rows are no choice."""
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_rounds_otherwise_is_computed_as_by_steps(zoo: Zoo, monkeypatch: Patch, axis: int) -> None:
+    """A layer whose last bits depend on the number of rows (0), or of tokens in a row (1)."""
     original = Qwen3NextGatedDeltaNet.__call__
 
     def call(self: nn.Module, inputs: mx.array, mask: object = None, cache: object = None) -> mx.array:
         result: mx.array = original(self, inputs, mask, cache)
-        return result * (1 + 1e-6 * inputs.shape[0])
+        return result * (1 + 1e-6 * inputs.shape[axis])
 
     monkeypatch.setattr(Qwen3NextGatedDeltaNet, "__call__", call)
     report = probe_drafts(zoo.text("qwen3_next"))
-    assert list_failed(report) == [] and report.methods.wide_passes
-    original_layout = PassLayout.__init__
-    monkeypatch.setattr(PassLayout, "__init__", lambda self, c, t, width=0: original_layout(self, c, t))
+    assert list_failed(report) == [] and report.methods.recurrence == ("wide_passes", "passes")[axis]
+    assert probe_drafts(zoo.text("qwen3_next"), reproducible=False).methods.recurrence == "blocks"
+    monkeypatch.setattr(choose, "get_args", lambda kind: [x for x in get_args(kind) if "passes" not in x])
     assert list_failed(probe_drafts(zoo.text("qwen3_next"))) == ["drafts"]
 
 

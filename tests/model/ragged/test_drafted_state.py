@@ -1,8 +1,9 @@
-"""Modules that update a recurrent state, in passes: their results, and which layers are called once."""
+"""Modules that update a recurrent state, for rows with drafts: results, and which layers are called once."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+from typing import Any, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,8 +13,8 @@ from mlx_lm.models.cache import ArraysCache
 from mlxrun.model.lora.adapted_layers import LayerWeights, attach_adapters
 from mlxrun.model.lora.row_adapters import RowAdapters
 from mlxrun.model.ragged.attention import NotRaggedError
+from mlxrun.model.ragged.draft_layout import DraftRecurrence, lay_out_drafts
 from mlxrun.model.ragged.drafted_state import DraftedState, StateTouchedError, route_states
-from mlxrun.model.ragged.pass_layout import PassLayout
 from mlxrun.model.ragged.row_states import RowStates
 
 SIZE = 4
@@ -37,11 +38,13 @@ class Mixer(nn.Module):
         self.slot = slot
 
     def __call__(self, x: mx.array, scale: float, cache: Any = None) -> tuple[mx.array, float]:
-        state = cache[self.slot]
-        state = mx.tanh(self.inside(0.5 * state) + self.before(x)[:, 0])
+        state, given, states = cache[self.slot], self.before(x), []
+        for token in range(x.shape[1]):
+            state = mx.tanh(self.inside(0.5 * state) + given[:, token])
+            states.append(state)
         cache[self.slot] = state
-        cache.advance(1)
-        return self.behind(state[:, None] * scale), scale
+        cache.advance(x.shape[1])
+        return self.behind(mx.stack(states, axis=1) * scale), scale
 
 
 class Block(nn.Module):
@@ -58,7 +61,7 @@ class Block(nn.Module):
 
 
 class Greedy(Block):
-    """Touches the state itself, after a module inside it has updated it."""
+    """Touches the state itself, after a module inside it has updated it: once for each call."""
 
     def __call__(self, x: mx.array, cache: Any = None) -> mx.array:
         y = super().__call__(x, cache)
@@ -98,9 +101,9 @@ def run_steps(model: Block, x: mx.array) -> tuple[mx.array, list[list[mx.array]]
     return mx.concatenate(outputs), after
 
 
-def run_drafts(model: Block, x: mx.array, width: int) -> tuple[mx.array, RowStates]:
+def run_drafts(model: Block, x: mx.array, recurrence: DraftRecurrence) -> tuple[mx.array, RowStates]:
     states = make_states(len(COUNTS))
-    layout = PassLayout(COUNTS, x.shape[0], width)
+    layout = lay_out_drafts(recurrence, COUNTS, x.shape[0], 8)
     layers = states.make_drafted(layout)
     output = model(x, layers[0])
     states.hold_drafted(layers, layout)
@@ -108,15 +111,17 @@ def run_drafts(model: Block, x: mx.array, width: int) -> tuple[mx.array, RowStat
     return output, states
 
 
-@pytest.mark.parametrize("kind", [Block, Greedy])
-@pytest.mark.parametrize("width", [0, 8])
+@pytest.mark.parametrize(
+    ("kind", "recurrence"),
+    [*itertools.product([Block], get_args(DraftRecurrence)), (Greedy, "passes"), (Greedy, "wide_passes")],
+)
 @pytest.mark.parametrize("kept", [(1, 1, 1), (1, 2, 2), (1, 3, 1), (1, 3, 2)])
 def test_rows_are_computed_token_by_token_and_go_back(
-    kind: type[Block], width: int, kept: tuple[int, ...]
+    kind: type[Block], recurrence: DraftRecurrence, kept: tuple[int, ...]
 ) -> None:
     model, x = make_model(kind), mx.random.normal((8, 1, SIZE), key=mx.random.key(9))
     expected, after = run_steps(model, x)
-    output, states = run_drafts(model, x, width)
+    output, states = run_drafts(model, x, recurrence)
     assert mx.allclose(output[:6], expected, atol=1e-6).item()
     states.accept(kept)
     for row, count in enumerate(kept):
@@ -129,7 +134,7 @@ def test_rows_are_computed_token_by_token_and_go_back(
 def test_who_asks_before_tokens_are_rejected_sees_all() -> None:
     model, x = make_model(), mx.random.normal((6, 1, SIZE), key=mx.random.key(9))
     _, after = run_steps(model, x)
-    _, states = run_drafts(model, x, 0)
+    _, states = run_drafts(model, x, "passes")
     assert states.counts == tuple(COUNTS)
     found = mx.stack(list(states.view_row(1)[0]))
     assert mx.allclose(found, after[1][2], atol=1e-6).item() and not states.counts
@@ -137,21 +142,21 @@ def test_who_asks_before_tokens_are_rejected_sees_all() -> None:
 
 def test_weights_are_read_once_where_no_state_stands_between() -> None:
     model, x = make_model(), mx.random.normal((8, 1, SIZE), key=mx.random.key(9))
-    run_drafts(model, x, 0)  # finds who updates the states
+    run_drafts(model, x, "passes")  # finds who updates the states
     layers = [layer for mixer in (model.first, model.second) for layer in mixer.children().values()]
     for layer in (*layers, model.mlp):
         layer.calls.clear()
     evaluated = model.first.behind.calls
-    run_drafts(model, x, 0)
-    assert model.first.before.calls == [8] == model.mlp.calls
+    run_drafts(model, x, "passes")
+    assert model.first.before.calls == [8] == model.mlp.calls, "all rows, dummies too"
     assert model.first.inside.calls == [3, 2, 1], "this one takes the state"
     assert evaluated == [3, 2, 1, 8], "the results of passes are replaced, unevaluated"
     assert all(isinstance(layer, Counted) for layer in model.first.children().values())
 
 
-@pytest.mark.parametrize("width", [0, 8])
-def test_each_row_has_its_adapter_in_every_pass(width: int) -> None:
-    """The numbers of adapters are those of the rows of the forward, which passes take in another order."""
+@pytest.mark.parametrize("recurrence", get_args(DraftRecurrence))
+def test_each_row_has_its_adapter_in_every_call(recurrence: DraftRecurrence) -> None:
+    """The numbers of adapters are those of the rows of the forward, which calls take in another order."""
     model, x = make_model(), mx.random.normal((8, 1, SIZE), key=mx.random.key(9))
     rows = RowAdapters(("a", "b"))
     paths = [f"{mixer}.{layer}" for mixer in ("first", "second") for layer in ("before", "inside", "behind")]
@@ -166,7 +171,7 @@ def test_each_row_has_its_adapter_in_every_pass(width: int) -> None:
         with rows.use([number]):
             expected.append(run_steps(model, x)[0])
     with rows.use(numbers):
-        output, _ = run_drafts(model, x, width)
+        output, _ = run_drafts(model, x, recurrence)
         assert rows.numbers == tuple(numbers)
     for row in range(6):
         assert mx.allclose(output[row], expected[numbers[row]][row], atol=1e-6).item()
@@ -180,7 +185,7 @@ class Mixed(nn.Module):
 
 
 def test_a_state_that_is_read_elsewhere_is_an_error_that_names_the_reader() -> None:
-    layout, states = PassLayout(COUNTS, 6), make_states(3)
+    layout, states = lay_out_drafts("blocks", COUNTS, 6), make_states(3)
     state = states.make_drafted(layout)[0]
     route_states(Mixed())
     with pytest.raises(StateTouchedError, match=r"Mixed\.__call__ reads"):

@@ -1,0 +1,180 @@
+"""How a recurrent layer computes a forward with drafts: its calls, and where the states of rows are then.
+
+A row of the batch with k drafted tokens has k + 1 rows of the forward, one after the other. A recurrent layer
+needs the state after one of them for the next. In *passes*, call p computes the p-th token of each row. In
+*blocks*, one call computes all tokens of the rows with drafts, as those of a prompt, and one the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import mlx.core as mx
+
+DraftRecurrence = Literal["blocks", "passes", "wide_passes"]  # each costs more than the one before
+
+
+@dataclass(frozen=True, slots=True)
+class RowChoice:
+    """Rows of an array, which may be a range of it."""
+
+    rows: tuple[int, ...]
+    _indices: list[mx.array] = field(default_factory=list)
+
+    def take(self, array: mx.array, *, copied: bool = False) -> mx.array:
+        """These rows. `copied`: never as a view, which would keep the whole array in memory."""
+        first, count = self.rows[0], len(self.rows)
+        if self.rows == tuple(range(first, first + count)) and not copied:
+            return array if count == array.shape[0] else array[first : first + count]
+        if not self._indices:
+            self._indices.append(mx.array(self.rows, dtype=mx.int32))
+        return array[self._indices[0]]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """One call of a recurrent layer. `sources`: the rows of the forward that it computes, `tokens` in a row
+    for each of its rows. These begin with the states of the rows `begin` of the batch; with `previous`, as
+    these rows of the call before ended. `owners`: the rows of the batch whose state it may leave, `kept`:
+    where they are in it; `ends`: the tokens of the forward that they have then."""
+
+    tokens: int
+    sources: RowChoice
+    begin: RowChoice
+    previous: RowChoice | None
+    owners: tuple[int, ...]
+    kept: RowChoice
+    ends: int
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The row of the forward of each row's first token."""
+        return self.sources.rows[:: self.tokens]
+
+    def take(self, array: mx.array) -> mx.array:
+        """Of an array [rows of the forward, 1, ...] what the call computes, [rows, tokens, ...]; of an array
+        without that axis each row's first."""
+        if self.tokens == 1:
+            return self.sources.take(array)
+        if array.ndim < 2 or array.shape[1] != 1:
+            return RowChoice(self.firsts).take(array)
+        part = self.sources.take(array)
+        return part.reshape(-1, self.tokens, *part.shape[2:])
+
+    def flatten(self, part: mx.array) -> mx.array:
+        """An array [rows, tokens, ...] of the call with a row for each token. ValueError for another one."""
+        if self.tokens == 1:
+            return part
+        if part.shape[:2] != (len(self.firsts), self.tokens):
+            raise ValueError(f"a recurrent layer gives an array {part.shape} for {self.tokens} tokens a row")
+        return part.reshape(-1, 1, *part.shape[2:])
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenStates:
+    """Where the states of some rows are: what the call with this number left of its `owners` at `places`; or
+    what `repeat`, a call for fewer tokens, will leave."""
+
+    call: int
+    places: RowChoice
+    repeat: LayerCall | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayout:
+    """`counts`: tokens of each row of the batch. `total`: rows of the forward, of which the last may be
+    dummies. `width`: rows of the states with which the first call begins. `results`: for each row of the
+    forward, its place in the results of all calls."""
+
+    counts: tuple[int, ...]
+    total: int
+    width: int
+    calls: list[LayerCall]
+    results: RowChoice
+
+    def choose_states(self, kept: Sequence[int]) -> tuple[list[ChosenStates], RowChoice]:
+        """Where each row's state after its first `kept` tokens is: parts, and each row's place in all."""
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, count in enumerate(kept):
+            found = [i for i, call in enumerate(self.calls) if row in call.owners and call.ends >= count]
+            groups.setdefault((found[0], count), []).append(row)
+        parts = []
+        for (index, count), rows in groups.items():
+            call = self.calls[index]
+            places = RowChoice(tuple(call.owners.index(row) for row in rows))
+            repeat = None if count == call.ends else _lay_out_block(rows, count, self.counts)
+            parts.append(ChosenStates(index, places, repeat))
+        order = [row for rows in groups.values() for row in rows]
+        return parts, RowChoice(tuple(order.index(row) for row in range(len(kept))))
+
+
+def lay_out_drafts(
+    recurrence: DraftRecurrence, counts: Sequence[int], total: int, width: int = 0
+) -> DraftLayout:
+    """The calls for rows with so many tokens, at least one of them with a draft. `width`: rows of each of the
+    `wide_passes`, at least as many as there are."""
+    width = max(width if recurrence == "wide_passes" else 0, len(counts))
+    if recurrence == "blocks":
+        calls = _lay_out_blocks(counts)
+    else:
+        calls = _lay_out_passes(counts, total, width if recurrence == "wide_passes" else 0)
+    places: dict[int, int] = {}  # by row of the forward
+    firsts, computed = _find_firsts(counts), 0
+    for call in calls:
+        for owner, at in zip(call.owners, call.kept.rows, strict=True):
+            begin = call.ends - call.tokens
+            for token in range(begin, min(call.ends, counts[owner])):
+                places[firsts[owner] + token] = computed + at * call.tokens + token - begin
+        computed += len(call.sources.rows)
+    results = RowChoice(tuple(places.get(row, 0) for row in range(total)))
+    return DraftLayout(tuple(counts), total, width, calls, results)
+
+
+def _find_firsts(counts: Sequence[int]) -> list[int]:
+    """The first row of the forward of each row of the batch."""
+    return list(itertools.accumulate(counts, initial=0))
+
+
+def _lay_out_blocks(counts: Sequence[int]) -> list[LayerCall]:
+    plain = [row for row, count in enumerate(counts) if count == 1]
+    drafting = [row for row, count in enumerate(counts) if count > 1]
+    calls = [_lay_out_block(drafting, max(counts), counts)]
+    return [_lay_out_block(plain, 1, counts), *calls] if plain else calls
+
+
+def _lay_out_block(rows: Sequence[int], tokens: int, counts: Sequence[int]) -> LayerCall:
+    """A call for the first tokens of these rows. One that has fewer repeats its last."""
+    firsts = _find_firsts(counts)
+    sources = [firsts[row] + min(token, counts[row] - 1) for row in rows for token in range(tokens)]
+    begin, places = RowChoice(tuple(rows)), RowChoice(tuple(range(len(rows))))
+    return LayerCall(tokens, RowChoice(tuple(sources)), begin, None, tuple(rows), places, tokens)
+
+
+def _lay_out_passes(counts: Sequence[int], total: int, width: int) -> list[LayerCall]:
+    """`width`: rows of every call; 0: as many as have a token."""
+    calls: list[LayerCall] = []
+    firsts, before = _find_firsts(counts), [*range(len(counts))]
+    for index in range(max(counts)):
+        owners = [row for row, count in enumerate(counts) if count > index]
+        members = [*range(len(counts))] if width else owners
+        # A row that has no more tokens, or a dummy, computes some token again, and its state is dropped.
+        sources = [firsts[row] + min(index, counts[row] - 1) for row in members]
+        dummies = max(width - len(members), 0)
+        begin = range(len(members) + dummies)
+        previous = begin if width else [before.index(row) for row in members]
+        calls.append(
+            LayerCall(
+                1,
+                RowChoice((*sources, *[total - 1] * dummies)),
+                RowChoice(tuple(begin)),
+                RowChoice(tuple(previous)) if index else None,
+                tuple(owners),
+                RowChoice(tuple(members.index(row) for row in owners)),
+                index + 1,
+            )
+        )
+        before = members
+    return calls
