@@ -92,8 +92,8 @@ def draft_from(monkeypatch: Patch, known: Answers) -> None:
     too, so that its keys are those of a draft."""
     original, lengths = MTPRows.draft, {str(i): len(p) for i, p in enumerate(PROMPTS)}
 
-    def draft(self: MTPRows, limits: dict[str, int]) -> dict[str, tuple[int, ...]]:
-        assert original(self, limits).keys() == limits.keys()
+    def draft(self: MTPRows, limits: dict[str, int], sample: Any) -> dict[str, tuple[int, ...]]:
+        assert original(self, limits, sample).keys() == limits.keys()
         at = {rid: self._lengths[self._slots[rid]] + 1 - lengths.get(rid, 0) for rid in limits}
         right = {rid: known[rid].tokens if rid in known else () for rid in limits}
         wrong = {rid: tuple(t ^ (i % 5 == 4) for i, t in enumerate(right[rid])) for rid in limits}
@@ -289,33 +289,34 @@ def write_certain_model(path: Path) -> None:
     mtp_models.save_head("mimo", path, head)
 
 
-def run_certain(path: Path) -> tuple[Answers, DraftCounts, int]:
-    """Greedy rows: answers, drafts and steps."""
-    engine = make_engine(path)
-    asks = [TimedRequest(engine_driver.make_text_request(str(i), p)) for i, p in enumerate(PROMPTS)]
+def run_certain(path: Path, method: Any, **params: Any) -> tuple[Answers, DraftCounts, int]:
+    """Answers, drafts and steps."""
+    engine = make_engine(path, method)
+    asks = [engine_driver.make_text_request(str(i), p, seed=i, **params) for i, p in enumerate(PROMPTS)]
     events = engine_driver.run_requests(engine, asks)
     return events, engine.scheduler.drafts.modelled, engine.steps
 
 
-def test_a_head_that_is_right_saves_steps(tmp_path: Path, monkeypatch: Patch) -> None:
-    """Every drafted token is accepted; the twin tells the head the tokens before those behind."""
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}])
+def test_a_head_that_is_right_saves_steps(tmp_path: Path, monkeypatch: Patch, params: Any) -> None:
+    """Every drafted token is accepted, sampled ones too: their noise is that of their position. The twin
+    tells the head other tokens than were sampled."""
     write_certain_model(tmp_path)
-    without = make_engine(tmp_path, "off")
-    asks = [TimedRequest(engine_driver.make_text_request(str(i), p)) for i, p in enumerate(PROMPTS)]
-    answers = engine_driver.run_requests(without, asks)
-    events, counts, steps = run_certain(tmp_path)
+    answers, _, most = run_certain(tmp_path, "off", **params)
+    events, counts, steps = run_certain(tmp_path, "mtp", **params)
     assert all(events[rid].tokens == answers[rid].tokens for rid in answers)
     assert counts.accepted == counts.drafted > 40
-    assert steps < without.steps
-    original = MTPRows.read_step
+    assert steps < most
+    if not params:
+        original = MTPRows.read_step
 
-    def read_step(self: MTPRows, ids: Any, hidden: mx.array, tokens: mx.array, *more: Any) -> None:
-        original(self, ids, hidden, mx.zeros_like(tokens), *more)
+        def read_step(self: MTPRows, ids: Any, hidden: mx.array, tokens: mx.array, *more: Any) -> None:
+            original(self, ids, hidden, mx.zeros_like(tokens), *more)
 
-    monkeypatch.setattr(MTPRows, "read_step", read_step)
-    events, counts, _ = run_certain(tmp_path)
-    assert all(events[rid].tokens == answers[rid].tokens for rid in answers)
-    assert counts.accepted < counts.drafted / 2
+        monkeypatch.setattr(MTPRows, "read_step", read_step)
+        events, counts, _ = run_certain(tmp_path, "mtp")
+        assert all(events[rid].tokens == answers[rid].tokens for rid in answers)
+        assert counts.accepted < counts.drafted / 2
 
 
 def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypatch: Patch) -> None:

@@ -55,7 +55,8 @@ def load_mtp_source(
     head = load_mtp_head(model_info, found, hidden.dtype)
     if head.width != hidden.shape[-1]:
         return f"the head is for hidden states of {head.width} numbers, and the model has {hidden.shape[-1]}"
-    source = MTPSource(target, tap, head, vocab, max_tokens=config.speculation.max_tokens)
+    most = config.speculation.max_tokens
+    source = MTPSource(target, tap, head, vocab, max_tokens=most, launch_first=methods.launch_first)
     source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
     log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
     return LoadedHead(source, count_weight_bytes(head), measure_footprint([source.rows.cache]))

@@ -19,6 +19,7 @@ from mlxrun.model.speculation.mtp_head import MTPHead
 
 ROOM = 256  # places of keys by which the buffers grow at least
 SPARSE = 4  # slots for each row, from which on the free ones are dropped
+Sample = Callable[[mx.array, int], mx.array]
 
 
 class SlotCache:
@@ -44,6 +45,7 @@ class SlotCache:
 
 class MTPRows:
     """`embed` gives the embeddings of tokens, and `predict` the logits of hidden states, as the target does.
+    `launch_first`: a forward is launched before the next one is built, where launching takes the time.
 
     Rows have a cache of their own until they decode, and then a slot of the buffers. On the engine thread.
     """
@@ -53,10 +55,13 @@ class MTPRows:
         head: MTPHead,
         embed: Callable[[mx.array], mx.array],
         predict: Callable[[mx.array], mx.array],
+        *,
+        launch_first: bool = False,
     ) -> None:
         self._head = head
         self._embed = embed
         self._predict = predict
+        self._launch_first = launch_first
         self._prompts: dict[str, Any] = {}
         self.cache = make_head_cache()  # of one pair, for its shapes
         head(embed(mx.array([[0]])), mx.zeros((1, 1, head.width)), None, self.cache)
@@ -115,26 +120,35 @@ class MTPRows:
             self._lengths[slot] += last[slot] + 1
         slots, ends = mx.arange(len(last))[:, None], mx.array(last)[:, None]
         self._output = normed[slots, ends], chained[slots, ends]
+        if self._launch_first and kept is not counts:  # the step itself has been computed
+            mx.async_eval(self._output)
 
     def is_ready(self, request_id: str) -> bool:
         """Whether the row decodes, so that `draft` can predict its next tokens."""
         return request_id in self._slots and self._output is not None
 
-    def draft(self, limits: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-        """So many predicted tokens, by row. Waits for the device once."""
+    def draft(self, limits: Mapping[str, int], sample: Sample | None = None) -> dict[str, tuple[int, ...]]:
+        """So many predicted tokens, by row. Waits for the device once. `sample` makes tokens [rows] of logits
+        [rows, V], and gets the place in the draft; None: the likeliest ones."""
         assert self._output is not None
         depth = max(limits.values())
         self._make_room(depth)
+        places = {self._slots[rid]: place for place, rid in enumerate(limits)}
+        slots = mx.array(list(places))
+        by_slot = mx.array([places.get(slot, 0) for slot in range(len(self._lengths))])
         normed, chained = self._output
         drafted: list[mx.array] = []
         while True:
-            drafted.append(mx.argmax(self._predict(normed), axis=-1))
+            logits = self._predict(normed[slots])[:, 0]
+            drafted.append(mx.argmax(logits, axis=-1) if sample is None else sample(logits, len(drafted)))
             if len(drafted) == depth:
                 break
+            if self._launch_first:
+                mx.async_eval(drafted[-1])
             ends = [length + len(drafted) - 1 for length in self._lengths]
-            normed, chained = self._forward(drafted[-1], chained, ends)
-        found: list[list[int]] = mx.concatenate(drafted, axis=1).tolist()
-        return {rid: tuple(found[self._slots[rid]][:limit]) for rid, limit in limits.items()}
+            normed, chained = self._forward(drafted[-1][by_slot][:, None], chained, ends)
+        found: list[list[int]] = mx.stack(drafted, axis=1).tolist()
+        return {rid: tuple(row[:limit]) for (rid, limit), row in zip(limits.items(), found, strict=True)}
 
     def list_arrays(self) -> list[mx.array]:
         """What to evaluate in each step: nothing else consumes it."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -17,12 +18,22 @@ from mlxrun.model.adapter import Adapter
 from mlxrun.model.hidden_tap import HiddenTap
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.prompt_scorer import PrefillForward
+from mlxrun.model.sampler import RowSampling, Sampler
 from mlxrun.model.speculation.mtp_head import MTPHead
 from mlxrun.model.speculation.mtp_rows import MTPRows
 from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.request import Request
 
 log = logging.getLogger(__name__)
+# Of a row's settings: what depends on the tokens before. The noise of its temperature is that of each
+# position, which is the same when the token is verified.
+_NOT_FOLLOWED: dict[str, Any] = {
+    "logprobs": None,
+    "min_tokens": 0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 class MTPSource:
@@ -31,7 +42,16 @@ class MTPSource:
 
     name = "mtp"
 
-    def __init__(self, adapter: Adapter, tap: HiddenTap, head: MTPHead, vocab: int, max_tokens: int) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        tap: HiddenTap,
+        head: MTPHead,
+        vocab: int,
+        *,
+        max_tokens: int,
+        launch_first: bool = False,
+    ) -> None:
         self._adapter, self._tapped = adapter, tap.apply(adapter)
         self._tap = tap
         self._vocab = vocab
@@ -45,7 +65,7 @@ class MTPSource:
             ids = mx.zeros(hidden.shape[:2], mx.int32)
             return tap.compute_logits(hidden, lambda model: adapter.prefill(ids, unused, 0, TEXT_ONLY, model))
 
-        self.rows = MTPRows(head, tap.trunk.embed_tokens, predict)
+        self.rows = MTPRows(head, tap.trunk.embed_tokens, predict, launch_first=launch_first)
 
     # -- what the planner asks ----------------------------------------------------------------------------
 
@@ -61,7 +81,15 @@ class MTPSource:
     def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> Sequence[tuple[int, ...]]:
         if self._error is not None:
             raise self._error
-        drafted = self.rows.draft({row.id: limit for row, limit in zip(rows, limits, strict=True)})
+        params = [replace(row.request.params, **_NOT_FOLLOWED) for row in rows]
+        sampler = Sampler([RowSampling(each) for each in params], self._vocab)
+
+        def sample(logits: mx.array, place: int) -> mx.array:
+            return sampler(logits, [row.num_tokens + place for row in rows]).tokens
+
+        follows = any(each.temperature or each.logit_bias for each in params)
+        asked = {row.id: limit for row, limit in zip(rows, limits, strict=True)}
+        drafted = self.rows.draft(asked, sample if follows else None)
         return [drafted[row.id] for row in rows]
 
     def forget(self, request_id: str) -> None:
