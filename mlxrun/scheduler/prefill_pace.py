@@ -15,12 +15,12 @@ DECAY = 0.6  # of what earlier steps add to a pace, at each further step
 MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its launch
 
 
-def fit_chunks(most: float, chunk: int) -> int:
+def fit_chunks(most: float, chunk: int, least: float = 1.0) -> int:
     """At most so many tokens: whole chunks if that is one or more, else a chunk halved a few times. Devices
-    prepare for each new number of tokens."""
+    prepare for each new number of tokens. `least`: a chunk is halved if less than this share of it fits."""
     if most >= chunk:
         return int(most) // chunk * chunk
-    while chunk > most:
+    while least * chunk > most:
         chunk //= 2
     return chunk
 
@@ -45,14 +45,16 @@ class MeasuredPace:
 
 class PrefillPace:
     """`step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured;
-    `min_tokens`: the smallest limit.
+    `min_tokens`: the smallest limit. `least`: see fit_chunks; below 1 where forwards are bound by launches, so
+    that halves take nearly as long as whole chunks, and their pace would not let these be tried again.
 
     The time between two returns of the runner is that of the step that it was given (where prompts are
     computed while their graph is built, as on CPUs) or of the step before (which it waits for, as on GPUs).
     The pace is the lower one of both.
     """
 
-    def __init__(self, step_ms: int, chunk: int, min_tokens: int) -> None:
+    def __init__(self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0) -> None:
+        self._least = least
         self._seconds = step_ms / 1000
         self._chunk = chunk
         self._min_tokens = min_tokens
@@ -106,4 +108,4 @@ class PrefillPace:
         pace = self._compute_pace()
         spare = max(self._seconds - (self._decode_seconds if decoding else 0.0), self._seconds / 4)
         most = float(self._chunk) if pace is None else pace * spare
-        return min(budget, max(fit_chunks(most, self._chunk), self._min_tokens))
+        return min(budget, max(fit_chunks(most, self._chunk, self._least), self._min_tokens))

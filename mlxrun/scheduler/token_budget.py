@@ -32,7 +32,8 @@ class StepCosts:
     decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
     this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
     `few_lengths`: a chunk that is shortened gets one of few lengths, if the device prepares for each new one.
-    `min_chunk`: tokens that take no longer than fewer would, because a forward is bound by its launches.
+    `min_chunk`: tokens that take no longer than fewer would, because a forward is bound by its launches;
+    `least_fitting`: a chunk is halved if a step has time for less than this share of it.
     """
 
     max_sampling_chunk: int = 0
@@ -40,6 +41,7 @@ class StepCosts:
     deep_prompt: int = 0
     few_lengths: bool = False
     min_chunk: int = MIN_CHUNK
+    least_fitting: float = 1.0
 
     def limit_chunk(self, remaining: int, budget: int) -> int:
         """The most tokens of a step's first chunk, where `remaining` are left of its prompt."""
@@ -76,7 +78,7 @@ class TokenBudget:
         self.held_by_texts = 0  # bytes of texts that are being computed for their vectors
         self.shared_tokens = 0  # of decoding rows, in memory that another row counts
         self.wanted_by_texts = 0  # bytes of texts that wait for memory: no row is admitted into it
-        self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk)
+        self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk, costs.least_fitting)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
         """Whether it fits beside the running requests. `use_cache`: see fits_memory."""

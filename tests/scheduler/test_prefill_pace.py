@@ -46,6 +46,17 @@ def test_as_many_tokens_as_fit_into_the_time(tokens_per_second: int, limit: int)
     assert pace.limit_tokens(4096, False) == limit
 
 
+def test_a_chunk_that_nearly_fits_is_tried_where_launches_take_the_time() -> None:
+    """Steps take 40 ms and 5 us a token. The twin measures halves for ever, and computes no more in a step."""
+    for least, limit in ((0.75, 4096), (1.0, 2048)):
+        pace = make_pace(step_ms=90, chunk=4096, least=least)
+        tokens = 2048
+        for _ in range(10):
+            record_all(pace, (plan(tokens), 0.04 + 5e-6 * tokens), times=2)
+            tokens = pace.limit_tokens(4096, False)
+        assert tokens == limit
+
+
 def test_no_limit() -> None:
     pace = make_pace(step_ms=0)
     record_all(pace, (plan(512), 100.0), times=3)

@@ -15,7 +15,7 @@ from mlxrun.scheduler.token_budget import StepCosts
 CPU_SHARE = 0.8  # of the memory that is free at start
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
 # One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
-CUDA_STEP_COSTS = StepCosts(max_sampling_chunk=512, waiting_weight=4, few_lengths=True, min_chunk=512)
+CUDA_STEP_COSTS = StepCosts(512, waiting_weight=4, few_lengths=True, min_chunk=512, least_fitting=0.75)
 CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a chunk costs about as much as a step of 16 rows
 BUSY = {"cpu": 256, "metal": 512, "cuda": 2048}  # tokens beside decoding rows
 STEP_MS, CUDA_STEP_MS = 200, 100
