@@ -191,7 +191,8 @@ class _TextLadder:
             methods = replace(methods, recurrence=recurrence)
             runs = DraftCheck(self._reference, methods)
             expected = runs.take_steps if fixed else None
-            check = self._reference.check("drafts", runs.take_drafts, expected, exact=fixed)
+            name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
+            check = self._reference.check(name, runs.take_drafts, expected, exact=fixed)
             if check.passed:
                 break
         self._checks.append(check if check.passed else replace(check, instead="nothing is drafted"))

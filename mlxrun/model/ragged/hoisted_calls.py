@@ -37,6 +37,7 @@ class HoistedCalls:
 
     def __init__(self, module: nn.Module, layout: DraftLayout) -> None:
         self._module, self._layout = module, layout
+        self._layers = {name: x for name, x in module.children().items() if isinstance(x, nn.Module)}
         self._rows = next((m.adapters.rows for m in module.modules() if "adapters" in m), None)
         self._numbers = () if self._rows is None else self._rows.numbers  # of the adapters of all rows
         self._whole: dict[int, tuple[mx.array, mx.array]] = {}  # by id: an array of a call, and of all rows
@@ -47,14 +48,13 @@ class HoistedCalls:
     def begin_call(self, call: LayerCall) -> Iterator[None]:
         """In this block the module is called for these rows, and calls its layers through this object."""
         self._call = call
-        layers = {name: x for name, x in self._module.children().items() if isinstance(x, nn.Module)}
-        for name, layer in layers.items():
+        for name, layer in self._layers.items():
             dict.__setitem__(self._module, name, _StandIn(layer, self))
         try:
             with self._use_adapters([self._numbers[row] for row in call.firsts] if self._numbers else ()):
                 yield
         finally:
-            for name, layer in layers.items():
+            for name, layer in self._layers.items():
                 dict.__setitem__(self._module, name, layer)
 
     def take(self, array: mx.array) -> mx.array:
