@@ -95,12 +95,12 @@ class SchedulerSettings:
     """Maximum number of prompt tokens in a step while no row decodes."""
     prefill_budget_busy: Annotated[int | None, Range(16, None)] = None
     """The same while rows decode, which limits the time between their tokens. If more prompts wait than rows
-    decode, it is raised in proportion, up to prefill_budget. null: 1024 on CUDA, 512 on Metal; 256 on a CPU,
+    decode, it is raised in proportion, up to prefill_budget. null: 2048 on CUDA, 512 on Metal; 256 on a CPU,
     and fewer towards the end of a long prompt; at most one chunk."""
     step_ms: Annotated[int | None, Range(0, 60_000)] = None
     """Milliseconds that a step may take for prompts, by the pace of earlier steps: new requests wait for it.
     It takes 64 tokens at least. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
-    prefill_rows: Annotated[int, Range(1, 256)] = 8
+    prefill_rows: Annotated[int, Range(1, 256)] = 16
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
     unless the probe has found padding to be exact."""
     memory_limit: Annotated[int | None, Bytes(), Range(1, None)] = None

@@ -281,7 +281,7 @@ def test_padding_that_a_row_keeps(zoo: Zoo, monkeypatch: Patch) -> None:
     engine = engine_driver.make_real_engine(zoo.text("llama"))
     found = checks(engine)
     assert found["prefill equal lengths"].passed and not found["prefill padded"].passed
-    assert methods(engine).sharing == PrefillSharing(8, 0, tails=True)
+    assert methods(engine).sharing == PrefillSharing(16, 0, tails=True)
     right(zoo, "llama", engine)
 
 
@@ -300,7 +300,7 @@ def test_recurrent_families_are_not_padded(zoo: Zoo, family: str) -> None:
     """Nemotron_h is wrong under padding by nats; no family with recurrent state is tried."""
     engine = engine_driver.make_real_engine(zoo.text(family))
     assert "prefill padded" not in checks(engine)
-    assert methods(engine).sharing == PrefillSharing(8, 0, tails=True)
+    assert methods(engine).sharing == PrefillSharing(16, 0, tails=True)
     right(zoo, family, engine)
 
 
@@ -326,7 +326,7 @@ def test_a_vision_model_is_probed_too(zoo: Zoo, family: str, monkeypatch: Patch)
     """Also the positions that its adapter gives, where the model takes them."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
     names = {*CHUNKS, "decode ragged", "prefill equal lengths", "prefill padded", "snapshot"}
-    names |= {"image chunks", "image features", "image among text"}
+    names |= {"image again", "image chunks", "image features", "image among text"}
     assert set(checks(engine)) == (
         names if family == "gemma3" else names | {"prefill tails"}
     )  # it has windows
