@@ -85,7 +85,7 @@ def expected(family: str) -> tuple[str, int, int]:
     )
     padded = {"gemma3_text": 8, "gpt_oss": 8, "gemma4_text": 8}.get(family, 16)
     recurrent = ("qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "falcon_h1", "lfm2", "granitemoehybrid")
-    return decode, 8, 0 if family in recurrent else padded
+    return decode, 16, 0 if family in recurrent else padded
 
 
 @pytest.mark.parametrize("way", WAYS)

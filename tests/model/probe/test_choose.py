@@ -290,7 +290,7 @@ def test_tails_that_are_stacked_in_another_order(zoo: Zoo, monkeypatch: Patch) -
     monkeypatch.setattr(layer_caches, "stack_rows", lambda rows, tokens: original(rows[::-1], tokens))
     engine = engine_driver.make_real_engine(zoo.text("llama"))
     assert not checks(engine)["prefill tails"].passed
-    assert methods(engine).sharing == PrefillSharing(8, 16)
+    assert methods(engine).sharing == PrefillSharing(16, 16)
 
 
 @pytest.mark.parametrize(
