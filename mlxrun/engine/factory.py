@@ -38,7 +38,11 @@ from mlxrun.model.runner import ModelRunner
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.sparse.build import add_position_check, load_draft, make_positioned
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
-from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model
+from mlxrun.model.speculation.draft_build import (
+    LoadedDraftModel,
+    load_draft_model,
+    measure_row_cost,
+)
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source
 from mlxrun.model.speculation.support import find_draft_problem
 from mlxrun.model.token_embeddings import count_token_embeddings
@@ -165,7 +169,8 @@ def _make_draft_planner(
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
     source = None if loaded is None else loaded.source
     looks_up = settings.method in ("auto", "ngram")
-    return DraftPlanner(settings, rows, source=source, looks_up=looks_up), loaded
+    cost = measure_row_cost(adapter, methods, settings.max_tokens) if source is not None else 0.0
+    return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
 
 
 def _load_head(

@@ -14,8 +14,8 @@ from typing import Any
 
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.scheduler.acceptance import Acceptance
-from mlxrun.scheduler.draft_source import DraftSource, KnownRow
 from mlxrun.scheduler.checked_source import CheckedSource
+from mlxrun.scheduler.draft_source import DraftSource, KnownRow
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.row_drafter import RowDrafter
 from mlxrun.scheduler.step_plan import SampledToken
@@ -47,13 +47,14 @@ class DraftChoice:
 class DraftPlanner:
     """`max_rows`: rows of one decode forward, of which a draft takes one for each token; 0: nothing is
     drafted, for the reason in `problem` (None: by the config). `source`: a model that drafts; `looks_up`:
-    whether n-grams are looked up."""
+    whether n-grams are looked up; `row_cost`: what a row adds to a forward, in steps of one row."""
 
     settings: SpeculationSettings
     max_rows: int = 0
     problem: str | None = None
     source: DraftSource | None = None
     looks_up: bool = True
+    row_cost: float = 0.0
     counts: DraftCounts = field(default_factory=DraftCounts)
     modelled: DraftCounts = field(default_factory=DraftCounts)  # those of the source among them
     _checked_source: CheckedSource | None = field(init=False)
@@ -76,7 +77,11 @@ class DraftPlanner:
             "configured": self.settings.method,
             "problem": problem,
             **asdict(self.counts),
-            "model": {"cost": source and round(source.cost, 3), **asdict(self.modelled)},
+            "model": {
+                "cost": source and round(source.cost, 3),
+                "row_cost": source and round(self.row_cost, 3),
+                **asdict(self.modelled),
+            },
         }
 
     def awaits_tokens(self, states: Sequence[RequestState]) -> bool:
@@ -158,11 +163,13 @@ class DraftPlanner:
     def _would_pay(self, state: RequestState, cost: float) -> bool:
         """Whether one drafted token gains more than it costs, with all rows like this one."""
         acceptance = state.acceptance
-        return acceptance is not None and _may_draft(state) and acceptance.rate > WAITING_COST + cost
+        cost += WAITING_COST + self.row_cost
+        return acceptance is not None and _may_draft(state) and acceptance.rate > cost
 
     def _choose(self, decoding: Sequence[RequestState]) -> DraftChoice:
         """The choice that gives the most tokens in the time that it takes; nothing if no drafts give more.
-        A step takes longer by what waiting costs, and by each token that the source drafts for all rows."""
+        A step takes longer by what waiting costs, by each token that the source drafts for all rows, and by
+        each row that verifies one."""
         source, rows = self._checked_source, len(decoding)
         copied = {state.id: _expect_copies(state) for state in decoding}
         ready = [] if source is None else self._list_ready(decoding, source)
@@ -171,14 +178,17 @@ class DraftPlanner:
         if source is not None and ready:
             deepest = min(source.max_tokens, self.settings.max_tokens, max(spare // len(ready), 1))
             cost = source.cost
-        best, best_speed = DraftChoice(), float(rows)
+        plain = 1 + self.row_cost * (rows - 1)
+        best, best_speed = DraftChoice(), rows / plain
         for depth in range(deepest + 1):
-            gains = copied | _expect_accepted(ready, copied, depth)
-            speed = (rows + min(sum(gains.values()), spare)) / (1 + WAITING_COST + depth * cost)
+            accepted = _expect_accepted(ready, copied, depth)
+            gains = copied | accepted
+            drafted = depth * len(accepted) + sum(2 * copied[rid] for rid in copied.keys() - accepted.keys())
+            time = plain + WAITING_COST + depth * cost + self.row_cost * min(drafted, spare)
+            speed = (rows + min(sum(gains.values()), spare)) / time
             if speed > best_speed:
-                modelled = frozenset(rid for rid, gain in gains.items() if gain > copied[rid])
                 chosen = sorted((s for s in decoding if gains[s.id]), key=lambda s: gains[s.id])
-                best, best_speed = DraftChoice(chosen, modelled, depth), speed
+                best, best_speed = DraftChoice(chosen, frozenset(accepted), depth), speed
         return best
 
     def _list_ready(

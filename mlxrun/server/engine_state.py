@@ -31,7 +31,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
         "steps": 0,
         "drafted": 0,
         "accepted": 0,
-        "model": {"cost": None, "steps": 0, "drafted": 0, "accepted": 0},
+        "model": {"cost": None, "row_cost": None, "steps": 0, "drafted": 0, "accepted": 0},
     },
     "sparse_prefill": {"method": "off", "waiting": 0, "prompts": 0, "tokens": 0, "left_out": 0},
     "memory": None,

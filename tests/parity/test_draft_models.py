@@ -54,7 +54,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 def fixed_cost(monkeypatch: Patch) -> None:
     """Drafting a token costs a tenth of a step, which is worth drafting as much as may be."""
     monkeypatch.setattr(
-        draft_build, "time_step", lambda adapter, methods: 1.0 if methods.fixed_width else 0.1
+        draft_build, "time_step", lambda adapter, methods, *count: 1.0 if methods.fixed_width else 0.1
     )
     monkeypatch.setattr(draft_model, "MAX_READ", 24)
 

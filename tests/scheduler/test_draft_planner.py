@@ -24,9 +24,15 @@ class Driver:
     """A scheduler, and a runner that reads each step one step later and answers `PERIOD`, or ever new tokens
     for requests whose id begins with `new`. `source` drafts, and nothing else but with `looks_up`."""
 
-    def __init__(self, max_rows: int = 8, source: FakeSource | None = None, looks_up: bool = False) -> None:
+    def __init__(
+        self,
+        max_rows: int = 8,
+        source: FakeSource | None = None,
+        looks_up: bool = False,
+        row_cost: float = 0.0,
+    ) -> None:
         looks_up = looks_up or source is None
-        self.planner = DraftPlanner(SETTINGS, max_rows, source=source, looks_up=looks_up)
+        self.planner = DraftPlanner(SETTINGS, max_rows, source=source, looks_up=looks_up, row_cost=row_cost)
         self.scheduler = Scheduler(make_settings(max_running=30), RequestLimits(1000), drafts=self.planner)
         self.outputs: dict[str, list[int]] = {}
         self.launched = StepPlan()
@@ -168,7 +174,9 @@ def test_a_source_drafts_what_no_row_can_copy() -> None:
     found = driver.planner.describe()
     assert found["method"] == "fake" and found["problem"] is None
     assert found["drafted"] == found["accepted"] == found["model"]["accepted"] > 70
-    assert found["model"] == {"cost": 0.1} | {key: found[key] for key in ("steps", "drafted", "accepted")}
+    assert found["model"] == {"cost": 0.1, "row_cost": 0.0} | {
+        key: found[key] for key in ("steps", "drafted", "accepted")
+    }
 
 
 def test_rows_are_drafted_for_together() -> None:
@@ -272,3 +280,17 @@ def test_a_request_may_decline_a_source_too() -> None:
         driver.add("new", speculation=not taken)
         driver.run()
         assert not source.asked and not source.read and driver.waits == 0
+
+
+def test_drafts_are_shorter_where_each_row_of_a_forward_costs() -> None:
+    """With half of the predictions right, a row that costs as much as it gains is left out."""
+    depths = []
+    for row_cost in (0.0, 0.2, 0.9):
+        source = FakeSource(predict_most(4))
+        driver = Driver(64, source, row_cost=row_cost)
+        for row in range(3):
+            driver.add(f"new {row}", 200)
+        driver.run()
+        counts = driver.planner.counts
+        depths.append(counts.drafted / counts.steps if counts.steps else 0.0)
+    assert depths[0] > depths[1] > depths[2] == 0.0

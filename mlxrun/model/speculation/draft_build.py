@@ -20,6 +20,7 @@ from mlxrun.model.footprint import (
     measure_footprint,
     read_hidden_size,
 )
+from mlxrun.model.lora.row_adapters import BASE
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
@@ -92,8 +93,15 @@ def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeM
     raise small.make_error(f"cannot draft: {problem}") from problem
 
 
-def time_step(adapter: Adapter, methods: ComputeMethods) -> float:
-    """Seconds of a decode step as it is once it has been compiled."""
+def measure_row_cost(adapter: Adapter, methods: ComputeMethods, drafted: int) -> float:
+    """What a drafted token adds to a step that verifies so many, in steps of one row: nothing where a forward
+    has a fixed width, and little where it reads weights most of the time."""
+    alone = time_step(adapter, methods)
+    return max(time_step(adapter, methods, 1 + drafted) / alone - 1, 0.0) / drafted
+
+
+def time_step(adapter: Adapter, methods: ComputeMethods, count: int = 1) -> float:
+    """Seconds of a decode step of one row with `count` tokens, as it is once it has been compiled."""
     cache = adapter.make_cache()
     adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
     mx.eval(list_all_arrays(cache))
@@ -101,11 +109,13 @@ def time_step(adapter: Adapter, methods: ComputeMethods) -> float:
     assert isinstance(batch, PagedDecodeBatch)
     batch.compile_after = 0
     batch.update(set(), [JoiningRow("trial", 2, cache)])
-    decode = adapter.make_decode([0] * (TIMED_STEPS + 2))
+    decode = adapter.make_decode([BASE] * count * (TIMED_STEPS + 2))
     seconds = []
-    for position in range(2, TIMED_STEPS + 4):
+    for _ in range(TIMED_STEPS + 2):
         started = time.perf_counter()
+        first = batch.lengths[0]
         with use_engine_attention():
-            mx.eval(batch.forward(decode, mx.array([1]), [position]))
+            logits = batch.forward(decode, mx.array([1] * count), range(first, first + count), [count])
+        mx.eval(logits, *batch.list_state_arrays())
         seconds.append(time.perf_counter() - started)
     return statistics.median(seconds[2:])  # the first ones compile
