@@ -27,8 +27,11 @@ class RowChoice:
     def take(self, array: mx.array, *, copied: bool = False) -> mx.array:
         """These rows. `copied`: never as a view, which would keep the whole array in memory."""
         first, count = self.rows[0], len(self.rows)
-        if self.rows == tuple(range(first, first + count)) and not copied:
-            return array if count == array.shape[0] else array[first : first + count]
+        if self.rows == tuple(range(first, first + count)):
+            if count == array.shape[0]:
+                return array
+            if not copied:
+                return array[first : first + count]
         if not self._indices:
             self._indices.append(mx.array(self.rows, dtype=mx.int32))
         return array[self._indices[0]]

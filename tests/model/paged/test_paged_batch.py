@@ -8,12 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from mlxrun.model.paged import paged_batch
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.ragged.decode_batch import JoiningRow
+from mlxrun.model.ragged.drafted_state import route_states
 
 HEADS, SIZE = 2, 32
 WINDOW = 5
@@ -126,3 +128,39 @@ def test_drafted_tokens_are_computed_as_by_steps_and_given_back(kept: int) -> No
     assert mx.allclose(drafted.forward(decode, mx.array([5, 5, 5]), [0] * 3)[0], expected, atol=1e-6).item()
     with pytest.raises(ValueError, match="has 3 tokens"):
         drafted.accept({"b": 9})
+
+
+class Adder(nn.Module):
+    """Its state is the sum of a row's tokens."""
+
+    def __call__(self, ids: mx.array, cache: Any) -> mx.array:
+        cache[0] = cache[0] + mx.sum(ids, axis=1, keepdims=True)
+        return (cache[0] - mx.sum(ids, axis=1, keepdims=True) + mx.cumsum(ids, axis=1))[:, :, None]
+
+
+def test_recurrent_rows_go_back_within_the_forward_before() -> None:
+    model = Adder()
+    route_states(model)
+    rows = []
+    for rid in ("a", "b"):
+        cache = ArraysCache(1)
+        cache[0] = mx.array([[100]])
+        rows.append(JoiningRow(rid, 4, [cache]))
+    batch = PagedDecodeBatch([ArraysCache(1)])
+    batch.update({"a", "b"}, rows)
+
+    def decode(ids: mx.array, caches: list[Any], positions: Any) -> mx.array:
+        return model(ids, caches[0])
+
+    found = batch.forward(decode, mx.array([1, 2, 3, 4]), [0] * 4, [3, 1])
+    assert found.tolist() == [[101], [103], [106], [104]] and batch.lengths == [7, 5]
+    for lengths in ({"a": 4}, {"b": 4}, {"a": 8}):
+        with pytest.raises(ValueError, match=r"cannot go back|has 7 tokens, not 8"):
+            batch.accept(lengths)
+    batch.accept({"a": 6})
+    with pytest.raises(ValueError, match="cannot go back"):
+        batch.accept({"a": 5})
+    assert batch.forward(decode, mx.array([1, 1]), [0] * 2).tolist() == [[104], [105]]
+    batch.forward(decode, mx.array([1, 2, 3, 4]), [0] * 4, [2, 2])
+    batch.update({"b"}, ())  # a row that leaves before tokens were rejected leaves the others as they are
+    assert batch.forward(decode, mx.array([1]), [0]).tolist() == [[113]]
