@@ -8,9 +8,11 @@ from typing import Any
 
 import click
 
+from benchmarks.mtp_model import TRAINED
 from benchmarks.prefix_cache.workloads import SCENARIOS
 from benchmarks.reproduce.benchmark import CONDITIONS
 from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
+from benchmarks.speculation import LANGUAGE
 from benchmarks.speculation import WORKLOADS as DRAFT_WORKLOADS
 from mlxrun.cli.bench_options import add_measure_options, write_report
 from mlxrun.cli.main import main
@@ -246,10 +248,12 @@ def embeddings(model: Path | None, texts: int, seed: int, json_path: Path | None
     "--workload",
     "workloads",
     multiple=True,
-    type=click.Choice(DRAFT_WORKLOADS),
-    help="May be given several times; default: all.",
+    type=click.Choice([*DRAFT_WORKLOADS, LANGUAGE]),
+    help="May be given several times; default: all that fit the model.",
 )
-@click.option("--method", type=click.Choice(["ngram", "draft", "auto"]), help="Default: ngram, or draft.")
+@click.option(
+    "--method", type=click.Choice(["ngram", "draft", "mtp", "auto"]), help="Default: ngram, or draft."
+)
 @click.option("--draft", help="A draft model: a preset or a folder.")
 @click.option(
     "--acceptance",
@@ -277,6 +281,9 @@ def speculation(
     edit          a text of 512 tokens is written again, with an edit every 32 tokens
     prose         512 tokens, of which few have come before
     free          whatever the model says, greedy and sampled; all answers are compared
+    language      with --model trained, which is trained first: sampled texts of its language
+
+    With --method mtp, a preset is of mimo's family, and has a head of random weights.
     """
     config = load_command_config(config_path, sets).config
     from benchmarks.measure_plan import MeasurePlan
@@ -284,7 +291,8 @@ def speculation(
 
     plan = MeasurePlan(model, config, **options)
     side = DraftSide(method or ("draft" if draft else "ngram"), draft, acceptance)
-    report = run_speculation_bench(plan, rows or ROWS, workloads or DRAFT_WORKLOADS, say, side)
+    chosen = workloads or ((LANGUAGE,) if model == TRAINED else DRAFT_WORKLOADS)
+    report = run_speculation_bench(plan, rows or ROWS, chosen, say, side)
     return write_report(report, json_path, print_speculation_report)
 
 

@@ -2,10 +2,12 @@
 
 Random weights do not copy a text as trained models do. So the answers of `edit` and `prose` are written here,
 and forced where tokens are sampled, on both sides alike; the model's forwards are all real. `free` forces
-nothing: greedy and sampled answers of the model, of which tokens and logprobs are compared.
+nothing: greedy and sampled answers of the model, of which tokens and logprobs are compared. `language` is for
+the model that is trained here (mtp_model.py): sampled texts of its language, of which nothing is forced.
 
-A draft model of random weights agrees with no other one. So where answers are forced, its predictions are
-too: each is the token that is due with the probability `acceptance`, by the position's own chance.
+A draft model of random weights agrees with no other one, and a head of random weights with no model. So where
+answers are forced, their predictions are too: each is the token that is due with the probability
+`acceptance`, by the position's own chance.
 """
 
 from __future__ import annotations
@@ -14,14 +16,16 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from benchmarks import mtp_model
 from benchmarks.measure_plan import MeasurePlan
-from mlxrun.bench.models import BenchModel, open_model
+from mlxrun.bench.models import PRESETS, BenchModel, open_model
 from mlxrun.bench.report import make_console, make_table
+from mlxrun.errors import ConfigError
 from mlxrun.scheduler.request import Request, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 TEXT, PROSE_PROMPT, EDIT_EVERY = 512, 256, 32  # tokens
 WORDS = 2000  # of prose; the word of rank r is 1 / r as frequent as the first
 WORKLOADS = ("edit", "prose", "free")
+LANGUAGE, LANGUAGE_PROMPT = "language", 32  # tokens
 ROWS = (1, 16)
 FORCED = 1e6  # added to the logit of the token that is due
 
@@ -37,7 +42,7 @@ FORCED = 1e6  # added to the logit of the token that is due
 @dataclass(frozen=True, slots=True)
 class DraftSide:
     """The side with drafts: `method` of the config; `draft`: a preset or a folder, None: no model drafts;
-    `acceptance`: share of the model's predictions that hold, where answers are forced."""
+    `acceptance`: share of a model's or a head's predictions that hold, where answers are forced."""
 
     method: str = "ngram"
     draft: str | None = None
@@ -59,9 +64,12 @@ def run_speculation_bench(
     say: Callable[[str], None],
     side: DraftSide = DraftSide(),
 ) -> dict[str, Any]:
-    """Tokens a second of both sides, what was drafted, and answers that differ."""
+    """Tokens a second of both sides, what was drafted, and answers that differ. ConfigError for `language`
+    with another model than the trained one."""
+    if LANGUAGE in workloads and plan.model != mtp_model.TRAINED:
+        raise ConfigError(f"--workload {LANGUAGE} needs --model {mtp_model.TRAINED}")
     with ExitStack() as stack:
-        model = stack.enter_context(open_model(plan.model, plan.seed))
+        model = stack.enter_context(_open_target(plan, side.method, say))
         small = stack.enter_context(open_model(side.draft, plan.seed + 1)) if side.draft else None
         sides = {"off": _build(plan, model, "off"), "drafts": _build(plan, model, side.method, small)}
         found: dict[str, Any] = {}
@@ -75,10 +83,27 @@ def run_speculation_bench(
         return plan.build_report(model, found) | {"drafts": own | {"cost": described["model"]["cost"]}}
 
 
+def _open_target(
+    plan: MeasurePlan, method: str, say: Callable[[str], None]
+) -> AbstractContextManager[BenchModel]:
+    """The model of both sides; for `mtp`, a preset gets a head."""
+    if plan.model == mtp_model.TRAINED:
+        return mtp_model.open_trained_model(plan.seed, say)
+    if method == "mtp" and plan.model in PRESETS:
+        return mtp_model.open_model_with_head(plan.model, plan.seed)
+    return open_model(plan.model, plan.seed)
+
+
 def make_case(workload: str, rows: int, scale: float, vocab: int, seed: int) -> Case:
     """The requests of a workload, each with a text of its own."""
     rng = random.Random(f"{workload} {seed}")
     length = max(round(TEXT * scale), 16)
+    if workload == LANGUAGE:
+        params = SamplingParams(max_tokens=min(length, mtp_model.LENGTH - LANGUAGE_PROMPT), temperature=1.0)
+        prompts = mtp_model.make_prompts(rows, LANGUAGE_PROMPT, seed)
+        return Case(
+            tuple(Request(f"{i}", tuple(p), replace(params, seed=i)) for i, p in enumerate(prompts)), {}
+        )
     requests, scripts = [], {}
     for row in range(rows):
         if workload == "edit":
@@ -110,11 +135,11 @@ def _edit(text: Sequence[int], vocab: int, rng: random.Random) -> list[int]:
 
 @contextmanager
 def _force_answers(scripts: Mapping[int, Sequence[int]], acceptance: float) -> Iterator[None]:
-    """Sample the tokens of the scripts; the row's seed says which. A draft model samples them by chance."""
+    """Sample the tokens of the scripts; the row's seed says which. What drafts samples them by chance."""
     import mlx.core as mx
 
     from mlxrun.model.sampler import Sampler
-    from mlxrun.model.speculation import draft_model
+    from mlxrun.model.speculation import draft_model, mtp_source
 
     def list_due(sampler: Sampler, positions: Sequence[int]) -> list[int]:
         due = [scripts[row.params.seed] for row in sampler.rows]
@@ -136,6 +161,7 @@ def _force_answers(scripts: Mapping[int, Sequence[int]], acceptance: float) -> I
     with (
         mock.patch.object(Sampler, "_add_noise", choose),
         mock.patch.object(draft_model, "Sampler", DraftSampler),
+        mock.patch.object(mtp_source, "Sampler", DraftSampler),
     ):
         yield
 

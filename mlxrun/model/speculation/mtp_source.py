@@ -87,9 +87,8 @@ class MTPSource:
         def sample(logits: mx.array, place: int) -> mx.array:
             return sampler(logits, [row.num_tokens + place for row in rows]).tokens
 
-        follows = any(each.temperature or each.logit_bias for each in params)
         asked = {row.id: limit for row, limit in zip(rows, limits, strict=True)}
-        drafted = self.rows.draft(asked, sample if follows else None)
+        drafted = self.rows.draft(asked, sample)
         return [drafted[row.id] for row in rows]
 
     def forget(self, request_id: str) -> None:

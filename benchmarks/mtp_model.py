@@ -1,0 +1,197 @@
+"""Models with multi-token-prediction heads for the bench of drafts: a tiny trained one, and random ones.
+
+All are of mimo's family, with its head. The tiny one is trained in two minutes on a CPU. Its language has
+words of letters, and each word is followed by one of a few others: what comes inside a word is certain, and
+where a word begins it is not. On a GPU it gets layers that add nothing to what the trained ones compute, so
+that a step takes the time of a model with as many layers as Qwen3-0.6B.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.bench.models import PRESETS, BenchModel, describe_model, open_model
+from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.model_files import read_json
+from mlxrun.model.tiny.byte_tokenizer import TOKENS, save_tokenizer, write_json
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+TRAINED = "trained"  # the name of the tiny model
+CONFIG: dict[str, Any] = {
+    **TOKENS,
+    "model_type": "mimo",
+    "hidden_size": 96,
+    "num_hidden_layers": 3,
+    "intermediate_size": 192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 4096,
+    "num_nextn_predict_layers": 1,
+    "tie_word_embeddings": False,
+    "dtype": "float32",
+}
+STEPS, BATCH, LENGTH = 300, 6, 256
+RATE, WARM_UP = 4e-3, 40
+GPU_LAYERS = 28
+WORDS, LETTERS = 60, b"abcdefghijklmnopqrstuvwxyz"
+FOLLOWERS = (0.7, 0.2, 0.1)  # how likely each word that may follow is
+HEAD_WEIGHT = 0.5  # of the head's loss
+
+
+@contextmanager
+def open_trained_model(seed: int, say: Callable[[str], None]) -> Iterator[BenchModel]:
+    """The tiny model, trained and written to a temporary folder."""
+    with TemporaryDirectory(prefix="mlxrun-bench-") as folder:
+        train_mtp_model(Path(folder), say, seed=seed)
+        if uses_gpu():
+            add_layers(Path(folder), GPU_LAYERS)
+        yield describe_model(TRAINED, Path(folder))
+
+
+@contextmanager
+def open_model_with_head(name: str, seed: int = 0) -> Iterator[BenchModel]:
+    """A preset as a model of mimo's family, with a head of random weights. Its heads of attention have the
+    hidden size divided by their number."""
+    config = {key: value for key, value in PRESETS[name].items() if key not in ("architectures", "head_dim")}
+    config |= {"model_type": "mimo", "num_nextn_predict_layers": 1}
+    with open_model(name, seed, config) as model:
+        _save_random_head(model.folder, config, seed)
+        yield model
+
+
+def _save_random_head(folder: Path, config: Mapping[str, Any], seed: int) -> None:
+    import mlx.core as mx
+    from mlx.utils import tree_flatten
+
+    head = _make_head(config)
+    mx.random.seed(seed)
+    drawn = {
+        name: mx.ones(array.shape)
+        if array.ndim == 1
+        else mx.random.normal(array.shape) / array.shape[-1] ** 0.5
+        for name, array in tree_flatten(head.parameters())
+    }
+    dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[config["dtype"]]
+    named = _name_weights({name: array.astype(dtype) for name, array in drawn.items()}, config)
+    mx.save_safetensors(str(folder / "model-mtp.safetensors"), named, metadata={"format": "mlx"})
+
+
+def _make_head(config: Mapping[str, Any]) -> Any:
+    """A head with weights as its layers draw them."""
+    from mlx_lm.models import mimo
+
+    from mlxrun.model.speculation.mtp_head import MTPHead
+    from mlxrun.model.speculation.mtp_weights import FORMATS
+
+    layer = mimo.TransformerBlock(mimo.ModelArgs.from_dict(dict(config)))
+    return MTPHead(layer, config["hidden_size"], config["rms_norm_eps"], FORMATS["mimo"])
+
+
+def _name_weights(head: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
+    from mlxrun.model.speculation.mtp_weights import FORMATS, name_parts
+
+    return name_parts(head, FORMATS["mimo"], config["num_hidden_layers"])
+
+
+class Language:
+    """Words of three to seven letters and a space; each is followed by one of three."""
+
+    def __init__(self, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self._words = [bytes(rng.choices(LETTERS, k=rng.randint(3, 7))) + b" " for _ in range(WORDS)]
+        self._followers = [rng.sample(range(WORDS), len(FOLLOWERS)) for _ in range(WORDS)]
+
+    def write(self, size: int, rng: random.Random) -> list[int]:
+        """A text of so many tokens."""
+        word, text = rng.randrange(WORDS), b""
+        while len(text) < size:
+            text += self._words[word]
+            word = rng.choices(self._followers[word], FOLLOWERS)[0]
+        return list(text[:size])
+
+
+def train_mtp_model(folder: Path, say: Callable[[str], None], steps: int = STEPS, seed: int = 0) -> None:
+    """Write a model and its head, trained for so many steps, as a checkpoint."""
+    import mlx.core as mx
+    import mlx.nn as nn
+    from mlx import optimizers
+    from mlx.utils import tree_flatten
+    from mlx_lm.models import mimo
+
+    mx.random.seed(seed)
+    both: Any = nn.Module()
+    both.model = mimo.Model(mimo.ModelArgs.from_dict(CONFIG))
+    both.head = _make_head(CONFIG)
+    schedule = optimizers.join_schedules(
+        [
+            optimizers.linear_schedule(0.0, RATE, WARM_UP),
+            optimizers.cosine_decay(RATE, max(steps - WARM_UP, 1), RATE / 20),
+        ],
+        [WARM_UP],
+    )
+    optimizer = optimizers.AdamW(schedule, weight_decay=0.01)
+    compute = nn.value_and_grad(both, partial(_compute_losses, both))
+    language, rng = Language(seed), random.Random(seed + 1)
+    for step in range(steps):
+        tokens = mx.array([language.write(LENGTH + 2, rng) for _ in range(BATCH)])
+        losses, gradients = compute(tokens)
+        gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
+        optimizer.update(both, gradients)
+        mx.eval(both.parameters(), optimizer.state, losses)
+        if step % 50 == 49 or step == steps - 1:
+            say(f"step {step + 1}: losses {losses[1].item():.2f}, of the head {losses[2].item():.2f}")
+    _save(folder, dict(tree_flatten(both.model.parameters())), dict(tree_flatten(both.head.parameters())))
+
+
+def _compute_losses(both: Any, tokens: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+    """What is trained, the loss of the model, and that of its head. `tokens` [rows, n + 2]: from n of them
+    the model predicts the next ones, and the head those behind."""
+    import mlx.core as mx
+    import mlx.nn as nn
+
+    own = nn.losses.cross_entropy
+    hidden = both.model.model(tokens[:, :-2])
+    first = own(both.model.lm_head(hidden), tokens[:, 1:-1], reduction="mean")
+    embeds = both.model.model.embed_tokens(tokens[:, 1:-1])
+    normed, _ = both.head(embeds, hidden, "causal", None)
+    second = own(both.model.lm_head(normed), tokens[:, 2:], reduction="mean")
+    return first + HEAD_WEIGHT * second, mx.stop_gradient(first), mx.stop_gradient(second)
+
+
+def _save(folder: Path, model: dict[str, mx.array], head: dict[str, mx.array]) -> None:
+    import mlx.core as mx
+
+    folder.mkdir(parents=True, exist_ok=True)
+    named = _name_weights(head, CONFIG)
+    mx.save_safetensors(str(folder / "model.safetensors"), model | named, metadata={"format": "mlx"})
+    write_json(folder / "config.json", CONFIG)
+    save_tokenizer(folder)
+
+
+def add_layers(folder: Path, layers: int) -> None:
+    """Give the trained model so many layers, of which the new ones add nothing."""
+    import mlx.core as mx
+
+    weights: Any = mx.load(str(folder / "model.safetensors"))
+    config, first = read_json(folder / "config.json"), "model.layers.0."
+    for name in [name for name in weights if name.startswith(first)]:
+        for layer in range(config["num_hidden_layers"], layers):
+            weights[name.replace(first, f"model.layers.{layer}.")] = mx.zeros_like(weights[name])
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    write_json(folder / "config.json", config | {"num_hidden_layers": layers})
+
+
+def make_prompts(count: int, size: int, seed: int = 0) -> list[Sequence[int]]:
+    """Texts of the language that the model with this seed was trained on."""
+    language, rng = Language(seed), random.Random(f"prompts {seed}")
+    return [language.write(size, rng) for _ in range(count)]
