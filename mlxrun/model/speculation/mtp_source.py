@@ -87,8 +87,8 @@ class MTPSource:
         def sample(logits: mx.array, place: int) -> mx.array:
             return sampler(logits, [row.num_tokens + place for row in rows]).tokens
 
-        asked = {row.id: limit for row, limit in zip(rows, limits, strict=True)}
-        drafted = self.rows.draft(asked, sample)
+        by_row = {row.id: limit for row, limit in zip(rows, limits, strict=True)}
+        drafted = self.rows.draft(by_row, sample)
         return [drafted[row.id] for row in rows]
 
     def forget(self, request_id: str) -> None:
