@@ -52,7 +52,9 @@ class TrackedRequest:
 
     @property
     def cacheable(self) -> bool:
-        return len(self.request.image_spans) == len(self.request.image_digests)
+        """Whether its content is known: not that of images whose tokens are not."""
+        spans, digests = self.request.image_spans, self.request.image_digests
+        return len(spans) == len(digests) and (self.request.media is None or len(spans) > 0)
 
     @property
     def storable(self) -> bool:

@@ -10,6 +10,7 @@ import time
 from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
+from mlxrun.engine.media_spans import join_media_spans
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import EngineDead, MlxrunError, RequestError
@@ -91,6 +92,8 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. Raises Overloaded, PromptTooLong or RequestError if it cannot run."""
         self._check_tokens(request)
+        if request.media is not None and self.probe is not None and self.probe.methods.whole_media:
+            request = join_media_spans(request)
         if not request.pooled:
             self._add_prompt(request)
         elif self.pooling is None:

@@ -8,7 +8,8 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
-from mlxrun.model.vision.image_units import VIDEO_PIXELS, Media
+from mlxrun.model.vision.image_units import TOKEN_TYPES, VIDEO_PIXELS, Media
 from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
 
 MAX_CHANGE = 0.25  # of a token's logits by the token behind it, in standard deviations, which is rounding
@@ -160,6 +161,11 @@ class VisionAdapter(Adapter):
             )
         self.reset_images()
 
+    def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:
+        """Refuse and cache what the probe decided for this model with another adapter."""
+        self.refused |= refused
+        self.reset_images(cached)
+
     def reset_images(self, cached: bool = True) -> None:
         """Forget all images. Without `cached`, from now on each prompt's images are encoded by one call."""
         self._images = self._make_images(budget=self._image_bytes if cached else 0)
@@ -177,7 +183,11 @@ class VisionAdapter(Adapter):
         for kind in () if media is None else _list_kinds(media):
             if self.refused[kind]:
                 raise RequestError(f"{kind} are refused for this model: {self.refused[kind]}")
-        return TEXT_ONLY if media is None else self._images.embed(prompt, media, cached)
+        if media is None:
+            return TEXT_ONLY
+        inputs = self._images.embed(prompt, media, cached)
+        types = {name: np.asarray(media[name]) for name in TOKEN_TYPES if name in media}
+        return replace(inputs, token_types=types) if types else inputs
 
     def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
         return self._images.encode_pending(inputs, start, stop)
@@ -198,15 +208,22 @@ class VisionAdapter(Adapter):
         extra = self._slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
             positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
-            extra["position_ids"] = mx.broadcast_to(positions, (3, *ids.shape))
+            extra["position_ids"] = self._arrange_axes(mx.broadcast_to(positions, (3, *ids.shape)))
+        self._forget_positions()
         logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache, **extra).logits
         return logits
 
+    def _forget_positions(self) -> None:
+        """Drop the positions that some language models keep of the last prompt."""
+        if getattr(self._language, "_position_ids", None) is not None:
+            self._language._position_ids = None
+
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
         extra: dict[str, Any] = {}
+        self._forget_positions()
         if self._mrope:  # always explicit: without it the model would use the state of the last prefill
             rows = positions if isinstance(positions, mx.array) else mx.array(positions, dtype=mx.int32)
-            extra["position_ids"] = mx.broadcast_to(rows[None, :, None], (3, *ids.shape))
+            extra["position_ids"] = self._arrange_axes(mx.broadcast_to(rows[None, :, None], (3, *ids.shape)))
         logits: mx.array = self._language(ids, cache=cache, **extra).logits
         return logits
 
@@ -220,8 +237,13 @@ class VisionAdapter(Adapter):
         if inputs.deepstack and inputs.visual_mask is not None:
             extra |= self._slice_deepstack(inputs, inputs.visual_mask, start, stop)
         if inputs.positions is not None:
-            extra["position_ids"] = inputs.positions[..., start:stop]
-        return extra
+            extra["position_ids"] = self._arrange_axes(inputs.positions[..., start:stop])
+        types = {name: array[:, start:stop] for name, array in inputs.token_types.items()}
+        return extra | {name: mx.array(part) for name, part in types.items() if part.any()}
+
+    def _arrange_axes(self, positions: mx.array) -> mx.array:
+        """Positions [3, B, L] as the model takes them."""
+        return mx.moveaxis(positions, 0, -1) if self.embedder.axes_last else positions
 
     def _slice_deepstack(
         self, inputs: PromptInputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int
@@ -230,7 +252,6 @@ class VisionAdapter(Adapter):
         first, last = int(visual[:start].sum()), int(visual[:stop].sum())
         if first == last:
             return {}
-        return {
-            "visual_pos_masks": mx.array(visual[None, start:stop]),
-            "deepstack_visual_embeds": [d[first:last] for d in inputs.deepstack],
-        }
+        whole = self.embedder.deepstack_form == "prompt"
+        parts = inputs.deepstack if whole else [d[first:last] for d in inputs.deepstack]
+        return self.embedder.shape_deepstack(parts, visual, start, stop)

@@ -50,6 +50,8 @@ def measure_footprint(cache: Sequence[Any], quantization: KVQuantization | None 
         if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
             fixed += sum(a.nbytes for a in layer_caches.list_arrays(layer))
             continue
+        if layer.keys is None:  # the model never fills it
+            continue
         window = layer_caches.get_window(layer)
         size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (layer.keys, layer.values))
         if window is None:

@@ -95,7 +95,7 @@ class LoadedModelInfo:
                 ) from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         arrays.pop("attention_mask", None)
-        image, video = (read_media_token(self.config.get, kind) for kind in ("image", "video"))
+        image, video = (read_media_token(self.config, kind) for kind in ("image", "video"))
         tokens = MediaTokens(image, video, getattr(self.processor, "image_break_token_id", None))
         regions = find_regions(ids, tokens, arrays)
         return ProcessedPrompt(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -68,11 +68,12 @@ class PendingImages:
 class PromptInputs:
     """All arrays are evaluated.
 
-    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images,
-    or int32 [L] where tokens were left out of a prompt;
+    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images
+    (others have other axes), or int32 [L] where tokens were left out of a prompt;
     `position_delta` is added to a later token's index for its position; `visual_mask` bool [L] marks the
     tokens that the `deepstack` features, each [visual tokens, D], belong to. `pending`: images that are not
-    encoded yet, whose places in `embeds` hold nothing of use and whose rows `deepstack` lacks.
+    encoded yet, whose places in `embeds` hold nothing of use and whose rows `deepstack` lacks. `token_types`:
+    arrays [1, L] that the model takes beside each chunk, by name.
     """
 
     embeds: mx.array | None = None
@@ -82,6 +83,7 @@ class PromptInputs:
     deepstack: tuple[mx.array, ...] = ()
     per_layer: mx.array | None = None
     pending: PendingImages | None = None
+    token_types: Media = field(default_factory=dict)
 
     def list_arrays(self) -> list[mx.array]:
         arrays = (self.embeds, self.positions, self.per_layer, *self.deepstack)

@@ -105,3 +105,16 @@ def test_a_scored_request_does_not_wait_for_what_has_no_logprobs() -> None:
         scored = make_request(f"from {start}", [*LONG, 2], score_from=start)
         Row(cache, replace(scored, params=SamplingParams(0, prompt_logprobs=0)))
         assert cache.should_wait_for_prefix(f"from {start}") == waits
+
+
+@pytest.mark.parametrize("media", [None, {"pixel_values": 1}])
+def test_images_whose_tokens_are_not_known_share_nothing(media: object) -> None:
+    """Equal token ids may stand for different images; without images they are the same content."""
+    cache = make_cache()
+    first = Row(cache, replace(make_request("a", LONG), media=media))
+    first.begin()
+    while first.prefill():
+        pass
+    first.end()
+    hit = Row(cache, replace(make_request("b", LONG), media=media)).begin()
+    assert (hit is None) == (media is not None)

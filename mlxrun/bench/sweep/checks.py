@@ -133,8 +133,10 @@ class FamilyChecks:
         assert self.probe is not None
         ways: dict[str, str] = {}
         for check in self.probe.checks:
-            if check.instead:  # of ways to decode, the last one is used
-                ways["decode" if check.name.startswith("decode") else check.instead] = check.instead
+            if check.instead:  # of ways to decode, and of ways to compute images, the last one is used
+                subject, _, what = check.name.partition(" ")
+                is_ladder = subject == "decode" or (subject == "image" and not what.startswith("among"))
+                ways[subject if is_ladder else check.instead] = check.instead
         if not ways and self.probe.methods.decode == "row_by_row":  # its caches rule everything else out
             ways["decode"] = "rows decode one by one"
         return list(ways.values())

@@ -68,7 +68,7 @@ def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[
         key: library_loop.answer_vision(folder, request.prompt, request.media, TOKENS)
         for key, request in (requests | longer).items()
     }
-    info = read_vision_info(folder)
+    info = read_vision_info(family, folder)
     return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), lambda: 0.0
 
 

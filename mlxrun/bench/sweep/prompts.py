@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from mlxrun.bench.sweep.checks import make_request
-from mlxrun.model.tiny.vision_configs import END, IMAGE, SIDE, START, VISION, make_media
+from mlxrun.model.tiny.vision_families import VISION
+from mlxrun.model.tiny.vision_media import SIDE
+from mlxrun.model.tiny.vision_prompts import join_parts, make_media
 from mlxrun.scheduler.request import Request
 
 LENGTHS = (1, 3, 9, 20, 45, 80)  # tokens of the prompts; the windows of the tiny models hold 8
@@ -41,6 +43,9 @@ def make_vision_requests(family: str) -> tuple[Requests, Requests]:
         "two turns": [text[4], 2, text[3], 1, text[2]],
     }
     longer: dict[str, list[Any]] = {"one and more": [*parts["one"], text[2], 2, text[4]]}
+    if VISION[family].most == 1:
+        parts = {"text": parts["text"], "one": parts["one"], "another": [text[2], 1, text[0]]}
+        longer = {"one and more": [*parts["one"], text[2]]}
     return (
         {key: _join(family, key, some, images) for key, some in parts.items()},
         {key: _join(family, key, some, images) for key, some in longer.items()},
@@ -49,18 +54,11 @@ def make_vision_requests(family: str) -> tuple[Requests, Requests]:
 
 def _join(family: str, name: str, parts: Sequence[list[int] | int], images: np.ndarray[Any, Any]) -> Request:
     """A request of texts and images, which are given by their index."""
-    ids: list[int] = []
-    spans: list[tuple[int, int]] = []
+    ids, spans = join_parts(family, parts)
     shown = [part for part in parts if isinstance(part, int)]
-    entry = VISION[family]
-    before, after = ([START], [END]) if entry.wrapped else ([], [])
-    for part in parts:
-        if isinstance(part, int):
-            start = len(ids) + len(before)
-            spans.append((start, start + entry.tokens))
-        ids += [*before, *[IMAGE] * entry.tokens, *after] if isinstance(part, int) else part
     if not shown:
         return make_request(name, ids)
-    digests = tuple(hashlib.blake2b(images[index].tobytes(), digest_size=16).digest() for index in shown)
-    media = make_media(family, images[shown])
+    own = [hashlib.blake2b(images[index].tobytes(), digest_size=16).digest() for index in shown]
+    digests = tuple(digest for digest in own for _ in range(VISION[family].runs))
+    media = make_media(family, images[shown], ids)
     return make_request(name, ids, image_spans=tuple(spans), media=media, image_digests=digests)

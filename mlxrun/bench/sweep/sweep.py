@@ -20,7 +20,7 @@ def list_families() -> list[tuple[str, str]]:
     """(kind, name) of every text family of the installed mlx-lm, and of those of mlx-vlm that have a tiny
     config."""
     from mlxrun.model.tiny.text_configs import list_text_families
-    from mlxrun.model.tiny.vision_configs import VISION
+    from mlxrun.model.tiny.vision_families import VISION
 
     text = [("text", family) for family in list_text_families()]
     return text + [("vision", family) for family in VISION]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from mlxrun.bench.sweep.family import FamilyResult, Status
+from mlxrun.bench.sweep.left_out import LEFT_OUT
 
 WORDS: dict[Status, str] = {
     "exact": "exact",
@@ -58,6 +59,8 @@ def render_markdown(results: Sequence[FamilyResult], versions: Mapping[str, str]
                 "|---|---|---|",
             ]
             lines += _render_rows(some)
+        if some and kind == "vision":
+            lines += _render_left_out()
     return "\n".join(lines) + "\n"
 
 
@@ -73,3 +76,9 @@ def _render_rows(results: Sequence[FamilyResult]) -> Iterator[str]:
     for result in sorted(results, key=lambda result: result.family.lower()):
         why = result.why.replace("|", "\\|")
         yield f"| `{result.family}` | {WORDS[result.status]} | {why} |"
+
+
+def _render_left_out() -> Iterator[str]:
+    yield from ("", "Not checked, with the reason:", "")
+    for reason, families in LEFT_OUT.items():
+        yield f"- {reason}: {', '.join(f'`{family}`' for family in sorted(families))}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -16,20 +16,28 @@ from mlxrun.errors import MediaError
 from mlxrun.model.adapter import MediaKind, VisionAdapter
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.probe.image_prompt import make_media_prompt, make_mixed_prompt
+from mlxrun.model.probe.embedding_checks import (
+    compare_arrays,
+    compare_mix,
+    embed_by_library,
+    measure_repetition,
+)
+from mlxrun.model.probe.image_prompt import list_media_prompts
 from mlxrun.model.probe.reference import LENGTHS, ProbeLogits, Reference, copy_cache
 from mlxrun.model.probe.report import ProbeCheck, ProbeReport
-from mlxrun.model.prompt_inputs import PromptInputs, split_prompt
+from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import list_all_arrays
-from mlxrun.model.vision.embedder import Embedder
-from mlxrun.model.vision.image_units import find_regions
 from mlxrun.scheduler.request import ProcessedPrompt
 
 log = logging.getLogger(__name__)
 
 IMAGE_STEPS = 1  # tokens decoded after the prompt
-MIX_TOLERANCE = 1e-2  # of features, in standard deviations: rounding by other neighbours in a product
+_SLOWER = {  # what is done instead of each way to compute a prompt
+    "chunks": "a prompt with {kind}s is computed at once up to the last of them",
+    "prefix": "prompts are split as the library splits them, without a prefix cache",
+    "whole": "{kind}s are refused",
+}
 _PLURALS: dict[str, MediaKind] = {"image": "images", "video": "videos"}
 
 
@@ -39,12 +47,11 @@ def probe_images(
     """The report of the text checks, with those of images, and of videos if the model takes them. What cannot
     be computed exactly is refused by the adapter from now on."""
     found, cached = _MediaProbe(adapter, vocab, info, "image").compare(text, True)
-    if info is None or info.video_sampling is None:
-        return found
-    found, cached = _MediaProbe(adapter, vocab, info, "video").compare(found, cached)
-    if not found.images and not found.videos:
-        found = _compare_mix(adapter, info, found)
-    return found
+    if info is not None and info.video_sampling is not None:
+        found, cached = _MediaProbe(adapter, vocab, info, "video").compare(found, cached)
+        if not found.images and not found.videos:
+            found = compare_mix(adapter, info, found)
+    return replace(found, refused=dict(adapter.refused), features_cached=cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +70,34 @@ class _MediaProbe:
         try:
             if self.info is None:
                 raise MediaError("there is no image processor")
-            prompt = make_media_prompt(self.info, self.kind)
+            prompts = list_media_prompts(self.info, self.kind)
         except MediaError as error:
             return self._report_uncompared(report, str(error)), cached
-        try:
-            reference = Reference(self.adapter, self.vocab, LENGTHS[:1], reduced=False)
-            checks = ImageChecks(self.adapter, prompt, reference)
-        except Exception as error:  # a library may raise anything: there is nothing to compare with
-            why = f"the library's own call fails: {type(error).__name__}: {error}"
+        checks = self._make_checks(prompts)
+        if isinstance(checks, Exception):
+            why = f"the library's own call fails: {type(checks).__name__}: {checks}"
             return self._report_uncompared(report, why), cached
-        methods, cached = _ImageLadder(checks, report.methods, self.kind).compare(cached)
+        if checks.check_repeated(f"{self.kind} again", f"{self.kind}s are refused"):
+            methods, cached = _ImageLadder(checks, report.methods, self.kind).compare(cached)
+        else:
+            methods, plural = report.methods, _PLURALS[self.kind]
+            why = checks.done[-1].describe()
+            self.adapter.refused[plural] = f"the library does not compute {plural} alike each time: {why}"
         refused = self.adapter.refused[_PLURALS[self.kind]]
         report = replace(report, methods=methods, checks=(*report.checks, *checks.done))
         return self._add_note(report, f"refused: {refused}" if refused else ""), cached
+
+    def _make_checks(self, prompts: Sequence[ProcessedPrompt]) -> ImageChecks | Exception:
+        """The checks of the first of these prompts that the library computes; its last error if it computes
+        none. Some models take one image only."""
+        failed: Exception = MediaError("no prompt")
+        for prompt in prompts:
+            try:
+                reference = Reference(self.adapter, self.vocab, LENGTHS[:1], reduced=False)
+                return ImageChecks(self.adapter, prompt, reference)
+            except Exception as error:  # a library may raise anything: there is nothing to compare with
+                failed = error
+        return failed
 
     def _report_uncompared(self, report: ProbeReport, why: str) -> ProbeReport:
         log.warning("parity probe: %s are not compared for this model: %s", _PLURALS[self.kind], why)
@@ -83,43 +105,6 @@ class _MediaProbe:
 
     def _add_note(self, report: ProbeReport, note: str) -> ProbeReport:
         return replace(report, images=note) if self.kind == "image" else replace(report, videos=note)
-
-
-def _compare_mix(adapter: VisionAdapter, info: LoadedModelInfo, report: ProbeReport) -> ProbeReport:
-    """The report with a check of an image and a video in one prompt: the library must give each the features
-    that it has alone. Unless it does, the adapter refuses such prompts."""
-    name, instead = "image beside video", "prompts with images and videos are refused"
-    limit = MIX_TOLERANCE
-    try:
-        made = make_mixed_prompt(info)
-        worst = _measure_neighbours(adapter.embedder, made)
-    except Exception as error:  # of the processor or the library, which may raise anything
-        log.debug("parity probe: %s raised", name, exc_info=True)
-        check = ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=limit)
-    else:
-        check = ProbeCheck(name, worst <= limit, worst, limit=limit)
-    adapter.refused["images beside videos"] = (
-        "" if check.passed else f"the library computes them together otherwise than alone: {check.describe()}"
-    )
-    check = check if check.passed else replace(check, instead=instead)
-    return replace(report, checks=(*report.checks, check))
-
-
-def _measure_neighbours(embedder: Embedder, made: ProcessedPrompt) -> float:
-    """How far the features of an image or a video beside others are from those that it has alone, in standard
-    deviations."""
-    prompt = split_prompt(made.ids, made.media, find_regions(made.ids, embedder.tokens, made.media))
-    runs = None if prompt is None else prompt.split_places()
-    whole = embedder.embed_prompt(made.ids, made.media).embeds
-    if prompt is None or runs is None or whole is None or len(runs) < 2:
-        raise ValueError("the images and videos of the prompt cannot be told apart")
-    worst = 0.0
-    for at, run in enumerate(runs):
-        part = prompt.cut(runs, at, at + 1)
-        alone = embedder.embed_prompt(part.tokens, part.media).embeds
-        assert alone is not None
-        worst = max(worst, _compare_arrays(whole[0, mx.array(run)], alone[0, mx.array(part.places)]))
-    return worst
 
 
 class ImageChecks:
@@ -142,9 +127,8 @@ class ImageChecks:
         """Add the logits of the library's own calls to the reference; returns what it made of the prompt."""
         model, ids = self.adapter.model, mx.array([self._prompt.ids])
         given = {key: mx.array(value) for key, value in self._prompt.media.items()}
-        pixels = given.pop("pixel_values", None)
-        made = model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given).to_dict()
-        features = {name: value for name, value in made.items() if value is not None}
+        given.pop("pixel_values", None)
+        features = embed_by_library(model, self._prompt.ids, self._prompt.media)
         cache = self.adapter.make_cache()
         copied = {name: a[...] if isinstance(a, mx.array) else a for name, a in features.items()}
         outputs = [model.language_model(ids, cache=cache, **(given | copied)).logits]  # may write into them
@@ -166,6 +150,10 @@ class ImageChecks:
         edges = {0, spans[0][0], spans[0][1], spans[-1][1], self._last}
         return self._prefill(sorted(edge for edge in edges if edge <= self._last))
 
+    def prefill_prefix(self) -> ProbeLogits:
+        """All up to the last image at once."""
+        return self._prefill(sorted({0, self._prompt.image_spans[-1][1], self._last}))
+
     def prefill_whole(self) -> ProbeLogits:
         return self._prefill((0, self._last))
 
@@ -186,28 +174,41 @@ class ImageChecks:
 
     def compare_features(self) -> float:
         """The largest difference of a prompt that is made of cached features, in standard deviations of the
-        library's embeddings. ValueError for other positions than the library's."""
+        library's embeddings. ValueError for other positions than the library's, as far as these come with its
+        embeddings; what its language model computes is in the logits of the prompt's chunks."""
         ids, media = self._prompt.ids, self._prompt.media
         inputs = self.adapter.prepare_inputs(ids, media)
         inputs = self.adapter.encode_images(inputs, 0, len(ids))
         rest = self.adapter.prepare_inputs(ids, media, cached=self._last)
-        delta = self._features.get("rope_deltas")
-        expected = 0 if delta is None else int(delta.item())
+        delta, positions = (self._features.get(name) for name in ("rope_deltas", "position_ids"))
+        expected = inputs.position_delta if delta is None else int(delta.item())
         if {inputs.position_delta, rest.position_delta} != {expected}:
             raise ValueError(f"positions after the images are off by other than {expected}")
-        positions = self._features.get("position_ids")
-        if inputs.positions is not None and not mx.array_equal(inputs.positions, positions).item():
+        known = positions is not None and inputs.positions is not None
+        if known and not mx.array_equal(inputs.positions, positions).item():
             raise ValueError("positions inside the prompt differ")
         names = ("inputs_embeds", "per_layer_inputs")
         own = [self._features[name] for name in names if name in self._features]
-        own += self._features.get("deepstack_visual_embeds", ())
+        mask = self._features.get("visual_pos_masks")
+        shown = None if mask is None else np.array(mask).reshape(-1)[: len(ids)]
+        deepstack = self._features.get("deepstack_visual_embeds")
+        own += self.adapter.embedder.read_deepstack(deepstack, shown)
         found = [a for a in (inputs.embeds, inputs.per_layer, *inputs.deepstack) if a is not None]
-        return max(_compare_arrays(a, b) for a, b in zip(found, own, strict=True))
+        return max(compare_arrays(a, b) for a, b in zip(found, own, strict=True))
+
+    def check_repeated(self, name: str, instead: str) -> bool:
+        """Whether the library embeds the prompt alike whenever it is called."""
+        compare = partial(measure_repetition, self.adapter.embedder, self._prompt, self._features)
+        return self._check_embeddings(name, compare, instead)
 
     def check_features(self, name: str, instead: str) -> bool:
+        """Whether a prompt that is made of cached features is the library's."""
+        return self._check_embeddings(name, self.compare_features, instead)
+
+    def _check_embeddings(self, name: str, compare: Callable[[], float], instead: str) -> bool:
         limit = self._reference.tolerance
         try:
-            worst = self.compare_features()
+            worst = compare()
         except Exception as error:  # as in `check_logits`
             log.debug("parity probe: %s raised", name, exc_info=True)
             found = ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=limit)
@@ -254,18 +255,24 @@ class _ImageLadder:
     def compare(self, cached: bool) -> tuple[ComputeMethods, bool]:
         """The methods that pass, and whether features are cached. `cached`: whether they may be."""
         methods, checks, adapter, kind = self._methods, self._checks, self._checks.adapter, self._kind
+        wanted = cached
         by_call = f"all {kind}s of a prompt are encoded by one call, each time"
         adapter.reset_images(cached=cached)
         cached = cached and checks.check(f"{kind} chunks", checks.prefill_chunks, by_call)
         cached = cached and checks.check_features(f"{kind} features", by_call)
         adapter.reset_images(cached=cached)
-        if not cached and not self._passes_uncached(f"{kind} chunks, encoded by one call", True):
-            if not self._passes_uncached(f"{kind} whole", False):
+        if not cached and not self._passes(f"{kind} chunks, encoded by one call", checks.prefill_chunks):
+            if self._passes(f"{kind} prefix", checks.prefill_prefix):
+                methods = replace(methods, whole_media=True)
+                adapter.reset_images(cached=wanted)
+                cached = wanted and checks.check_features(f"{kind} features", by_call)
+            elif self._passes(f"{kind} whole", checks.prefill_whole):
+                methods = methods.split_as_library()
+            else:
                 adapter.refused[_PLURALS[kind]] = (
                     f"they are computed differently from the library: {checks.done[-1].describe()}"
                 )
                 return methods, cached
-            methods = methods.split_as_library()
         if methods.decode != "row_by_row" and checks.can_join:
             run = partial(checks.decode_among_text, methods)
             if not checks.check(f"{kind} among text", run, "one forward for each row"):
@@ -273,15 +280,6 @@ class _ImageLadder:
         adapter.reset_images(cached=cached)
         return methods, cached
 
-    def _passes_uncached(self, name: str, chunked: bool) -> bool:
-        checks = self._checks
-        if chunked:
-            instead = "prompts are split as the library splits them, without a prefix cache"
-            return checks.check(name, checks.prefill_chunks, instead)
-        return checks.check(name, checks.prefill_whole, f"{self._kind}s are refused")
-
-
-def _compare_arrays(found: mx.array, expected: mx.array) -> float:
-    """The largest difference, in standard deviations of what is expected."""
-    a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
-    return float(np.abs(a - b).max() / (b.std() + 1e-9))
+    def _passes(self, name: str, run: Callable[[], ProbeLogits]) -> bool:
+        found = name.removeprefix(f"{self._kind} ").partition(",")[0]
+        return self._checks.check(name, run, _SLOWER[found].format(kind=self._kind))

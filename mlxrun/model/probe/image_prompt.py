@@ -21,13 +21,13 @@ MAX_TWO = 192  # tokens of a prompt with two images; if it has more, one image h
 MAX_TOKENS = 1024  # tokens of a prompt that is computed at load
 
 
-def make_media_prompt(info: LoadedModelInfo, kind: str = "image") -> ProcessedPrompt:
-    """Two images, or two videos, with text between them; one if they have many tokens. MediaError if the
-    model's files make no such prompt of at most MAX_TOKENS tokens."""
-    pair = _process(info, [kind] * 2)
-    if isinstance(pair, ProcessedPrompt) and len(pair.ids) <= MAX_TWO:
-        return pair
-    return _check_size(_process(info, [kind]), kind)
+def list_media_prompts(info: LoadedModelInfo, kind: str = "image") -> list[ProcessedPrompt]:
+    """Two images, or two videos, with text between them, unless they have many tokens; and one. MediaError if
+    the model's files make no such prompt of at most MAX_TOKENS tokens."""
+    pair, single = _process(info, [kind] * 2), _process(info, [kind])
+    limits = ((pair, MAX_TWO), (single, MAX_TOKENS))
+    found = [made for made, most in limits if isinstance(made, ProcessedPrompt) and len(made.ids) <= most]
+    return found or [_check_size(single, kind)]
 
 
 def make_mixed_prompt(info: LoadedModelInfo) -> ProcessedPrompt:

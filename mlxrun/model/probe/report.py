@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mlxrun.model.adapter import MediaKind
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
 
@@ -46,7 +48,7 @@ class ComparedWindow:
 class ProbeReport:
     """How the model is computed, and the comparisons that led there. `weights`: their form in memory.
     `images`, `videos`: why they were not compared, or are refused; empty if they were, and if the model
-    takes none.
+    takes none. `refused`, `features_cached`: what an adapter of the same model has to know (`follow`).
     """
 
     methods: ComputeMethods
@@ -55,6 +57,8 @@ class ProbeReport:
     windows: tuple[ComparedWindow, ...] = ()
     images: str = ""
     videos: str = ""
+    refused: Mapping[MediaKind, str] = field(default_factory=dict)
+    features_cached: bool = True
 
     def describe(self) -> dict[str, Any]:
         """The report as JSON values, for /v1/status."""

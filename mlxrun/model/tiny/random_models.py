@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import copy
 import importlib
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.model_files import read_json
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.model_info import load_model_info
 from mlxrun.model.tiny.byte_tokenizer import save_tokenizer, write_json
 from mlxrun.model.tiny.text_configs import make_text_config
 from mlxrun.model.tiny.vision_configs import make_vision_config
+from mlxrun.model.tiny.vision_families import VISION
+from mlxrun.model.tiny.vision_prompts import TinyVisionInfo
 from mlxrun.model.tiny.weights import save_weights
 
 _PARTS = ["text", "vision", "perceiver", "projector", "audio"]
@@ -33,7 +35,7 @@ def write_vision_model(family: str, folder: Path, seed: int = 1) -> None:
     """The same for a family of mlx-vlm; there is no image processor. Raises what the library raises."""
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-    config = make_vision_config(family)
+    config = make_vision_config(family, VISION[family])
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     used = copy.deepcopy(config)
@@ -44,12 +46,14 @@ def write_vision_model(family: str, folder: Path, seed: int = 1) -> None:
     save_tokenizer(folder)
 
 
-def read_vision_info(folder: Path) -> LoadedModelInfo:
+def read_vision_info(family: str, folder: Path) -> TinyVisionInfo:
     """The info of a vision model that was written without an image processor: that of a text model with the
     same tokenizer."""
     text = folder / "text"
     text.mkdir()
     write_json(text / "config.json", make_text_config("llama"))
     save_tokenizer(text)
-    config = read_json(folder / "config.json")
-    return replace(load_model_info(ModelSettings(path=str(text))), folder=folder, config=config, vision=True)
+    found = load_model_info(ModelSettings(path=str(text)))
+    own = {part.name: getattr(found, part.name) for part in fields(found) if part.init}
+    own |= {"folder": folder, "config": read_json(folder / "config.json"), "vision": True}
+    return TinyVisionInfo(**own, family=family)

@@ -111,8 +111,8 @@ SIZES |= {
 
 
 _SWA = ["sliding_attention", "full_attention"] * 2
-_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
-_DELTA = {"full_attention_interval": 2, "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5}}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_DELTA = {"full_attention_interval": 2, "rope_parameters": ROPE | {"partial_rotary_factor": 0.5}}
 _CONV = ["conv", "full_attention"] * 2
 _YARN = {
     "type": "yarn",
@@ -123,7 +123,7 @@ _YARN = {
     "beta_fast": 32,
     "beta_slow": 1,
 }
-_KDA = {
+KDA = {
     "kda_layers": [1, 3],
     "full_attn_layers": [2, 4],
     "num_heads": 4,
@@ -192,17 +192,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     },
     "gemma4": {"text_config": _GEMMA4, "vocab_size": VOCAB},
     "gemma4_text": _GEMMA4,
-    "glm_moe_dsa": {"rope_parameters": _ROPE, "topk_method": "noaux_tc"},
+    "glm_moe_dsa": {"rope_parameters": ROPE, "topk_method": "noaux_tc"},
     "hunyuan": {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
     "kimi_k3": {
-        "text_config": {"linear_attn_config": _KDA, "activation_situ_beta": 1.0, "num_key_value_heads": 4}
+        "text_config": {"linear_attn_config": KDA, "activation_situ_beta": 1.0, "num_key_value_heads": 4}
     },
-    "kimi_linear": {"linear_attn_config": _KDA, "num_key_value_heads": 4},
+    "kimi_linear": {"linear_attn_config": KDA, "num_key_value_heads": 4},
     "llama4": {"text_config": _LLAMA4},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
     "longcat_flash": _LONGCAT,
     "longcat_flash_ngram": _LONGCAT,
-    "mellum": {"rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE}},
+    "mellum": {"rope_parameters": {"sliding_attention": ROPE, "full_attention": ROPE}},
     "mimo_v2_flash": {
         "topk_method": "noaux_tc",
         "moe_layer_freq": [0, 1, 1, 1],
@@ -222,7 +222,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "muse_spark": {
         "text_config": {
             "num_shared_experts": 0,
-            "rope_parameters": _ROPE,
+            "rope_parameters": ROPE,
             "layer_rope_theta": [10000.0, 0, 10000.0, 0],
             "moe_hidden_size": 64,
         }
@@ -237,7 +237,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "phixtral": {"num_vocab": VOCAB},
     "plamo": {"n_shared_head": 2},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
-    "spark2_5": {"rope_parameters": {"sliding_attention": _ROPE, "full_attention": _ROPE}},
+    "spark2_5": {"rope_parameters": {"sliding_attention": ROPE, "full_attention": ROPE}},
 }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,27 +15,30 @@ from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.vision.image_units import VIDEO_GRID, MediaTokens, read_media_token
 
+log = logging.getLogger(__name__)
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
 # Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
 _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
 
 
 class Embedder:
-    """`mrope`: positions have three axes. `tokens`: the placeholders of features, as far as they are known;
-    `line_break`: the token between the lines of an image."""
+    """`mrope`: positions have three axes, the first dimension or, with `axes_last`, the last. `tokens`: the
+    placeholders of features, as far as they are known; `line_break`: the token between the lines of an
+    image. `deepstack_form`: see `shape_deepstack`."""
 
     def __init__(self, model: nn.Module, line_break: int | None = None) -> None:
-        self._model = model
+        self.model = model
         if getattr(getattr(model.config, "text_config", None), "cross_attention_layers", None):
             raise ModelLoadError("layers that attend to images (cross attention) are not supported")
         ids = mx.array([[1, 1]])
         self._language = model.language_model
         # Some models leave positions on the module, where the next request would find them.
         deltas = model.get_input_embeddings(ids, None, mask=mx.ones_like(ids)).rope_deltas
-        self.mrope = deltas is not None or hasattr(self._language, "get_rope_index")
-        image, video = (
-            read_media_token(lambda name: getattr(model.config, name, None), kind)
-            for kind in ("image", "video")
-        )
+        self.axes_last = False
+        self.deepstack_form: Literal["rows", "chunk", "prompt"] = "rows"
+        self.mrope = deltas is not None or self._has_axes(ids)
+        image, video = (read_media_token(model.config, kind) for kind in ("image", "video"))
         self.tokens = MediaTokens(image, video, line_break)
 
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
@@ -42,7 +47,7 @@ class Embedder:
         given = {key: mx.array(value) for key, value in media.items()}
         grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
         pixels = given.pop("pixel_values", None)
-        features = self._model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
+        features = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
         for name in _UNSUPPORTED:
             if getattr(features, name) is not None:
                 raise RequestError(f"images are refused for this model: {name} are not supported")
@@ -52,25 +57,52 @@ class Embedder:
                 f"images are refused for this model: mlx-vlm makes {made} embeddings of the {len(prompt)} "
                 "tokens of this prompt"
             )
-        visual, deepstack = features.visual_pos_masks, features.deepstack_visual_embeds
+        visual = features.visual_pos_masks
+        mask = None if visual is None else np.array(visual).reshape(-1)[: len(prompt)]
         positions, delta = features.position_ids, features.rope_deltas
         if self.mrope and positions is None:
             positions, delta = self._compute_positions(ids, grids)
         positions, delta = self._read_positions(positions, delta, len(prompt))
+        if not self.mrope:  # some leave positions with axes of their own on the language model
+            positions = getattr(self._language, "_position_ids", None)
         return PromptInputs(
             embeds=features.inputs_embeds,
             positions=positions,
             position_delta=delta,
-            visual_mask=None if visual is None else np.array(visual).reshape(-1)[: len(prompt)],
-            deepstack=() if deepstack is None else tuple(deepstack),
+            visual_mask=mask,
+            deepstack=self.read_deepstack(features.deepstack_visual_embeds, mask),
             per_layer=features.per_layer_inputs,
         )
+
+    def read_deepstack(self, features: Any, mask: Mask | None) -> tuple[mx.array, ...]:
+        """Arrays [visual tokens, D], one a layer, of the library's features; sets `deepstack_form`. Some
+        families have rows for all tokens, [1, L, layers, D] or [layers, L, D]."""
+        features = getattr(features, "embeddings", features)
+        if features is None or not isinstance(features, mx.array):
+            return tuple(features or ())
+        self.deepstack_form = "chunk" if features.ndim == 4 else "prompt"
+        layers = features[0].swapaxes(0, 1) if features.ndim == 4 else features
+        return () if mask is None else tuple(layers[:, mx.array(np.flatnonzero(mask))])
+
+    def shape_deepstack(self, parts: Sequence[mx.array], mask: Mask, start: int, stop: int) -> dict[str, Any]:
+        """The arguments of the language model for a chunk of a prompt: features of the visual tokens alone
+        (`rows`), of all tokens of the `chunk`, or of the whole `prompt`. `parts`: of the visual tokens of the
+        chunk, or with `prompt` of all of them; `mask`: the prompt's visual tokens."""
+        if self.deepstack_form == "rows":
+            shown = mx.array(mask[None, start:stop])
+            return {"visual_pos_masks": shown, "deepstack_visual_embeds": list(parts)}
+        whole = self.deepstack_form == "prompt"
+        tokens = mask if whole else mask[start:stop]
+        dense = mx.zeros((len(parts), len(tokens), parts[0].shape[1]), parts[0].dtype)
+        dense[:, mx.array(np.flatnonzero(tokens))] = mx.stack(list(parts))
+        dense = dense if whole else dense.swapaxes(0, 1)[None]
+        return {"visual_pos_masks": mx.array(tokens[None]), "deepstack_visual_embeds": dense}
 
     def embed_text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The same, except for the embeddings and deepstack features of image and video tokens."""
         ids = mx.array([list(prompt)])
         mask = mx.ones_like(ids)
-        features = self._model.get_input_embeddings(ids, None, mask=mask)
+        features = self.model.get_input_embeddings(ids, None, mask=mask)
         position_ids, delta = features.position_ids, features.rope_deltas
         grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
         has_grid = any(grid is not None for grid in grids)
@@ -84,8 +116,28 @@ class Embedder:
         text; not every language model then has what its `get_rope_index` reads."""
         if all(grid is None for grid in grids):
             return mx.arange(ids.shape[1])[None], None
-        positions, delta = self._language.get_rope_index(ids, *grids, mx.ones_like(ids))
-        return positions, delta
+        return self._call_rope_index(ids, grids)
+
+    def _call_rope_index(self, ids: mx.array, grids: Sequence[mx.array | None]) -> tuple[mx.array, Any]:
+        """What the library's function returns, which does not take the same in every family."""
+        call = self._language.get_rope_index
+        names = ("image_grid_thw", "video_grid_thw", "attention_mask")
+        given = dict(zip(names, (*grids, mx.ones_like(ids)), strict=True))
+        taken = inspect.signature(call).parameters
+        positions, delta = call(ids, **{name: value for name, value in given.items() if name in taken})
+        return mx.moveaxis(positions, -1, 0) if self.axes_last else positions, delta
+
+    def _has_axes(self, ids: mx.array) -> bool:
+        """Whether the positions of a text have several axes: a config may switch them off."""
+        if not hasattr(self._language, "get_rope_index"):
+            return False
+        try:
+            shape = self._call_rope_index(ids, (None, None))[0].shape
+            self.axes_last = shape == (*ids.shape, 3)
+            return len(shape) > 2
+        except Exception:  # of the library, for a text; the checks at load find out
+            log.debug("the positions of a text are not known", exc_info=True)
+            return True
 
     def _read_positions(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
         """Positions [3, 1, L] if the model uses mRoPE, and the offset of later tokens' positions."""
@@ -94,3 +146,4 @@ class Embedder:
         elif positions.ndim == 2:
             positions = mx.broadcast_to(positions[None], (3, 1, length))
         return positions, 0 if delta is None else int(delta.item())
+

@@ -6,8 +6,8 @@ Only known layouts are split; anything else is one unit of all the images and vi
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,17 @@ import numpy as np
 Media = Mapping[str, Any]
 Span = tuple[int, int]
 
+_TOKEN_KEYS = {
+    kind: (f"{kind}_token_id", f"{kind}_token_index", *others)
+    for kind, others in {
+        "image": (
+            *("im_patch_id", "im_patch_token", "image_patch_id", "image_patch_token_id"),
+            *("img_context_token_id", "media_placeholder_token_id"),
+        ),
+        "video": ("video_context_token_id",),
+    }.items()
+}
+TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # arrays [1, L] of whole prompts
 VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
 
 
@@ -58,10 +69,16 @@ class ImageUnits:
         return {key: np.concatenate(arrays, axis=self.axis) for key, arrays in parts.items()}
 
 
-def read_media_token(get: Callable[[str], Any], kind: str) -> int | None:
-    """The placeholder of an `image` or a `video` by the keys that configs have for it."""
-    found = (get(f"{kind}_token_{name}") for name in ("id", "index"))
-    return next((token for token in found if isinstance(token, int)), None)
+def read_media_token(config: Any, kind: str) -> int | None:
+    """The placeholder of an `image` or a `video` by the keys that configs have for it, at the top or in a
+    part. `config`: config.json, or an object with its values."""
+    values = config if isinstance(config, Mapping) else vars(config)
+    found = (values.get(name) for name in _TOKEN_KEYS[kind])
+    token = next((value for value in found if isinstance(value, int)), None)
+    if token is not None:
+        return token
+    parts = (part for part in values.values() if isinstance(part, Mapping) or is_dataclass(part))
+    return next((token for part in parts if (token := read_media_token(part, kind)) is not None), None)
 
 
 def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[MediaRegion]:
@@ -112,8 +129,8 @@ def _number_videos(lengths: Sequence[int], grid: Any) -> list[int]:
 
 def split_images(media: Media, are_videos: Sequence[bool] = ()) -> ImageUnits | None:
     """The units of processed images and videos in the order of the prompt; None where they cannot be compared
-    by their bytes. `are_videos`: whether each is a video, by the prompt."""
-    arrays = {key: np.asarray(value) for key, value in media.items()}
+    by their bytes. `are_videos`: whether each is a video, by the prompt. Token types are left out."""
+    arrays = {key: np.asarray(value) for key, value in media.items() if key not in TOKEN_TYPES}
     if not arrays.keys() & {"pixel_values", VIDEO_PIXELS} or any(a.dtype.hasobject for a in arrays.values()):
         return None
     videos = {key: a for key, a in arrays.items() if key in (VIDEO_PIXELS, VIDEO_GRID)}

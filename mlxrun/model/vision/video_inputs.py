@@ -21,7 +21,7 @@ def read_video_sampling(processor: Any, config: Mapping[str, Any]) -> VideoSampl
     from mlx_vlm.generate.video import processor_handles_video
     from mlx_vlm.utils import resolve_video_sampling
 
-    if read_media_token(config.get, "video") is None or not processor_handles_video(processor):
+    if read_media_token(config, "video") is None or not processor_handles_video(processor):
         return None
     component = processor.video_processor
     if getattr(component, "sample_frames_in_loader", False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import time
@@ -11,6 +12,8 @@ import pytest
 
 from mlxrun.bench.sweep import sweep
 from mlxrun.bench.sweep.family import FamilyResult
+from mlxrun.bench.sweep.left_out import LEFT_OUT, list_vision_packages
+from mlxrun.model.tiny.vision_families import VISION
 
 
 def send_or_die(sender: Connection, kind: str, family: str) -> None:
@@ -47,3 +50,12 @@ def test_the_families_are_those_of_the_libraries() -> None:
         families
     )
     assert len(families) == len(set(families)) > 110
+
+
+def test_every_vision_package_is_checked_or_left_out_with_a_reason() -> None:
+    """A new version of the library may bring more."""
+    left_out = [family for families in LEFT_OUT.values() for family in families]
+    assert set(list_vision_packages()) <= {*VISION, *left_out}
+    assert not {*VISION} & {*left_out} and len(left_out) == len({*left_out})
+    for family in left_out:
+        assert importlib.util.find_spec(f"mlx_vlm.models.{family}") is not None, family

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlxrun.bench.sweep.family import FamilyResult
+from mlxrun.bench.sweep.left_out import LEFT_OUT
 from mlxrun.bench.sweep.table import render_markdown, summarize
 
 RESULTS = [
@@ -21,7 +22,15 @@ def test_the_page() -> None:
         "| `b` | exact by a slower way | rows decode one by one |",
         "| `c` | refused | a \\| b |",
     ]
-    assert "## Vision" not in page
+    assert "## Vision" not in page and "Not checked" not in page
+
+
+def test_the_page_names_the_vision_families_that_are_left_out() -> None:
+    page = render_markdown([FamilyResult("vision", "llava", "exact")], {})
+    assert "Not checked, with the reason:" in page
+    for reason, families in LEFT_OUT.items():
+        line = next(line for line in page.splitlines() if line.startswith(f"- {reason}: "))
+        assert all(f"`{family}`" in line for family in families)
 
 
 def test_the_summary_counts_each_result() -> None:

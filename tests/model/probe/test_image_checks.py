@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_vlm.models.idefics3.idefics3 import Model as Idefics3
 
 from mlxrun.errors import MediaError
 from mlxrun.model.adapter import VisionAdapter
@@ -146,7 +149,7 @@ def test_what_has_no_exact_way_is_refused_by_name(
     engine = engine_driver.make_real_engine(zoo.vision("qwen3_vl"))
     report = engine.probe
     assert report is not None and report.images.startswith("refused: they are computed differently")
-    assert list_failed(report) == ["image chunks", SPLIT, "image whole"]
+    assert list_failed(report) == ["image chunks", SPLIT, "image prefix", "image whole"]
     prompt = vision_models.prompt("qwen3_vl", "a", None)
     ask = engine_driver.make_vision_request(engine, "seen", prompt, vision_models.images(3, 1), max_tokens=4)
     text = engine_driver.make_vision_request(engine, "text", vision_models.prompt("qwen3_vl", "a"))
@@ -160,8 +163,77 @@ def test_chunks_that_end_at_images_may_be_wrong(zoo: Zoo, monkeypatch: Patch) ->
     """Whole prompts are right: they are split as the library does."""
     shift_chunks(monkeypatch)
     report = probe_model(zoo.vision("gemma3"))
-    assert list_failed(report) == ["image chunks", SPLIT] and report.methods.library_chunks
+    assert list_failed(report) == ["image chunks", SPLIT, "image prefix"] and report.methods.library_chunks
     assert report.images == ""
+
+
+def test_tokens_may_have_to_be_computed_up_to_the_last_image_at_once(zoo: Zoo, monkeypatch: Patch) -> None:
+    """Chunks that begin behind the first token and hold an image are wrong; features are cached."""
+    original = VisionAdapter.prefill
+
+    def prefill(self: Any, ids: mx.array, cache: Any, start: int, inputs: Any, *rest: Any) -> mx.array:
+        if start > 0 and mx.any(ids == self.embedder.tokens.image).item():
+            inputs = replace(inputs, embeds=inputs.embeds + 1)
+        return original(self, ids, cache, start, inputs, *rest)
+
+    monkeypatch.setattr(VisionAdapter, "prefill", prefill)
+    report = probe_model(zoo.vision("gemma3"))
+    assert list_failed(report) == ["image chunks", SPLIT]
+    assert report.methods.whole_media and not report.methods.library_chunks and report.methods.snapshots
+    assert report.images == "" and report.features_cached
+
+
+def plant_in_model(monkeypatch: Patch, spoil: Callable[[Any, mx.array], mx.array]) -> None:
+    """What the library makes of images is spoiled by a function of the model and the embeddings."""
+    original = Idefics3.get_input_embeddings
+
+    def get_input_embeddings(self: Any, ids: Any = None, pixels: Any = None, **given: Any) -> Any:
+        found = original(self, ids, pixels, **given)
+        if pixels is not None:
+            found.inputs_embeds = spoil(self, found.inputs_embeds)
+        return found
+
+    monkeypatch.setattr(Idefics3, "get_input_embeddings", get_input_embeddings)
+
+
+def test_images_that_differ_from_call_to_call_are_refused(zoo: Zoo, monkeypatch: Patch) -> None:
+    """Every other call adds something; text is answered as ever."""
+    calls = itertools.count()
+    plant_in_model(monkeypatch, lambda model, embeds: embeds + next(calls) % 2)
+    engine = engine_driver.make_real_engine(zoo.vision("idefics3"))
+    report = engine.probe
+    assert report is not None and list_failed(report) == ["image again"]
+    assert report.images.startswith("refused: the library does not compute images alike each time")
+    images = vision_models.images(3, 1)
+    prompt = vision_models.prompt("idefics3", "a", None)
+    ask = engine_driver.make_vision_request(engine, "seen", prompt, images, max_tokens=4)
+    text = engine_driver.make_vision_request(engine, "text", vision_models.prompt("idefics3", "a"))
+    events = engine_driver.run_requests(engine, [ask, text])
+    assert "does not compute images alike each time" in str(events["seen"].error)
+    engine_driver.check_answer(events["text"], zoo.see("idefics3", vision_models.prompt("idefics3", "a")))
+
+
+def test_a_model_that_keeps_what_images_gave_is_refused(zoo: Zoo, monkeypatch: Patch) -> None:
+    def keep(model: Any, embeds: mx.array) -> mx.array:
+        model._last_image = {"embeds": embeds}
+        return embeds
+
+    plant_in_model(monkeypatch, keep)
+    report = probe_model(zoo.vision("idefics3"))
+    assert list_failed(report) == ["image again"] and "keeps _last_image of the last images" in report.images
+
+
+def test_a_library_that_takes_one_image_is_compared_with_one(zoo: Zoo, monkeypatch: Patch) -> None:
+    original = image_checks.embed_by_library
+
+    def embed(model: Any, ids: Any, media: Any) -> Any:
+        if media and media["pixel_values"].shape[1] > 1:
+            raise ValueError("one image only")
+        return original(model, ids, media)
+
+    monkeypatch.setattr(image_checks, "embed_by_library", embed)
+    report = probe_model(zoo.vision("idefics3"))
+    assert report.images == "" and "image chunks" in {check.name for check in report.checks}
 
 
 def test_a_model_whose_images_cannot_be_made_says_so(

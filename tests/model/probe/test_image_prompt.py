@@ -11,7 +11,7 @@ import pytest
 from mlxrun.errors import MediaError
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.probe import image_prompt
-from mlxrun.model.probe.image_prompt import make_media_prompt
+from mlxrun.model.probe.image_prompt import list_media_prompts
 from mlxrun.scheduler.request import ProcessedPrompt
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -26,10 +26,10 @@ def load_info(zoo: Zoo, family: str) -> LoadedModelInfo:
 def test_two_images_with_text_between_them(zoo: Zoo, family: str, template: bool) -> None:
     """With the chat template, or with the processor's placeholders."""
     info = load_info(zoo, family)
-    made = make_media_prompt(info if template else replace(info, chat_template=None))
+    made, single = list_media_prompts(info if template else replace(info, chat_template=None))
     assert len(made.image_spans) == 2 and len(made.ids) <= image_prompt.MAX_TWO
     assert made.image_spans[0][1] < made.image_spans[1][0] and made.image_spans[1][1] < len(made.ids)
-    assert len(set(made.image_digests)) == 2
+    assert len(set(made.image_digests)) == 2 and len(set(single.image_digests)) == 1
 
 
 def make_info(tokens: int) -> Any:
@@ -43,14 +43,14 @@ def make_info(tokens: int) -> Any:
 
 
 def test_large_images_cost_less_or_are_left_out() -> None:
-    assert len(make_media_prompt(make_info(40)).image_spans) == 2
-    assert len(make_media_prompt(make_info(400)).image_spans) == 1
+    assert [len(made.image_spans) for made in list_media_prompts(make_info(40))] == [2, 1]
+    assert [len(made.image_spans) for made in list_media_prompts(make_info(400))] == [1]
     with pytest.raises(MediaError, match="has 2002 tokens, too many for a check"):
-        make_media_prompt(make_info(2000))
+        list_media_prompts(make_info(2000))
 
 
 def test_a_processor_without_placeholders() -> None:
     info = make_info(4)
     info.processor = None
     with pytest.raises(MediaError, match="has a placeholder for images"):
-        make_media_prompt(info)
+        list_media_prompts(info)

@@ -1,0 +1,26 @@
+"""Prompts with images for models whose tokens, up to the last image, have to be computed by one forward."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from mlxrun.errors import RequestError
+from mlxrun.scheduler.request import Request
+
+
+def join_media_spans(request: Request) -> Request:
+    """The request with one span, from its first token to the end of its last image: no chunk ends inside, and
+    nothing cached either. RequestError if it wants the logprobs of its prompt, which a span has none of."""
+    if request.params.prompt_logprobs is not None:
+        raise RequestError("prompt_logprobs are not supported for prompts with images of this model")
+    spans, digests = request.image_spans, request.image_digests
+    if not spans:  # where its images are is not known
+        return replace(request, image_spans=((0, len(request.prompt)),), image_digests=())
+    stop = spans[-1][1]
+    content = np.array(request.prompt[:stop], np.int64).tobytes()
+    digest = hashlib.blake2b(b"".join(digests) + content, digest_size=16).digest()
+    known = len(digests) == len(spans)
+    return replace(request, image_spans=((0, stop),), image_digests=(digest,) if known else ())
