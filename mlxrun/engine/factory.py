@@ -17,7 +17,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import ConfigError, ModelLoadError
-from mlxrun.model.adapter import Adapter, run_trial_forward
+from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods, DecodeMethod
 from mlxrun.model.footprint import (
     choose_quantization,
@@ -75,6 +75,8 @@ def build_engine(
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
     quantization = choose_quantization(config.cache, cache)
+    if probe is not None and isinstance(adapter, VisionAdapter):
+        adapter.follow(probe.refused, probe.features_cached)
     probe = probe or choose_methods(adapter, vocab, config, model_info, quantization)
     probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
     config = _follow_probe(config, probe.methods)
