@@ -44,7 +44,7 @@ from mlxrun.model.speculation.draft_build import (
     measure_row_cost,
 )
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source
-from mlxrun.model.speculation.support import find_draft_problem
+from mlxrun.model.speculation.support import computes_token_by_token, find_draft_problem
 from mlxrun.model.token_embeddings import count_token_embeddings
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
@@ -156,7 +156,7 @@ def _make_draft_planner(
     settings = config.speculation
     if settings.method == "off":
         return DraftPlanner(settings), None
-    problem = find_draft_problem(cache, methods)
+    problem = find_draft_problem(methods)
     if problem is not None and settings.method != "auto":
         raise ConfigError(f"speculation.method: {settings.method} cannot be used: {problem}")
     if problem is not None:
@@ -171,7 +171,8 @@ def _make_draft_planner(
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
     source = None if loaded is None else loaded.source
     looks_up = settings.method in ("auto", "ngram")
-    cost = measure_row_cost(adapter, methods, settings.max_tokens) if source is not None else 0.0
+    is_measured = source is not None or computes_token_by_token(cache)
+    cost = measure_row_cost(adapter, methods, settings.max_tokens) if is_measured else 0.0
     return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
 
 

@@ -16,6 +16,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import SpeculationSettings
+from mlxrun.engine import factory
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, RequestError
 from mlxrun.model.compute_methods import ComputeMethods
@@ -43,6 +44,12 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"min_tokens": 6, "logprobs": 3},
 )
 COUNT = 16
+
+
+@pytest.fixture(autouse=True)
+def no_costs(monkeypatch: Patch) -> None:
+    """What a drafted token costs recurrent layers, which is measured: nothing."""
+    monkeypatch.setattr(factory, "measure_row_cost", lambda *given: 0.0)
 
 
 class EveryOtherToken:
@@ -187,6 +194,16 @@ def test_drafts_change_no_answer(
     same, counts = run_drafts(zoo, monkeypatch, family, plain(family), recurrence=recurrence)
     assert counts.drafted > counts.accepted > 15, "too little was drafted to prove anything"
     assert same
+
+
+@pytest.mark.parametrize(("cost", "drafts"), [(0.05, True), (2.0, False)])
+def test_recurrent_layers_draft_where_that_gains_more_than_it_costs(
+    zoo: Zoo, plain: Plain, monkeypatch: Patch, cost: float, drafts: bool
+) -> None:
+    without = plain("qwen3_next")
+    monkeypatch.setattr(factory, "measure_row_cost", lambda *given: cost)
+    same, counts = run_drafts(zoo, monkeypatch, "qwen3_next", without)
+    assert same and bool(counts.drafted) == drafts
 
 
 @pytest.mark.parametrize("family", mark_sweep(("qwen3_vl", "qwen3_5"), ("qwen3_5",)))

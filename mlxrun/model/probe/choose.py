@@ -38,6 +38,7 @@ from mlxrun.model.quantized_layers import use_library_products
 from mlxrun.model.ragged.draft_layout import DraftRecurrence
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.speculation.support import computes_token_by_token
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
 log = logging.getLogger(__name__)
@@ -186,7 +187,7 @@ class _TextLadder:
     def _check_drafts(self, methods: ComputeMethods) -> ComputeMethods:
         """The same methods with how drafts are computed. Where steps must round alike, no bit may differ."""
         fixed = methods.fixed_width > 0
-        states = LayerKind.STATE in map(get_kind, flatten_caches(self._reference.make_cache()))
+        states = computes_token_by_token(self._reference.make_cache())
         for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
             methods = replace(methods, recurrence=recurrence)
             runs = DraftCheck(self._reference, methods)

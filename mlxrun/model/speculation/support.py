@@ -1,4 +1,4 @@
-"""Whether drafts can be verified for a model."""
+"""Whether drafts can be verified for a model, and whether that takes longer the more tokens they have."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 
 
-def find_draft_problem(template: Sequence[Any], methods: ComputeMethods) -> str | None:
-    """Why this model does not draft; None if it can. `template`: its caches."""
+def find_draft_problem(methods: ComputeMethods) -> str | None:
+    """Why a model that is computed by these methods does not draft; None if it can."""
     if methods.decode not in ("compiled", "paged"):
         return f"drafts need decoding by pages, which is for GPUs; this model decodes {methods.decode}"
     return methods.draft_problem or None
+
+
+def computes_token_by_token(template: Sequence[Any]) -> bool:
+    """Whether some layers compute the drafted tokens of a row one after the other. `template`: the model's
+    caches."""
+    return LayerKind.STATE in map(get_kind, flatten_caches(template))

@@ -56,7 +56,7 @@ def test_rows_may_draft(zoo: Zoo, family: str, reproducible: bool) -> None:
     report = probe_drafts(zoo.text(family), reproducible)
     check = next(check for check in report.checks if check.name.startswith("drafts"))
     assert check.passed and (check.difference == 0.0) >= reproducible
-    assert find_draft_problem([], report.methods) is None
+    assert find_draft_problem(report.methods) is None
     # A prompt of Mamba-2 rounds otherwise than its tokens one by one.
     slower = reproducible and family in ("nemotron_h", "mamba2")
     assert report.methods.recurrence == ("passes" if slower else "blocks")
@@ -72,7 +72,7 @@ def test_planted_bugs_are_found(
     plant(monkeypatch)
     report = probe_drafts(zoo.text(family), reproducible)
     assert list_failed(report) == ["drafts in wide passes" if reproducible else "drafts in passes"]
-    assert "not computed as by steps" in str(find_draft_problem([], report.methods))
+    assert "not computed as by steps" in str(find_draft_problem(report.methods))
 
 
 def test_rejected_keys_are_found(zoo: Zoo, monkeypatch: Patch) -> None:

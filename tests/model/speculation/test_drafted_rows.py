@@ -42,5 +42,5 @@ def test_forks_count_the_tokens_before_them() -> None:
 
 
 def test_only_pages_verify_drafts() -> None:
-    assert find_draft_problem([], ComputeMethods("paged")) is None
-    assert "decodes grouped" in str(find_draft_problem([], ComputeMethods("grouped")))
+    assert find_draft_problem(ComputeMethods("paged")) is None
+    assert "decodes grouped" in str(find_draft_problem(ComputeMethods("grouped")))
