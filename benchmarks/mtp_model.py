@@ -75,14 +75,14 @@ def _save_random_head(folder: Path, config: Mapping[str, Any], seed: int) -> Non
 
     head = _make_head(config)
     mx.random.seed(seed)
-    drawn = {
+    weights = {
         name: mx.ones(array.shape)
         if array.ndim == 1
         else mx.random.normal(array.shape) / array.shape[-1] ** 0.5
         for name, array in tree_flatten(head.parameters())
     }
     dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[config["dtype"]]
-    named = _name_weights({name: array.astype(dtype) for name, array in drawn.items()}, config)
+    named = _name_weights({name: array.astype(dtype) for name, array in weights.items()}, config)
     mx.save_safetensors(str(folder / "model-mtp.safetensors"), named, metadata={"format": "mlx"})
 
 

@@ -42,7 +42,8 @@ def check_reproducible_prefill(config: Config) -> str | None:
 @reads("model.draft", "prefill.sparse", "speculation.method")
 def check_draft_is_used(config: Config) -> str | None:
     method = config.speculation.method
-    if config.model.draft is None or config.prefill.sparse != "off" or method in ("auto", "draft"):
+    drafts = method not in ("off", "ngram")
+    if config.model.draft is None or config.prefill.sparse != "off" or drafts:
         return None
     return f"has no effect while prefill.sparse is off and speculation.method is {method}"
 

@@ -39,7 +39,8 @@ class ModelSettings:
     generates gives embeddings beside its answers if this is set. docs/embeddings.md says more."""
     draft: str | None = None
     """A small model with the same tokenizer, as in `path`: it chooses the tokens of `prefill.sparse`, or
-    drafts for `speculation`."""
+    drafts for `speculation`. For the latter it may also be a multi-token-prediction head of this model that
+    mlx-vlm has split off."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type of the weights in memory. `auto` keeps the type of the files on a GPU, and uses float32 on a CPU,
     where bfloat16 is slow."""

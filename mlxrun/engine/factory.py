@@ -43,7 +43,7 @@ from mlxrun.model.speculation.draft_build import (
     load_draft_model,
     measure_row_cost,
 )
-from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source
+from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
 from mlxrun.model.speculation.support import computes_token_by_token, find_draft_problem
 from mlxrun.model.token_embeddings import count_token_embeddings
 from mlxrun.scheduler.draft_planner import DraftPlanner
@@ -163,8 +163,9 @@ def _make_draft_planner(
         log.warning("speculation is off: %s", problem)
         return DraftPlanner(settings, problem=problem), None
     loaded: LoadedDraftModel | LoadedHead | None = None
-    has_model = config.model.draft is not None and config.prefill.sparse == "off"
-    if settings.method == "draft" or (settings.method == "auto" and has_model):
+    sparse = config.prefill.sparse
+    has_model = config.model.draft is not None and not names_split_head(config.model)
+    if settings.method == "draft" or (settings.method == "auto" and has_model and sparse == "off"):
         loaded = load_draft_model(config, model_info, adapter, vocab, methods)
     elif settings.method in ("auto", "mtp"):
         loaded = _load_head(config, model_info, adapter, vocab, methods)

@@ -20,6 +20,7 @@ from mlxrun.config.settings import SpeculationSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.model_files import read_json
 from mlxrun.model.speculation import mtp_build
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.speculation.mtp_rows import MTPRows
@@ -334,6 +335,21 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     assert engine.errors == 0
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and "no memory for the head" in described["problem"]
+
+
+@pytest.mark.parametrize("method", ["mtp", "auto"])
+def test_a_head_of_its_own_folder_drafts(folder: Folder, tmp_path: Path, method: Any) -> None:
+    """`model.draft` may be a head that mlx-vlm has split off; any other model is none."""
+    from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+
+    path = folder("qwen3_next")
+    get_mtp_splitter(source_config=read_json(path / "config.json")).split(str(path), str(tmp_path))
+    found = make_engine(path, method, draft=str(tmp_path)).scheduler.drafts.describe()
+    assert found["method"] == ("mtp" if method == "mtp" else "mtp+ngram")
+    with pytest.raises(
+        ConfigError, match=r"speculation\.method: mtp cannot be used: model\.draft .* no head"
+    ):
+        make_engine(path, draft=str(folder("glm4_moe")))
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxrun.config.byte_sizes import format_rounded
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.hidden_tap import HiddenTap, find_hidden_tap
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.model_files import find_model_folder, read_json
+from mlxrun.model.model_info import LoadedModelInfo, make_draft_settings
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.speculation.draft_build import MIN_COST, time_step
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
@@ -43,9 +44,14 @@ class LoadedHead:
 def load_mtp_source(
     config: Config, model_info: LoadedModelInfo, target: Adapter, vocab: int, methods: ComputeMethods
 ) -> LoadedHead | str:
-    """The head in the checkpoint of `target`, whose logits are `vocab` wide and which decodes by these
-    methods, in pages; or why there is none. ModelLoadError if its weights are not complete."""
-    found = find_mtp_head(model_info)
+    """The head in the checkpoint of `target`, or in `model.draft`; or why there is none. The target's logits
+    are `vocab` wide, and it decodes by these methods, in pages. ModelLoadError if weights are missing."""
+    split = None
+    if config.model.draft is not None and config.prefill.sparse == "off":
+        if not names_split_head(config.model):
+            return f"model.draft {config.model.draft} is no head that was split off a checkpoint"
+        split = find_model_folder(make_draft_settings(config.model))
+    found = find_mtp_head(model_info, split)
     if isinstance(found, str):
         return found
     tap = find_hidden_tap(target)
@@ -60,6 +66,14 @@ def load_mtp_source(
     source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
     log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
     return LoadedHead(source, count_weight_bytes(head), measure_footprint([source.rows.cache]))
+
+
+def names_split_head(settings: ModelSettings) -> bool:
+    """Whether `model.draft` is a head, which mlx-vlm has split off a checkpoint, and no model."""
+    if settings.draft is None:
+        return False
+    config = read_json(find_model_folder(make_draft_settings(settings)) / "config.json")
+    return str(config.get("model_type")).endswith("_mtp")
 
 
 def _read_hidden(target: Adapter, tap: HiddenTap) -> mx.array:

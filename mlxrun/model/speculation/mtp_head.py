@@ -10,7 +10,8 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -63,24 +64,32 @@ class MTPHead(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A head that a checkpoint has. `family`: the module of mlx-lm that has its decoder layer."""
+    """A head that a checkpoint has, in `folder`. `family`: the module of mlx-lm that has its decoder
+    layer."""
 
+    folder: Path
     family: str
     form: HeadFormat
     weights: HeadWeights
 
 
-def find_mtp_head(info: LoadedModelInfo) -> FoundHead | str:
-    """The first head of a checkpoint; or why there is none. No weights are read."""
+def find_mtp_head(info: LoadedModelInfo, split: Path | None = None) -> FoundHead | str:
+    """The first head of a checkpoint; or why there is none. No weights are read. `split`: a folder with the
+    head alone, as mlx-vlm splits it off."""
     config = info.config
     family = next((each for each in _list_types(config) if each in FORMATS), None)
     if family is None:
         return f"no format of MTP heads is known for model type {config.get('model_type')}"
     form, text = FORMATS[family], config.get("text_config") or config
-    weights = read_head_weights(info.folder, form, text["num_hidden_layers"])
+    if split is not None:
+        if form.split is None:
+            return f"heads of {family} are read from its checkpoint only: remove model.draft"
+        form = replace(form, prefix=form.split)
+    folder = split or info.folder
+    weights = read_head_weights(folder, form, text["num_hidden_layers"])
     if weights is None:
         return f"the checkpoint has no weights of MTP heads ({form.prefix.format(layers='N')}*)"
-    return FoundHead(family, form, weights)
+    return FoundHead(folder, family, form, weights)
 
 
 def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> MTPHead:
@@ -91,7 +100,7 @@ def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> M
     head = MTPHead(layer, text["hidden_size"], layer.input_layernorm.eps, form)
     arrays = _name_weights(model, found.weights, form)
     _quantize(head, arrays)
-    load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, info.folder)
+    load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, found.folder)
     head.eval()
     mx.eval(head.parameters())
     log.info("loaded a head that predicts further tokens, %s", format_rounded(count_weight_bytes(head)))

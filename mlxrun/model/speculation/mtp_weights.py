@@ -27,7 +27,8 @@ class HeadFormat:
     the names of a head's parts, and `layer` is the prefix of the decoder layer. `hidden_first`: the product
     takes the hidden state before the embedding. `chains_normed`: a further prediction starts from the normed
     output of the one before, as the first one does from the target's. `centred`: norms are stored less one.
-    `config`: of the decoder layer, where it is not the target's."""
+    `config`: of the decoder layer, where it is not the target's. `split`: the prefix where mlx-vlm has split
+    a head off; None: it has other names then."""
 
     prefix: str
     parts: Mapping[str, str]
@@ -36,6 +37,7 @@ class HeadFormat:
     chains_normed: bool = True
     centred: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None
 
 
 _NEXTN = HeadFormat(
@@ -53,6 +55,7 @@ _QWEN = HeadFormat(
     },
     layer="layers.0.",
     centred=True,
+    split="",
 )
 FORMATS: Mapping[str, HeadFormat] = {
     "deepseek_v3": _NEXTN,

@@ -13,7 +13,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.model_files import read_json
 from mlxrun.model.model_info import load_model_info
-from mlxrun.model.speculation.mtp_head import MTPHead, find_mtp_head, load_mtp_head
+from mlxrun.model.speculation.mtp_head import FoundHead, MTPHead, find_mtp_head, load_mtp_head
 from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers import mtp_models
 
@@ -95,6 +95,24 @@ def test_a_head_is_that_of_mlx_vlm(tmp_path: Path, family: str) -> None:
     embeds, hidden = make_pairs()
     wanted = library._forward_hidden(embeds, hidden, None, mx.arange(TOKENS)[None])
     assert mx.allclose(compute(load(tmp_path))[0], wanted, atol=1e-5)
+
+
+def test_a_head_that_mlx_vlm_split_off_is_the_same(tmp_path: Path) -> None:
+    """The checkpoint beside it has none. Other families have other names there."""
+    from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+
+    write_model("qwen3_next", tmp_path / "model")
+    wanted = compute(load(tmp_path / "model"))[0]
+    config = read_json(tmp_path / "model" / "config.json")
+    get_mtp_splitter(source_config=config).split(str(tmp_path / "model"), str(tmp_path / "head"))
+    (tmp_path / "model" / "model-mtp.safetensors").unlink()
+    info = load_model_info(ModelSettings(path=str(tmp_path / "model")))
+    found = find_mtp_head(info, tmp_path / "head")
+    assert isinstance(found, FoundHead)
+    assert mx.allclose(compute(load_mtp_head(info, found, mx.float32))[0], wanted, atol=1e-5)
+    write_text_model("glm4_moe", tmp_path / "other")
+    other = load_model_info(ModelSettings(path=str(tmp_path / "other")))
+    assert "are read from its checkpoint only" in str(find_mtp_head(other, tmp_path / "head"))
 
 
 def test_a_quantised_head_is_loaded_as_it_is_stored(tmp_path: Path) -> None:
