@@ -55,14 +55,6 @@ def check_drafting_model(config: Config) -> str | None:
     return "draft predicts with a draft model: set model.draft"
 
 
-@reads("speculation.method", "prefill.sparse")
-def check_draft_has_one_use(config: Config) -> str | None:
-    """Scoring prompts takes a part of its layers only."""
-    if config.speculation.method != "draft" or config.prefill.sparse == "off":
-        return None
-    return "draft needs model.draft, which prefill.sparse uses otherwise; set ngram, or remove one of them"
-
-
 @reads("prefill.sparse_keep", "prefill.sparse_min_tokens", "prefill.sparse")
 def check_prefill_is_sparse(config: Config) -> str | None:
     given = find_changed(config.prefill, ("sparse_keep", "sparse_min_tokens"))

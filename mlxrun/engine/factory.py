@@ -83,12 +83,14 @@ def build_engine(
     beside = 0  # bytes
     if model_info.vision:
         beside = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
-    loaded = None
-    if isinstance(adapter, PositionedAdapter):
-        probe, loaded = add_position_check(probe, adapter, vocab), load_draft(config, model_info)
-        beside += loaded.nbytes
     drafts, drafting = _make_draft_planner(config, model_info, adapter, cache, vocab, probe.methods)
     beside += 0 if drafting is None else drafting.nbytes
+    loaded = None
+    if isinstance(adapter, PositionedAdapter):
+        probe = add_position_check(probe, adapter, vocab)
+        shared = drafting.small if isinstance(drafting, LoadedDraftModel) else None
+        loaded = load_draft(config, model_info, shared)
+        beside += loaded.nbytes
     hidden = read_hidden_size(model_info.config)
     memory = make_memory_budget(
         config.scheduler, adapter.model, hidden, cache, vocab, beside, probe.methods.quantization
@@ -151,8 +153,8 @@ def _make_draft_planner(
     vocab: int,
     methods: ComputeMethods,
 ) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
-    """Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft,
-    unless that chooses the tokens of prompts, or else the checkpoint's own head."""
+    """Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft, or
+    else the checkpoint's own head."""
     settings = config.speculation
     if settings.method == "off":
         return DraftPlanner(settings), None
@@ -163,9 +165,8 @@ def _make_draft_planner(
         log.warning("speculation is off: %s", problem)
         return DraftPlanner(settings, problem=problem), None
     loaded: LoadedDraftModel | LoadedHead | None = None
-    sparse = config.prefill.sparse
     has_model = config.model.draft is not None and not names_split_head(config.model)
-    if settings.method == "draft" or (settings.method == "auto" and has_model and sparse == "off"):
+    if settings.method == "draft" or (settings.method == "auto" and has_model):
         loaded = load_draft_model(config, model_info, adapter, vocab, methods)
     elif settings.method in ("auto", "mtp"):
         loaded = _load_head(config, model_info, adapter, vocab, methods)

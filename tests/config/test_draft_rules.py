@@ -93,10 +93,6 @@ def test_sparse_prefill_that_can_be(rest: str) -> None:
             "a.yaml:1:41: speculation.min_ngram: speculation.method is draft, so speculation.min_ngram has no",
         ),
         (
-            "speculation: {method: draft}\nmodel: {draft: embedded}\nprefill: {sparse: draft}",
-            "a.yaml:1:23: speculation.method: draft needs model.draft, which prefill.sparse uses otherwise",
-        ),
-        (
             "speculation: {method: ngram}\nmodel: {draft: embedded}",
             "a.yaml:2:16: model.draft: has no effect while prefill.sparse is off and speculation.method is ngram",
         ),
@@ -116,7 +112,7 @@ def test_speculation_of_few_tokens() -> None:
     [
         "speculation: {method: draft}\nmodel: {draft: embedded}",
         "speculation: {method: auto, min_ngram: 2}\nmodel: {draft: embedded}",
-        "speculation: {method: auto}\nmodel: {draft: embedded}\nprefill: {sparse: draft}",
+        "speculation: {method: draft}\nmodel: {draft: embedded}\nprefill: {sparse: draft}",
     ],
 )
 def test_a_draft_model_that_can_be(text: str) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from mlxrun.config.settings import SpeculationSettings
+from mlxrun.config.settings import PrefillSettings, SpeculationSettings
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError
 from mlxrun.model.compute_methods import ComputeMethods
@@ -376,3 +376,23 @@ def test_a_row_that_outgrows_the_context_drafts_no_more(zoo: Zoo, tmp_path: Path
     assert 5 < drafted < 24
     engine_driver.run_requests(engine, [replace(asks[1], id="seen", image_spans=((1, 3),))])
     assert engine.scheduler.drafts.counts.drafted == drafted
+
+
+def test_one_model_chooses_tokens_and_drafts(zoo: Zoo) -> None:
+    """Its drafts of rows whose prompts have gaps change no answer; it is loaded once."""
+    small, sparse = zoo.text("qwen3"), PrefillSettings("draft", 0.6, 256)
+    engine = make_engine(zoo, small, prefill=sparse)
+    assert engine.selection is not None
+    assert engine.selection.draft._adapter is engine.scheduler.drafts.source._adapter  # type: ignore
+    long = text_models.prompts(11, (300, 270))
+    asks = [engine_driver.make_text_request(str(i), prompt) for i, prompt in enumerate(long)]
+    found = engine_driver.run_requests(engine, asks)
+    counts = replace(engine.scheduler.drafts.counts)
+    assert counts.drafted > 5 and engine.selection.counts.left_out > 100
+    without = engine_driver.run_requests(engine, [replace(ask, speculation=False) for ask in asks])
+    assert engine.scheduler.drafts.counts == counts
+    assert all(is_same(found[ask.id], without[ask.id]) for ask in asks)
+    for prefill in (sparse, PrefillSettings()):
+        with pytest.raises(ConfigError, match=r"of the weights are model\.draft") as caught:
+            make_engine(zoo, small, prefill=prefill, memory_limit=1000)
+        assert ("tokens in model.draft" in str(caught.value)) == (prefill is sparse)

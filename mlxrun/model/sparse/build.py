@@ -12,7 +12,7 @@ from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
-from mlxrun.model.draft_loading import load_small_model
+from mlxrun.model.draft_loading import SmallModel, load_small_model
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.model_info import LoadedModelInfo
@@ -37,15 +37,18 @@ _OTHER_CACHES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """`nbytes`: of its weights, and of its caches while it reads the longest prompt."""
+    """`nbytes`: of its weights, unless they are `shared`, and of its caches while it reads the longest
+    prompt."""
 
     draft: PromptDraft
     nbytes: int
+    shared: bool = False
 
     def describe(self) -> str:
         """What it takes, for an error that a user can act on."""
-        size = format_rounded(self.nbytes)
-        return f"{size} of the weights are model.draft with the keys of {self.draft.max_tokens} tokens"
+        keys = f"the keys of {self.draft.max_tokens} tokens"
+        of = f"{keys} in model.draft" if self.shared else f"model.draft with {keys}"
+        return f"{format_rounded(self.nbytes)} of the weights are {of}"
 
 
 def make_positioned(adapter: Adapter) -> PositionedAdapter:
@@ -67,14 +70,16 @@ def add_position_check(report: ProbeReport, adapter: PositionedAdapter, vocab: i
     return replace(report, checks=(*report.checks, *checks))
 
 
-def load_draft(config: Config, model_info: LoadedModelInfo) -> LoadedDraft:
-    """The model of `model.draft`. ConfigError if it does not fit, or cannot score prompts."""
-    small = load_small_model(config, model_info)
+def load_draft(config: Config, model_info: LoadedModelInfo, shared: SmallModel | None = None) -> LoadedDraft:
+    """The model of `model.draft`. ConfigError if it does not fit, or cannot score prompts. `shared`: it is
+    loaded, and needs all its layers, as it drafts too."""
+    small = shared or load_small_model(config, model_info)
     adapter, info = small.adapter, small.info
     problem = _find_cache_problem(adapter)
     if problem is not None:
         raise small.make_error(problem)
-    _cut_layers(adapter)
+    if shared is None:
+        _cut_layers(adapter)
     cache, _ = run_trial_forward(adapter)
     limit = min(info.context_length, model_info.context_length - 1)
     layers = LAYERS_PER_LAUNCH if uses_cuda() else 0
@@ -87,8 +92,9 @@ def load_draft(config: Config, model_info: LoadedModelInfo) -> LoadedDraft:
         raise small.make_error(f"cannot score tokens: {error}") from error
     mx.clear_cache()
     log.info("%s chooses %g of the tokens of long prompts", info.name, config.prefill.sparse_keep)
+    weights = 0 if shared else count_weight_bytes(adapter.model)
     tokens = measure_footprint(cache).compute_row_bytes(limit)
-    return LoadedDraft(draft, count_weight_bytes(adapter.model) + tokens)
+    return LoadedDraft(draft, weights + tokens, shared is not None)
 
 
 def _cut_layers(adapter: Adapter) -> None:

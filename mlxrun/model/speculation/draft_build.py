@@ -40,6 +40,7 @@ MIN_COST = 0.01
 class LoadedDraftModel:
     """`nbytes`: of its weights and of a slice of a prompt; `footprint`: of a row in it."""
 
+    small: SmallModel
     source: DraftModel
     nbytes: int
     footprint: Footprint
@@ -75,7 +76,7 @@ def load_draft_model(
     itemsize = max(array.itemsize for array in list_all_arrays(small.cache))
     read = MAX_READ * read_hidden_size(small.info.config) * itemsize * ACTIVATION_FACTOR
     nbytes = count_weight_bytes(small.adapter.model) + read
-    return LoadedDraftModel(source, nbytes, measure_footprint(small.cache))
+    return LoadedDraftModel(small, source, nbytes, measure_footprint(small.cache))
 
 
 def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeMethods, float]:
