@@ -5,6 +5,9 @@ its pairs so far, one after the other: of its prompt while that is computed, of 
 of each accepted one. What was restored from the prefix cache has no hidden states, so the head does not see
 it: its predictions are worse then, and no answer is. A draft chains predictions, each from the state and the
 token of the one before; their keys lie behind the row's length, where the next pairs overwrite them.
+
+The pairs of decode steps wait, and are read in one forward when something is drafted: so steps without drafts
+cost hardly more than without a head.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import mlx.core as mx
 
 from mlxrun.model.speculation.mtp_head import MTPHead
 
+WAITING = 64  # pairs of a row that wait until a draft needs them, a power of two
 ROOM = 256  # places of keys by which the buffers grow at least
 SPARSE = 4  # slots for each row, from which on the free ones are dropped
 Sample = Callable[[mx.array, int], mx.array]
@@ -72,8 +76,14 @@ class MTPRows:
         """Forget all rows."""
         self._prompts.clear()
         self._slots: dict[str, int] = {}
-        self._lengths: list[int] = []  # pairs, by slot
-        self._buffers: tuple[mx.array, mx.array] | None = None
+        self._forget_buffers()
+
+    def _forget_buffers(self) -> None:
+        self._lengths: list[int] = []  # pairs that were read, by slot
+        self._waiting: list[int] = []  # pairs that wait, by slot
+        self._buffers: tuple[mx.array, mx.array] | None = None  # keys and values
+        # Those pairs: hidden states [slots, WAITING, D] and tokens.
+        self._pairs: tuple[mx.array, mx.array] | None = None
         self._output: tuple[mx.array, mx.array] | None = None  # [slots, 1, D], of each row's newest pair
 
     def keep_only(self, request_ids: Collection[str]) -> None:
@@ -81,9 +91,10 @@ class MTPRows:
         for request_id in self._prompts.keys() - request_ids:
             del self._prompts[request_id]
         for request_id in self._slots.keys() - request_ids:
-            self._lengths[self._slots.pop(request_id)] = 0
+            slot = self._slots.pop(request_id)
+            self._lengths[slot] = self._waiting[slot] = 0
         if not self._slots:
-            self._lengths, self._buffers, self._output = [], None, None
+            self._forget_buffers()
 
     def read_prompt(self, request_id: str, hidden: mx.array, tokens: Sequence[int] | mx.array) -> None:
         """Take in pairs of a row that does not decode yet: `hidden` [n, D], and the tokens behind, n."""
@@ -107,29 +118,32 @@ class MTPRows:
         kept = kept or counts
         most = max(kept)
         self.keep_only({*request_ids, *self._prompts})
-        self._place_rows(request_ids, most)
-        picked, last = [[0] * most] * len(self._lengths), [0] * len(self._lengths)
+        self._place_rows(request_ids)
+        if max(self._waiting) + most > WAITING:
+            self._read_waiting()
+        if self._pairs is None:
+            shape = len(self._lengths), WAITING
+            self._pairs = mx.zeros((*shape, hidden.shape[-1]), hidden.dtype), mx.zeros(shape, mx.int32)
+        picked = [[0] * most] * len(self._lengths)
+        places = list(self._waiting)
         starts = itertools.accumulate(counts, initial=0)
         for request_id, start, size in zip(request_ids, starts, kept, strict=False):
             slot = self._slots[request_id]
-            last[slot] = size - 1
             picked[slot] = [start + min(i, size - 1) for i in range(most)]
-        index = mx.array(picked)
-        normed, chained = self._forward(tokens[index], hidden[index], self._lengths)
-        for slot in self._slots.values():
-            self._lengths[slot] += last[slot] + 1
-        slots, ends = mx.arange(len(last))[:, None], mx.array(last)[:, None]
-        self._output = normed[slots, ends], chained[slots, ends]
-        if self._launch_first and kept is not counts:  # the step itself has been computed
-            mx.async_eval(self._output)
+            self._waiting[slot] += size
+        index, slots = mx.array(picked), mx.arange(len(picked))[:, None]
+        for buffer, array in zip(self._pairs, (hidden, tokens), strict=True):
+            buffer[slots, mx.array(places)[:, None] + mx.arange(most)] = array[index].astype(buffer.dtype)
 
     def is_ready(self, request_id: str) -> bool:
         """Whether the row decodes, so that `draft` can predict its next tokens."""
-        return request_id in self._slots and self._output is not None
+        return request_id in self._slots
 
     def draft(self, limits: Mapping[str, int], sample: Sample | None = None) -> dict[str, tuple[int, ...]]:
         """So many predicted tokens, by row. Waits for the device once. `sample` makes tokens [rows] of logits
         [rows, V], and gets the place in the draft; None: the likeliest ones."""
+        if any(self._waiting):
+            self._read_waiting()
         assert self._output is not None
         depth = max(limits.values())
         self._make_room(depth)
@@ -153,7 +167,7 @@ class MTPRows:
     def list_arrays(self) -> list[mx.array]:
         """What to evaluate in each step: nothing else consumes it."""
         prompts = [array for cache in self._prompts.values() for array in (cache.keys, cache.values)]
-        return [*prompts, *(self._buffers or ()), *(self._output or ())]
+        return [*prompts, *(self._buffers or ()), *(self._pairs or ())]
 
     # -- buffers ----------------------------------------------------------------------------------------
 
@@ -167,8 +181,21 @@ class MTPRows:
         self._buffers = cache.keys, cache.values
         return output
 
-    def _place_rows(self, request_ids: Sequence[str], count: int) -> None:
-        """Give a slot to each row that has none, with the keys of its prompt, and room for `count` pairs."""
+    def _read_waiting(self) -> None:
+        """Let the head read the pairs that wait, in one forward of one of few widths."""
+        assert self._pairs is not None
+        width = 1 << (max(self._waiting) - 1).bit_length()
+        self._make_room(width)
+        hidden, tokens = (buffer[:, :width] for buffer in self._pairs)
+        normed, chained = self._forward(tokens, hidden, self._lengths)
+        slots = mx.arange(len(self._lengths))[:, None]
+        ends = mx.array([max(count - 1, 0) for count in self._waiting])[:, None]
+        self._output = normed[slots, ends], chained[slots, ends]
+        self._lengths = [n + count for n, count in zip(self._lengths, self._waiting, strict=True)]
+        self._waiting = [0] * len(self._waiting)
+
+    def _place_rows(self, request_ids: Sequence[str]) -> None:
+        """Give a slot to each row that has none, with the keys of its prompt."""
         joining = [rid for rid in request_ids if rid not in self._slots]
         if len(self._lengths) >= max(SPARSE * len(request_ids), SPARSE):
             self._compact()
@@ -177,10 +204,11 @@ class MTPRows:
         self._slots |= dict(zip(joining, free, strict=False))
         slots = 1 << max(self._slots.values()).bit_length()
         self._lengths += [0] * (slots - len(self._lengths))
+        self._waiting += [0] * (slots - len(self._waiting))
         prompts = {self._slots[rid]: self._prompts.pop(rid) for rid in joining if rid in self._prompts}
         for slot, cache in prompts.items():
             self._lengths[slot] = cache.offset
-        self._make_room(count)
+        self._make_room(0)
         assert self._buffers is not None
         for slot, cache in prompts.items():
             for buffer, array in zip(self._buffers, (cache.keys, cache.values), strict=True):
@@ -189,10 +217,11 @@ class MTPRows:
     def _compact(self) -> None:
         """Drop the slots that are free."""
         used = list(self._slots.values())
-        if self._buffers is not None:
-            keys, values = (buffer[mx.array(used)] for buffer in self._buffers)
-            self._buffers = keys, values
+        if used and self._buffers is not None and self._pairs is not None:
+            keys, values, hidden, tokens = (a[mx.array(used)] for a in (*self._buffers, *self._pairs))
+            self._buffers, self._pairs = (keys, values), (hidden, tokens)
         self._lengths = [self._lengths[slot] for slot in used]
+        self._waiting = [self._waiting[slot] for slot in used]
         self._slots = {rid: slot for slot, rid in enumerate(self._slots)}
 
     def _make_room(self, count: int) -> None:
@@ -203,8 +232,12 @@ class MTPRows:
             shapes = [(len(self._lengths), places, a.shape[1], a.shape[3]) for a in like]
             keys, values = (mx.zeros(s, a.dtype) for s, a in zip(shapes, like, strict=True))
             self._buffers = keys, values
-        keys, values = (_enlarge(buffer, len(self._lengths), places) for buffer in self._buffers)
+        slots = len(self._lengths)
+        keys, values = (_enlarge(buffer, slots, places) for buffer in self._buffers)
         self._buffers = keys, values
+        if self._pairs is not None:
+            hidden, tokens = (_enlarge(buffer, slots, WAITING) for buffer in self._pairs)
+            self._pairs = hidden, tokens
 
 
 def make_head_cache() -> Any:
@@ -217,9 +250,10 @@ def make_head_cache() -> Any:
 def round_places(count: int) -> int:
     """The places of buffers that must have so many: one of few, because each shape costs a GPU time."""
     step = max(ROOM, 1 << max(count.bit_length() - 3, 0))
-    return -(-count // step) * step
+    return -(-max(count, 1) // step) * step
 
 
 def _enlarge(buffer: mx.array, slots: int, places: int) -> mx.array:
     missing = max(slots - buffer.shape[0], 0), max(places - buffer.shape[1], 0)
-    return mx.pad(buffer, [(0, missing[0]), (0, missing[1]), (0, 0), (0, 0)]) if any(missing) else buffer
+    more = [(0, count) for count in missing] + [(0, 0)] * (buffer.ndim - 2)
+    return mx.pad(buffer, more) if any(missing) else buffer

@@ -89,6 +89,7 @@ def head(request: Any, tmp_path_factory: pytest.TempPathFactory) -> MTPHead:
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mtp_rows, "ROOM", 8)
+    monkeypatch.setattr(mtp_rows, "WAITING", 4)
 
 
 def run_steps(head: MTPHead, each: Callable[[RowsWithReference], None]) -> None:
@@ -103,7 +104,8 @@ def run_steps(head: MTPHead, each: Callable[[RowsWithReference], None]) -> None:
     each(rows)
     rows.step("bcad", [1, 4, 4, 1], [1, 1, 4, 1])
     each(rows)
-    rows.step("bcad")
+    for _ in range(6):
+        rows.step("bcad")
     rows.step("bd", [2, 4], [1, 3])
     each(rows)
     rows.prompt("a", 11)
@@ -149,6 +151,24 @@ def test_planted_bugs_are_found(
     plant(monkeypatch)
     with pytest.raises(AssertionError):
         run_steps(head, RowsWithReference.check)
+
+
+def test_what_waits_is_read_when_a_draft_needs_it(head: MTPHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without drafts call the head once in a while only."""
+    widths = []
+    original = MTPRows._forward
+
+    def forward(self: MTPRows, tokens: mx.array, *args: Any) -> Any:
+        widths.append(tokens.shape[1])
+        return original(self, tokens, *args)
+
+    monkeypatch.setattr(MTPRows, "_forward", forward)
+    rows = RowsWithReference(head)
+    for _ in range(11):
+        rows.step("ab")
+    assert widths == [4, 4]
+    rows.check()
+    assert widths == [4, 4, 4, 1, 1]
 
 
 def test_buffers_shrink_when_rows_leave(head: MTPHead) -> None:
