@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, get_args
@@ -72,17 +73,40 @@ def choose_methods(
     if not config.engine.probe:
         return _add_quantization(ProbeReport(candidate, (), adapter.weights), quantization)
     with use_library_products(adapter.model):
-        ladder = _TextLadder(Reference(adapter, vocab), candidate, quantization)
-        methods, checks = ladder.compare(drafts=config.speculation.method != "off")
+        reference = Reference(adapter, vocab)
+        methods, checks = _TextLadder(reference, candidate, quantization).compare()
         windows = tuple(ComparedWindow(size, min(size, REDUCED)) for size in list_windows(template))
         found = ProbeReport(methods, tuple(checks), adapter.weights, windows)
         if isinstance(adapter, VisionAdapter):
             found = probe_images(adapter, vocab, model_info, found)
+    if config.speculation.method != "off" and uses_pages(found.methods.decode):
+        found = _check_drafts(found, reference)
     for check in found.checks:
         if not check.passed:
             text = "parity probe: %s is not used for this model: %s%s"
             log.warning(text, check.name, check.describe(), check.describe_instead())
     return _add_quantization(found, quantization)
+
+
+def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:
+    """The report with how drafts are computed. Where steps must round alike, no bit may differ, with the
+    products that steps have; few rows a call cost less, and may round otherwise."""
+    methods, fixed = report.methods, report.methods.fixed_width > 0
+    states = computes_token_by_token(reference.make_cache())
+    for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
+        methods = replace(methods, recurrence=recurrence)
+        runs = DraftCheck(reference, methods)
+        expected = runs.take_steps if fixed else None
+        name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
+        with nullcontext() if fixed else use_library_products(reference.adapter.model):
+            check = reference.check(name, runs.take_drafts, expected, exact=fixed)
+        if check.passed:
+            break
+    if not check.passed:
+        problem = f"rows with drafts are not computed as by steps: {check.describe()}"
+        methods = replace(methods, draft_problem=problem)
+        check = replace(check, instead="nothing is drafted")
+    return replace(report, methods=methods, checks=(*report.checks, check))
 
 
 def _add_quantization(report: ProbeReport, quantization: KVQuantization | None) -> ProbeReport:
@@ -141,15 +165,13 @@ class _TextLadder:
         self._runs = TextChecks(reference, candidate.snapshots)
         self._checks: list[ProbeCheck] = []
 
-    def compare(self, drafts: bool) -> tuple[ComputeMethods, list[ProbeCheck]]:
-        """The methods that pass, and what was compared. `drafts`: whether rows may have some."""
+    def compare(self) -> tuple[ComputeMethods, list[ProbeCheck]]:
+        """The methods that pass, and what was compared."""
         methods = self._candidate
         passed = [self._passes_chunks(size) for size in self._runs.list_chunk_sizes()]
         if not all(passed):
             methods = methods.split_as_library()
         methods = replace(methods, decode=self._choose_decode(methods))
-        if drafts and uses_pages(methods.decode):
-            methods = self._check_drafts(methods)
         if methods.decode == "ragged" and self._quantization is not None:
             self._check_quantization(self._quantization)
         methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
@@ -183,22 +205,6 @@ class _TextLadder:
     def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
         run = partial(self._runs.decode, method, width)
         return self._passes(f"decode {method}", run, SLOWER_DECODE[method])
-
-    def _check_drafts(self, methods: ComputeMethods) -> ComputeMethods:
-        """The same methods with how drafts are computed. Where steps must round alike, no bit may differ."""
-        fixed = methods.fixed_width > 0
-        states = computes_token_by_token(self._reference.make_cache())
-        for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
-            methods = replace(methods, recurrence=recurrence)
-            runs = DraftCheck(self._reference, methods)
-            expected = runs.take_steps if fixed else None
-            name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
-            check = self._reference.check(name, runs.take_drafts, expected, exact=fixed)
-            if check.passed:
-                break
-        self._checks.append(check if check.passed else replace(check, instead="nothing is drafted"))
-        problem = f"rows with drafts are not computed as by steps: {check.describe()}"
-        return methods if check.passed else replace(methods, draft_problem=problem)
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short = quantization._replace(start=min(quantization.start, PROBED_START))

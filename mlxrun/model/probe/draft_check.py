@@ -6,6 +6,8 @@ that keeps any of them, or that loses an accepted one, changes the logits of the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
@@ -18,11 +20,15 @@ from mlxrun.model.ragged.decode_batch import JoiningRow
 FORWARDS = ({0: (2, 2), 1: (3, 1), 2: (3, 3)}, {0: (1, 1), 1: (2, 1)}, {1: (1, 1)})
 
 
+MOST_ROWS = max(sum(count for count, _ in blocks.values()) for blocks in FORWARDS)
+
+
 class DraftCheck:
-    """`methods`: how rows decode, by pages."""
+    """`methods`: how rows decode, by pages. A fixed width is at least MOST_ROWS here."""
 
     def __init__(self, reference: Reference, methods: ComputeMethods) -> None:
-        self._reference, self._methods = reference, methods
+        width = methods.fixed_width and max(methods.fixed_width, MOST_ROWS)
+        self._reference, self._methods = reference, replace(methods, fixed_width=width)
         self._inputs = [[p[-1], *a] for p, a in zip(reference.prompts, reference.answers, strict=True)]
 
     def take_steps(self) -> ProbeLogits:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -15,11 +16,14 @@ from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
 from mlxrun.bench.sweep.sweep import list_families
 from mlxrun.config.settings import Config, SpeculationSettings
 from mlxrun.model.adapter import Adapter, run_trial_forward
+from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.loader import load_adapter
 from mlxrun.model.machine.device import resolve_config
 from mlxrun.model.model_info import load_model_info
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.probe import choose
+from mlxrun.model.probe.draft_check import DraftCheck
+from mlxrun.model.probe.reference import Reference
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.speculation.support import find_draft_problem
@@ -95,6 +99,45 @@ def test_what_rounds_otherwise_is_computed_as_by_steps(zoo: Zoo, monkeypatch: Pa
     assert probe_drafts(zoo.text("qwen3_next"), reproducible=False).methods.recurrence == "blocks"
     monkeypatch.setattr(choose, "get_args", lambda kind: [x for x in get_args(kind) if "passes" not in x])
     assert list_failed(probe_drafts(zoo.text("qwen3_next"))) == ["drafts in blocks"]
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_bits_are_compared_with_the_products_of_steps(
+    zoo: Zoo, monkeypatch: Patch, reproducible: bool
+) -> None:
+    """The library's products round a row by itself; those of a quantised model's steps go by their number."""
+    found = []
+
+    @contextmanager
+    def use_library_products(model: nn.Module) -> Iterator[None]:
+        found.append("library")
+        yield
+        found.append("own")
+
+    def take_drafts(self: DraftCheck) -> object:
+        found.append("drafts")
+        return original(self)
+
+    original = DraftCheck.take_drafts
+    monkeypatch.setattr(choose, "use_library_products", use_library_products)
+    monkeypatch.setattr(DraftCheck, "take_drafts", take_drafts)
+    probe_drafts(zoo.text("lfm2"), reproducible)
+    assert found[found.index("drafts") - 1] == ("own" if reproducible else "library")
+
+
+def test_all_forwards_of_a_fixed_width_are_as_wide(zoo: Zoo, monkeypatch: Patch) -> None:
+    """Also where a step has fewer rows than the drafts that are compared."""
+    config = resolve_config(make_config(zoo.text("llama")))
+    adapter = load_adapter(config, load_model_info(config.model, weights=True))
+    widths, original = set(), PagedDecodeBatch._compute
+
+    def compute(self: PagedDecodeBatch, tokens: mx.array, *more: Any) -> Any:
+        widths.add(tokens.shape[0])
+        return original(self, tokens, *more)
+
+    monkeypatch.setattr(PagedDecodeBatch, "_compute", compute)
+    check = DraftCheck(Reference(adapter, 259), ComputeMethods("paged", fixed_width=2))
+    assert check.take_steps().keys() == check.take_drafts().keys() and len(widths) == 1
 
 
 def test_nothing_is_compared_where_nothing_drafts(zoo: Zoo) -> None:
