@@ -77,11 +77,8 @@ class DraftPlanner:
             "configured": self.settings.method,
             "problem": problem,
             **asdict(self.counts),
-            "model": {
-                "cost": source and round(source.cost, 3),
-                "row_cost": source and round(self.row_cost, 3),
-                **asdict(self.modelled),
-            },
+            "row_cost": round(self.row_cost, 3),
+            "model": {"cost": source and round(source.cost, 3), **asdict(self.modelled)},
         }
 
     def awaits_tokens(self, states: Sequence[RequestState]) -> bool:

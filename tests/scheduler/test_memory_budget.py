@@ -248,3 +248,15 @@ def test_a_lone_row_may_fill_the_memory() -> None:
         FinishReason.LENGTH,
     )  # 2 * 88 + 4 = 180
     assert runner.admissions == ["a"]
+
+
+def test_a_row_in_two_models_takes_what_it_takes_in_each() -> None:
+    one = Footprint(per_token=3, fixed=100, windows=((8, 5),), step=4)
+    other = Footprint(per_token=2, fixed=10, windows=((20, 1),), step=4)
+    both = one.add(other)
+    for tokens in (1, 8, 30):
+        assert both.compute_row_bytes(tokens) == one.compute_row_bytes(tokens) + other.compute_row_bytes(
+            tokens
+        )
+    packed = Footprint(per_token=8, step=1, packed_per_token=2).add(Footprint(per_token=4, step=1))
+    assert packed.compute_row_bytes(10, decoding=True) == 10 * (2 + 4)
