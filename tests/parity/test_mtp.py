@@ -30,11 +30,13 @@ from mlxrun.scheduler.draft_planner import DraftCounts
 from mlxrun.scheduler.request import TokenEvent
 from tests.helpers import engine_driver, mtp_models, text_models
 from tests.helpers.engine_driver import TimedRequest
+from tests.helpers.model_fixtures import mark_sweep
 
 Patch = pytest.MonkeyPatch
 Answers = dict[str, TokenEvent]
 Plain = Callable[[str], Answers]
 Folder = Callable[[str], Path]
+FAMILIES = ("glm4_moe", "qwen3_next")
 ROWS, COUNT = 12, 16
 PROMPTS = text_models.prompts(7, (3, 9, 17, 40))
 JOINS = (0, 3, 0, 5)
@@ -130,7 +132,7 @@ def run_drafts(path: Path, monkeypatch: Patch, without: Answers) -> tuple[bool, 
     return all(is_same(found[rid], without[rid]) for rid in without), drafts.modelled
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_drafts_change_no_answer(folder: Folder, plain: Plain, monkeypatch: Patch, family: str) -> None:
     """Greedy, sampled, with penalties, among others that are aborted, joining late."""
     same, counts = run_drafts(folder(family), monkeypatch, plain(family))
@@ -236,7 +238,7 @@ def compare_pairs(
     return all(recorded.matches(rid, text, model.model(mx.array([text]))[0]) for rid, text in texts.items())
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "qwen3_next"])
+@pytest.mark.parametrize("family", mark_sweep([*FAMILIES, "qwen3_5", "mimo", "ernie4_5_moe"], FAMILIES))
 def test_the_head_is_told_what_the_model_computes(
     folder: Folder, plain: Plain, monkeypatch: Patch, family: str
 ) -> None:
