@@ -57,6 +57,7 @@ class DraftPlanner:
     row_cost: float = 0.0
     counts: DraftCounts = field(default_factory=DraftCounts)
     modelled: DraftCounts = field(default_factory=DraftCounts)  # those of the source among them
+    _acceptance: Acceptance = field(default_factory=Acceptance)  # of the source's drafts for all rows
     _checked_source: CheckedSource | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,13 +148,16 @@ class DraftPlanner:
                 left -= len(new)
 
     def _advance_source(self, decoding: Sequence[RequestState]) -> None:
-        """Let the source take in tokens of the rows for which drafts would pay alone."""
+        """Let the source take in tokens of the rows for which drafts would pay alone, unless the rows of a
+        forward are taken."""
         source = self._checked_source
         if source is None:
             return
         for state in decoding:
             if state.acceptance is None and _may_draft(state) and source.takes(state.request):
-                state.acceptance = Acceptance()
+                state.acceptance = Acceptance(self._acceptance)
+        if len(decoding) >= self.max_rows:
+            return
         rows = [_view(state) for state in decoding if self._would_pay(state, source.cost)]
         source.advance(rows)
 

@@ -42,3 +42,27 @@ def test_a_row_that_does_not_draft_is_tried_again() -> None:
     for _ in range(400):
         record(known, 0, 0)
     assert known.rate > 0.6
+
+
+def test_a_new_row_is_expected_to_be_like_the_others() -> None:
+    for accepted in (0, 4):
+        others = Acceptance()
+        old = Acceptance(others)
+        for _ in range(20):
+            record(old, 4, accepted)
+        assert abs(Acceptance(others).rate - old.rate) < 0.1
+        new = Acceptance(others)
+        for _ in range(10):
+            record(new, 4, 2)
+        assert abs(new.rate - 2 / 3) < 0.1 < abs(old.rate - 2 / 3), "own tokens count more"
+
+
+def test_rows_that_all_failed_are_tried_again() -> None:
+    others = Acceptance()
+    rows = [Acceptance(others) for _ in range(8)]
+    for row in rows * 3:
+        record(row, 4, 0)
+    assert all(row.rate < 0.3 for row in rows)
+    for row in rows * 400:
+        record(row, 0, 0)
+    assert all(row.rate > 0.6 for row in rows)

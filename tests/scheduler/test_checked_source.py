@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.checked_source import CheckedSource
+from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.request import Request, SamplingParams
 from tests.helpers.engine_fakes import make_request
 from tests.helpers.fake_source import FakeSource

@@ -292,3 +292,18 @@ def test_drafts_are_shorter_where_each_row_of_a_forward_costs() -> None:
         counts = driver.planner.counts
         depths.append(counts.drafted / counts.steps if counts.steps else 0.0)
     assert depths[0] > depths[1] > depths[2] == 0.0
+
+
+def test_a_source_reads_nothing_while_no_row_of_a_forward_is_free() -> None:
+    source = FakeSource(predict_new)
+    driver = Driver(3, source)
+    for row in range(3):
+        driver.add(f"new {row}", 40 + 20 * (row == 0))
+    while not driver.plans or len(driver.plans[-1].decode) < 3:
+        driver.step()
+    source.read.clear()
+    for _ in range(10):
+        driver.step()
+    assert not source.read and len(driver.plans[-1].decode) == 3
+    driver.run()
+    assert source.asked and driver.outputs["new 0"] == [*range(100, 160)]
