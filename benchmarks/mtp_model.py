@@ -45,7 +45,7 @@ RATE, WARM_UP = 4e-3, 40
 GPU_LAYERS = 28
 WORDS, LETTERS = 60, b"abcdefghijklmnopqrstuvwxyz"
 FOLLOWERS = (0.7, 0.2, 0.1)  # how likely each word that may follow is
-HEAD_WEIGHT = 0.5  # of the head's loss
+WEIGHTS = (1.0, 0.5, 0.25)  # of the model's loss, and those of the head's first and second token
 
 
 @contextmanager
@@ -143,7 +143,7 @@ def train_mtp_model(folder: Path, say: Callable[[str], None], steps: int = STEPS
     compute = nn.value_and_grad(both, partial(_compute_losses, both))
     language, rng = Language(seed), random.Random(seed + 1)
     for step in range(steps):
-        tokens = mx.array([language.write(LENGTH + 2, rng) for _ in range(BATCH)])
+        tokens = mx.array([language.write(LENGTH + 3, rng) for _ in range(BATCH)])
         losses, gradients = compute(tokens)
         gradients, _ = optimizers.clip_grad_norm(gradients, 1.0)
         optimizer.update(both, gradients)
@@ -154,18 +154,23 @@ def train_mtp_model(folder: Path, say: Callable[[str], None], steps: int = STEPS
 
 
 def _compute_losses(both: Any, tokens: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """What is trained, the loss of the model, and that of its head. `tokens` [rows, n + 2]: from n of them
-    the model predicts the next ones, and the head those behind."""
+    """What is trained, the loss of the model, and that of its head. `tokens` [rows, n + 3]: from n of them
+    the model predicts the next ones, the head those behind, and from its own output those behind them."""
     import mlx.core as mx
     import mlx.nn as nn
 
-    own = nn.losses.cross_entropy
-    hidden = both.model.model(tokens[:, :-2])
-    first = own(both.model.lm_head(hidden), tokens[:, 1:-1], reduction="mean")
-    embeds = both.model.model.embed_tokens(tokens[:, 1:-1])
-    normed, _ = both.head(embeds, hidden, "causal", None)
-    second = own(both.model.lm_head(normed), tokens[:, 2:], reduction="mean")
-    return first + HEAD_WEIGHT * second, mx.stop_gradient(first), mx.stop_gradient(second)
+    def compare(hidden: mx.array, ahead: int) -> mx.array:
+        due = tokens[:, ahead : ahead + hidden.shape[1]]
+        return nn.losses.cross_entropy(both.model.lm_head(hidden), due, reduction="mean")
+
+    chained = both.model.model(tokens[:, :-3])
+    losses = [compare(chained, 1)]
+    for ahead in (1, 2):
+        embeds = both.model.model.embed_tokens(tokens[:, ahead : ahead + chained.shape[1]])
+        normed, chained = both.head(embeds, chained, "causal", None)
+        losses.append(compare(normed, ahead + 1))
+    wanted = sum(weight * loss for weight, loss in zip(WEIGHTS, losses, strict=True))
+    return wanted, mx.stop_gradient(losses[0]), mx.stop_gradient(losses[1])
 
 
 def _save(folder: Path, model: dict[str, mx.array], head: dict[str, mx.array]) -> None:
