@@ -78,6 +78,7 @@ def build_engine(
     if probe is not None and isinstance(adapter, VisionAdapter):
         adapter.follow(probe.refused, probe.features_cached)
     probe = probe or choose_methods(adapter, vocab, config, model_info, quantization)
+    model_info.refused_media.update({kind: why for kind, why in probe.refused.items() if why})
     probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
     config = _follow_probe(config, probe.methods)
     beside = 0  # bytes

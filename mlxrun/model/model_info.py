@@ -55,7 +55,7 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 class LoadedModelInfo:
     """A model without its weights. `digests` identify the contents of its files. `gguf`: the header of the
     file that `folder` is, if it is a GGUF file. `kind_note`: why it takes no images though its config has
-    them."""
+    them. `refused_media`: filled when the model is loaded, for all who prepare prompts with this object."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -76,6 +76,7 @@ class LoadedModelInfo:
     adapters: tuple[LoraAdapter, ...] = ()
     gguf: GgufHeader | None = None
     kind_note: str = ""
+    refused_media: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:

@@ -16,14 +16,17 @@ from mlxrun.text.template import get_image_markers
 
 
 def check_model_takes(refs: Sequence[ImageRef], model: ModelInfo) -> None:
-    """RequestError for the first image, PDF or video that the model does not take."""
-    for ref in refs:
-        is_video = isinstance(ref, VideoRef)
-        if model.vision and not (is_video and model.video_sampling is None):
-            continue
-        pages = ", which the pages of a PDF become; send its text" if isinstance(ref, DocumentRef) else ""
-        kind = "videos" if is_video else "images"
-        reject(ref.param, f"the model {model.name!r} does not accept {kind}{pages}")
+    """RequestError for the first image, PDF or video that the model does not take, or that the check at load
+    has refused."""
+    kinds = ["videos" if isinstance(ref, VideoRef) else "images" for ref in refs]
+    both = ["images beside videos"] if len(set(kinds)) > 1 else []
+    for ref, kind in zip(refs, kinds, strict=True):
+        if not model.vision or (kind == "videos" and model.video_sampling is None):
+            pages = ", which the pages of a PDF become; send its text" if isinstance(ref, DocumentRef) else ""
+            reject(ref.param, f"the model {model.name!r} does not accept {kind}{pages}")
+        for name in (kind, *both):
+            if why := model.refused_media.get(name):
+                reject(ref.param, f"{name} are refused for this model: {why}")
 
 
 def check_template_renders(refs: Sequence[ImageRef], model: ModelInfo) -> None:

@@ -43,6 +43,10 @@ class ModelInfo(Protocol):
         """How the model's processor takes frames of a video; None if the model accepts no videos."""
 
     @property
+    def refused_media(self) -> Mapping[str, str]:
+        """Why images, videos or "images beside videos" are refused, as the check at load found."""
+
+    @property
     def defaults(self) -> Mapping[str, float]:
         """Sampling values of the model's generation_config.json; may be empty."""
 

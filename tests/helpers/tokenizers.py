@@ -163,6 +163,7 @@ class FakeModelInfo:
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None
+    refused_media: Mapping[str, str] = field(default_factory=dict)
     folder: ClassVar[Path] = Path("no weights")
 
     @property

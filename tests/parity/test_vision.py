@@ -86,7 +86,7 @@ def test_together(zoo: Zoo, family: str) -> None:
     engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
     assert engine.probe is not None
     chosen, padded = engine.probe.methods, {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
-    assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == ("ragged", 8, padded)
+    assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == ("ragged", 16, padded)
     made = asks(engine, family)
     for ask in made:
         assert ask.request.prompt == answers[ask.id].ids

@@ -42,6 +42,27 @@ async def test_what_a_model_does_not_take(refs: list[ImageRef], vision: bool, sa
         await loader.open_documents([], refs, model)
 
 
+@pytest.mark.parametrize(
+    ("refused", "refs", "said"),
+    [
+        ({"videos": "why"}, [IMAGE, VIDEO], "c: videos are refused for this model: why"),
+        ({"images": "why"}, [VIDEO, PDF], "b: images are refused for this model: why"),
+        ({"images beside videos": "why"}, [IMAGE, VIDEO], "a: images beside videos are refused for this"),
+        ({"images beside videos": "why", "videos": ""}, [VIDEO, VIDEO], None),
+    ],
+)
+async def test_what_the_check_at_load_refuses_is_not_read(
+    refused: dict[str, str], refs: list[ImageRef], said: str | None
+) -> None:
+    model: Any = FakeModelInfo(vision=True, video_sampling=SAMPLING, refused_media=refused)
+    if said is None:
+        check_model_takes(refs, model)
+        return
+    with pytest.raises(RequestError, match=said):
+        async with MediaLoader(MediaSettings(), None).load_images(refs, model):
+            pass
+
+
 def test_what_a_template_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = FakeModelInfo(vision=True)
     monkeypatch.setattr(

@@ -78,8 +78,11 @@ class Embedder:
         """Arrays [visual tokens, D], one a layer, of the library's features; sets `deepstack_form`. Some
         families have rows for all tokens, [1, L, layers, D] or [layers, L, D]."""
         features = getattr(features, "embeddings", features)
-        if features is None or not isinstance(features, mx.array):
-            return tuple(features or ())
+        if features is None:
+            return ()
+        visual = 0 if mask is None else int(mask.sum())
+        if not isinstance(features, mx.array) or (features.ndim == 3 and features.shape[1] == visual):
+            return tuple(features)
         self.deepstack_form = "chunk" if features.ndim == 4 else "prompt"
         layers = features[0].swapaxes(0, 1) if features.ndim == 4 else features
         return () if mask is None else tuple(layers[:, mx.array(np.flatnonzero(mask))])
@@ -146,4 +149,3 @@ class Embedder:
         elif positions.ndim == 2:
             positions = mx.broadcast_to(positions[None], (3, 1, length))
         return positions, 0 if delta is None else int(delta.item())
-

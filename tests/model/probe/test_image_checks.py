@@ -210,6 +210,7 @@ def test_images_that_differ_from_call_to_call_are_refused(zoo: Zoo, monkeypatch:
     text = engine_driver.make_vision_request(engine, "text", vision_models.prompt("idefics3", "a"))
     events = engine_driver.run_requests(engine, [ask, text])
     assert "does not compute images alike each time" in str(events["seen"].error)
+    assert "images alike each time" in engine.model_info.refused_media["images"]
     engine_driver.check_answer(events["text"], zoo.see("idefics3", vision_models.prompt("idefics3", "a")))
 
 

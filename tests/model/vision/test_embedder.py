@@ -100,3 +100,42 @@ def test_images_without_a_grid_have_the_positions_of_text(zoo: Zoo, monkeypatch:
     assert (embedder._compute_positions(mx.array([[5, 6, 7]]), [None, None])[0] == expected).all().item()
     monkeypatch.delattr(type(model.language_model), "get_rope_index")
     assert embedder._compute_positions(ids, [None, None])[0].shape == ids.shape
+
+
+SHOWN = np.array([False, True, True, False, False, True])
+ROWS = mx.arange(2.0 * 3 * 4).reshape(2, 3, 4)  # of two layers and three visual tokens
+DENSE = mx.zeros((2, 6, 4))
+DENSE[:, mx.array([1, 2, 5])] = ROWS
+
+
+@pytest.mark.parametrize(
+    ("form", "given"),
+    [
+        ("rows", list(ROWS)),
+        ("rows", ROWS),
+        ("rows", SimpleNamespace(embeddings=list(ROWS))),
+        ("chunk", DENSE.swapaxes(0, 1)[None]),
+        ("prompt", DENSE),
+    ],
+)
+def test_deepstack_features_go_back_in_the_form_in_which_they_came(form: str, given: Any) -> None:
+    """Of the visual tokens alone, of all tokens of a chunk, or of the whole prompt."""
+    embedder = object.__new__(Embedder)
+    embedder.deepstack_form = "rows"
+    parts = embedder.read_deepstack(given, SHOWN)
+    assert embedder.deepstack_form == form
+    assert mx.array_equal(mx.stack(list(parts)), ROWS).item()
+    chunk = parts if form == "prompt" else [part[1:3] for part in parts]
+    made = embedder.shape_deepstack(chunk, SHOWN, 2, 6)
+    features, mask = made["deepstack_visual_embeds"], np.array(made["visual_pos_masks"])[0]
+    expected = {"rows": ROWS[:, 1:3], "chunk": DENSE[:, 2:6].swapaxes(0, 1)[None], "prompt": DENSE}[form]
+    found = mx.stack(features) if isinstance(features, list) else features
+    assert mx.array_equal(found, expected).item()
+    assert mask.tolist() == (SHOWN if form == "prompt" else SHOWN[2:6]).tolist()
+
+
+def test_features_of_a_text_are_none() -> None:
+    embedder = object.__new__(Embedder)
+    embedder.deepstack_form = "rows"
+    assert embedder.read_deepstack(None, None) == ()
+    assert embedder.read_deepstack(mx.zeros((1, 4, 2, 8)), None) == ()
