@@ -31,8 +31,8 @@ CONFIG: dict[str, Any] = {
     "hidden_size": 96,
     "num_hidden_layers": 3,
     "intermediate_size": 192,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 3,  # of 32: the least that the kernel of pages covers
+    "num_key_value_heads": 1,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000.0,
     "max_position_embeddings": 4096,
