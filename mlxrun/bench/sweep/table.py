@@ -38,7 +38,8 @@ have options that its tiny model lacks; `mlxrun doctor` checks the checkpoint th
 """
 _VISION = """
 Vision-language models are also checked with one image, with two, with images in two turns, and beside rows of
-text. The sweep makes their pixels and image tokens itself; image processors are not part of it."""
+text. The sweep makes their pixels and image tokens itself, also for the check at load; image processors are
+not part of it."""
 
 
 def render_markdown(results: Sequence[FamilyResult], versions: Mapping[str, str]) -> str:

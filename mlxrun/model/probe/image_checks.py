@@ -269,8 +269,10 @@ class _ImageLadder:
             elif self._passes(f"{kind} whole", checks.prefill_whole):
                 methods = methods.split_as_library()
             else:
+                why = checks.done[-1].describe()
+                own = why.partition(" are refused for this model: ")[2]  # by the embedder
                 adapter.refused[_PLURALS[kind]] = (
-                    f"they are computed differently from the library: {checks.done[-1].describe()}"
+                    own or f"they are computed differently from the library: {why}"
                 )
                 return methods, cached
         if methods.decode != "row_by_row" and checks.can_join:

@@ -53,8 +53,8 @@ _TOKENS = {
 class VisionFamily:
     """`tokens`: of one image, in each of its `runs`. `media`: the layout of pixels (vision_media.py). `text`,
     `tower`, `own`: values of the parts of the config and of its top; `flat`: the text part's values are at
-    the top; `wrapped`: tokens for the beginning and the end stand around each run. `most`: images of a
-    prompt."""
+    the top; `wrapped`: tokens for the beginning and the end stand around each run; `first`: an image follows
+    a prompt's first token. `most`: images of a prompt."""
 
     tokens: int
     media: str = "pixels"
@@ -64,6 +64,7 @@ class VisionFamily:
     flat: bool = False
     wrapped: bool = False
     runs: int = 1
+    first: bool = False
     most: int = 2
 
 

@@ -97,13 +97,14 @@ VISION: dict[str, VisionFamily] = {
         4, "pooled", tower=parts.MOLMO2_TOWER, own={"image_patch_id": IMAGE}, wrapped=True, runs=2
     ),
     "jina_vlm": VisionFamily(4, "crops", text=parts.JINA, tower=parts.JINA_TOWER),
-    "moondream2": VisionFamily(16, "channels", tower=parts.MOONDREAM_TOWER, most=1),
+    "moondream2": VisionFamily(16, "channels", tower=parts.MOONDREAM_TOWER, most=1, first=True),
     "moondream3": VisionFamily(
         16,
         "channels",
         text={"num_key_value_heads": 4, "rope_dim": 8},
         tower=parts.MOONDREAM_TOWER,
         most=1,
+        first=True,
     ),
     "got": VisionFamily(
         1, "channels", tower=parts.GOT_TOWER, own={"im_patch_token": IMAGE}, flat=True, most=1

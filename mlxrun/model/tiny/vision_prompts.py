@@ -24,6 +24,9 @@ def make_media(family: str, images: Array, ids: Sequence[int]) -> Media:
 def join_parts(family: str, parts: Sequence[list[int] | int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Token ids and the spans of images, made of texts as token ids and of images, which are numbers."""
     entry = VISION[family]
+    if entry.first and any(isinstance(part, int) for part in parts):
+        texts = [token for part in parts if not isinstance(part, int) for token in part]
+        parts = [texts[:1], *(part for part in parts if isinstance(part, int)), texts[1:]]
     before, after = ([START], [END]) if entry.wrapped else ([], [])
     ids: list[int] = []
     spans: list[tuple[int, int]] = []

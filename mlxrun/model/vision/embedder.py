@@ -55,7 +55,7 @@ class Embedder:
         if made != len(prompt):
             raise RequestError(
                 f"images are refused for this model: mlx-vlm makes {made} embeddings of the {len(prompt)} "
-                "tokens of this prompt"
+                "tokens of a prompt"
             )
         visual = features.visual_pos_masks
         mask = None if visual is None else np.array(visual).reshape(-1)[: len(prompt)]

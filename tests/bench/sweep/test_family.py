@@ -43,7 +43,8 @@ def test_a_vision_family_is_exact(family: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "why"), [("llava_next", "makes 54 embeddings of the 24 tokens"), ("mllama", "cross attention")]
+    ("family", "why"),
+    [("llava_next", "mlx-vlm makes 54 embeddings of the 24 tokens"), ("mllama", "cross attention")],
 )
 def test_what_cannot_be_exact_is_refused(family: str, why: str) -> None:
     """Images alone, where text is exact; or the model."""
