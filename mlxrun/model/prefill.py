@@ -171,8 +171,7 @@ class PrefillRunner:
             return ScoredForward([], forward.call(self._adapter)[:, -1])
         logits, hidden = self._mtp.call_prefill(forward)
         for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
-            behind = row.tokens[chunk.start + 1 : chunk.stop + 1]
-            self._mtp.read_prompt(chunk.request_id, hidden[index, : len(behind)], behind)
+            self._mtp.read_chunk(chunk, hidden[index], row.tokens)
         return ScoredForward([], logits[:, -1], hidden[:, -1])
 
 

@@ -21,7 +21,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.model_files import read_json
-from mlxrun.model.speculation import mtp_build
+from mlxrun.model.speculation import mtp_build, mtp_source
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.speculation.mtp_rows import MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
@@ -243,6 +243,18 @@ def test_the_head_is_told_what_the_model_computes(
     folder: Folder, plain: Plain, monkeypatch: Patch, family: str
 ) -> None:
     assert compare_pairs(folder(family), monkeypatch, plain(family))
+
+
+def test_of_a_long_prompt_the_head_is_told_the_end(folder: Folder, plain: Plain, monkeypatch: Patch) -> None:
+    """In chunks, of which the first ones are too early."""
+    monkeypatch.setattr(mtp_source, "KEPT", 10)
+    recorded, without = RecordedPairs(monkeypatch), plain("glm4_moe")["3"]
+    path = folder("glm4_moe")
+    engine_driver.run_requests(make_engine(path), list_asks()[3:])
+    text = [*PROMPTS[3], *without.tokens]
+    assert 10 + COUNT - 2 <= len(recorded.pairs["3"]) <= 10 + COUNT
+    model: Any = load_model(path, strict=False)[0]
+    assert recorded.matches("3", text, model.model(mx.array([text]))[0])
 
 
 def tell_rejected(monkeypatch: Patch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -20,7 +20,7 @@ from mlxrun.model.model_info import LoadedModelInfo, make_draft_settings
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.speculation.draft_build import MIN_COST, time_step
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
-from mlxrun.model.speculation.mtp_rows import MTPRows
+from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
 from mlxrun.scheduler.memory_budget import Footprint
 
@@ -65,7 +65,9 @@ def load_mtp_source(
     source = MTPSource(target, tap, head, vocab, max_tokens=most, launch_first=methods.launch_first)
     source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
     log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
-    return LoadedHead(source, count_weight_bytes(head), measure_footprint([source.rows.cache]))
+    size = measure_footprint([source.rows.cache])
+    footprint = replace(size, per_token=0, windows=((PLACES, size.per_token),))
+    return LoadedHead(source, count_weight_bytes(head), footprint)
 
 
 def names_split_head(settings: ModelSettings) -> bool:

@@ -3,8 +3,9 @@
 The head reads pairs: the target's hidden state of a token, and the token behind it. A row's keys are those of
 its pairs so far, one after the other: of its prompt while that is computed, of each token that it gets, and
 of each accepted one. What was restored from the prefix cache has no hidden states, so the head does not see
-it: its predictions are worse then, and no answer is. A draft chains predictions, each from the state and the
-token of the one before; their keys lie behind the row's length, where the next pairs overwrite them.
+it, and of long rows it sees the newest tokens only: its predictions are worse then, and no answer is. A draft
+chains predictions, each from the state and the token of the one before; their keys lie behind the row's
+length, where the next pairs overwrite them.
 
 The pairs of decode steps wait, and are read in one forward when something is drafted: so steps without drafts
 cost hardly more than without a head.
@@ -20,6 +21,7 @@ import mlx.core as mx
 
 from mlxrun.model.speculation.mtp_head import MTPHead
 
+PLACES, KEPT = 2048, 1024  # the most pairs of a row that the head sees, and those kept when they are more
 WAITING = 64  # pairs of a row that wait until a draft needs them, a power of two
 ROOM = 256  # places of keys by which the buffers grow at least
 SPARSE = 4  # slots for each row, from which on the free ones are dropped
@@ -28,20 +30,20 @@ Sample = Callable[[mx.array, int], mx.array]
 
 class SlotCache:
     """Keys and values [slots, places, H, D] of the head's layer, with the members of the libraries' caches.
-    `offset` int32 [slots]: pairs of each row."""
+    Int32 [slots]: `counts` of the pairs in each slot, and `offset`, the position of the next one."""
 
-    def __init__(self, keys: mx.array, values: mx.array, offset: mx.array) -> None:
-        self.keys, self.values, self.offset = keys, values, offset
+    def __init__(self, keys: mx.array, values: mx.array, counts: mx.array, offset: mx.array) -> None:
+        self.keys, self.values, self.counts, self.offset = keys, values, counts, offset
 
     def make_mask(self, count: int) -> mx.array:
         """For `count` new pairs of each row: bool [slots, 1, count, places]."""
-        ends = self.offset[:, None] + mx.arange(count)
+        ends = self.counts[:, None] + mx.arange(count)
         return (mx.arange(self.keys.shape[1]) <= ends[..., None])[:, None]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write those of new pairs [slots, H, count, D] behind each row's; all, [slots, H, places, D]."""
         slots = mx.arange(keys.shape[0])[:, None]
-        places = self.offset[:, None] + mx.arange(keys.shape[2])
+        places = self.counts[:, None] + mx.arange(keys.shape[2])
         self.keys[slots, places] = keys.swapaxes(1, 2)
         self.values[slots, places] = values.swapaxes(1, 2)
         return self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2)
@@ -79,7 +81,8 @@ class MTPRows:
         self._forget_buffers()
 
     def _forget_buffers(self) -> None:
-        self._lengths: list[int] = []  # pairs that were read, by slot
+        self._lengths: list[int] = []  # pairs whose keys are in the slot
+        self._bases: list[int] = []  # pairs before them, which were dropped
         self._waiting: list[int] = []  # pairs that wait, by slot
         self._buffers: tuple[mx.array, mx.array] | None = None  # keys and values
         # Those pairs: hidden states [slots, WAITING, D] and tokens.
@@ -92,7 +95,7 @@ class MTPRows:
             del self._prompts[request_id]
         for request_id in self._slots.keys() - request_ids:
             slot = self._slots.pop(request_id)
-            self._lengths[slot] = self._waiting[slot] = 0
+            self._lengths[slot] = self._waiting[slot] = self._bases[slot] = 0
         if not self._slots:
             self._forget_buffers()
 
@@ -176,7 +179,8 @@ class MTPRows:
     ) -> tuple[mx.array, mx.array]:
         """The head's output for pairs [slots, n] behind so many of each slot."""
         assert self._buffers is not None
-        cache = SlotCache(*self._buffers, mx.array(lengths, dtype=mx.int32))
+        counts, bases = (mx.array(each, dtype=mx.int32) for each in (lengths, self._bases))
+        cache = SlotCache(*self._buffers, counts, counts + bases)
         output = self._head(self._embed(tokens), hidden, cache.make_mask(tokens.shape[1]), cache)
         self._buffers = cache.keys, cache.values
         return output
@@ -205,6 +209,7 @@ class MTPRows:
         slots = 1 << max(self._slots.values()).bit_length()
         self._lengths += [0] * (slots - len(self._lengths))
         self._waiting += [0] * (slots - len(self._waiting))
+        self._bases += [0] * (slots - len(self._bases))
         prompts = {self._slots[rid]: self._prompts.pop(rid) for rid in joining if rid in self._prompts}
         for slot, cache in prompts.items():
             self._lengths[slot] = cache.offset
@@ -222,10 +227,19 @@ class MTPRows:
             self._buffers, self._pairs = (keys, values), (hidden, tokens)
         self._lengths = [self._lengths[slot] for slot in used]
         self._waiting = [self._waiting[slot] for slot in used]
+        self._bases = [self._bases[slot] for slot in used]
         self._slots = {rid: slot for slot, rid in enumerate(self._slots)}
 
     def _make_room(self, count: int) -> None:
-        """Let the buffers have all slots, and room for `count` more pairs of each row."""
+        """Let the buffers have all slots, and room for `count` more pairs of each row. Rows that have too
+        many keep the newest."""
+        if self._buffers is not None:
+            for slot, length in enumerate(self._lengths):
+                if length + count > PLACES:
+                    for buffer in self._buffers:
+                        buffer[slot, :KEPT] = buffer[slot, length - KEPT : length]
+                    self._bases[slot] += length - KEPT
+                    self._lengths[slot] = KEPT
         places = round_places(max(self._lengths) + count)
         if self._buffers is None:
             like = (self.cache.keys, self.cache.values)

@@ -20,9 +20,10 @@ from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.prompt_scorer import PrefillForward
 from mlxrun.model.sampler import RowSampling, Sampler
 from mlxrun.model.speculation.mtp_head import MTPHead
-from mlxrun.model.speculation.mtp_rows import MTPRows
+from mlxrun.model.speculation.mtp_rows import KEPT, MTPRows
 from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.request import Request
+from mlxrun.scheduler.step_plan import PrefillChunk
 
 log = logging.getLogger(__name__)
 # Of a row's settings: what depends on the tokens before. The noise of its temperature is that of each
@@ -119,6 +120,12 @@ class MTPSource:
     def split(self, output: mx.array) -> tuple[mx.array, mx.array]:
         """Logits [rows, V] and hidden states [rows, D] of a decode step."""
         return output[:, : self._vocab], output[:, self._vocab :]
+
+    def read_chunk(self, chunk: PrefillChunk, hidden: mx.array, tokens: Sequence[int]) -> None:
+        """Take in the hidden states [n, D] of a chunk of a row's `tokens`, those that the head will see."""
+        start = max(chunk.start, len(tokens) - KEPT)
+        behind, skipped = tokens[start + 1 : chunk.stop + 1], start - chunk.start
+        self.read_prompt(chunk.request_id, hidden[skipped : skipped + len(behind)], behind)
 
     def read_prompt(self, request_id: str, hidden: mx.array, tokens: Sequence[int] | mx.array) -> None:
         """See MTPRows."""

@@ -119,6 +119,24 @@ def test_drafts_follow_from_all_pairs_of_a_row(head: MTPHead) -> None:
     run_steps(head, RowsWithReference.check)
 
 
+def test_long_rows_keep_the_newest_pairs(head: MTPHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a row has too many, the head is as one that reads the newest ones; positions are relative."""
+    monkeypatch.setattr(mtp_rows, "PLACES", 16)
+    monkeypatch.setattr(mtp_rows, "KEPT", 6)
+    rows = RowsWithReference(head)
+    rows.prompt("a", 13)
+    for _ in range(3):
+        rows.step("ab")
+    rows.pairs["a"] = rows.pairs["a"][-9:]  # six were kept when the three that waited were read
+    rows.check()
+    for _ in range(7):
+        rows.step("ab")
+        rows.rows.draft({"a": 1, "b": 1})
+    rows.step("ab")
+    rows.pairs["a"] = rows.pairs["a"][-7:]  # six were kept of 16
+    rows.check()
+
+
 def keep_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rejected tokens stay in the row's keys."""
     original = MTPRows.read_step
