@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -307,3 +308,17 @@ def test_a_source_reads_nothing_while_no_row_of_a_forward_is_free() -> None:
     assert not source.read and len(driver.plans[-1].decode) == 3
     driver.run()
     assert source.asked and driver.outputs["new 0"] == [*range(100, 160)]
+
+
+@pytest.mark.parametrize(
+    ("share", "cost", "least", "most"), [(0.0, 0.05, 0.97, 1), (0.5, 0.3, 0.97, 1), (0.8, 0.15, 1.7, 2.2)]
+)
+def test_what_drafts_gain_and_lose(share: float, cost: float, least: float, most: float) -> None:
+    """In steps' time, where so large a share of predictions holds, by chance."""
+    source = FakeSource(
+        lambda tokens: predict_new(tokens) if random.Random(f"{len(tokens)}").random() < share else 0, cost
+    )
+    driver = run_source(source, max_tokens=501)
+    time = sum(1 + 0.2 * bool(plan.drafts) for plan in driver.plans if plan.decode)
+    time += sum(cost * max(limits) for limits in source.asked)
+    assert least < 501 / time <= most
