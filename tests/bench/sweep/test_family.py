@@ -135,6 +135,13 @@ def test_swapped_images_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.status == "wrong" and "alone" in result.why, result
 
 
+def test_image_tokens_that_see_each_other_in_part_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are split before and after images although the check at load says that they must not be."""
+    monkeypatch.setattr("mlxrun.engine.engine.join_media_spans", lambda request: request)
+    result = check_family("vision", "gemma4_unified", brief=True)
+    assert result.status == "wrong" and "disk" in result.why, result
+
+
 @pytest.mark.sweep
 def test_no_family_is_wrong() -> None:
     results = list(sweep.run_sweep(sweep.list_families()))
