@@ -61,7 +61,8 @@ def fixed_cost(monkeypatch: Patch) -> None:
 
 
 def make_engine(zoo: Zoo, small: Path | None, family: str = "llama", **options: Any) -> Engine:
-    methods = ComputeMethods("paged", fixed_width=ROWS)
+    plain = ComputeMethods("paged", fixed_width=ROWS)
+    methods = replace(plain, decode="compiled", launch_first=True) if family == "gemma3_text" else plain
     given = {"speculation": SpeculationSettings("draft" if small else "off", max_tokens=5)} | options
     return engine_driver.make_real_engine(
         zoo.text(family), methods, max_running=ROWS, **{"draft": small and str(small)} | given
