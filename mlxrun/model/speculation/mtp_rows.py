@@ -137,6 +137,9 @@ class MTPRows:
         index, slots = mx.array(picked), mx.arange(len(picked))[:, None]
         for buffer, array in zip(self._pairs, (hidden, tokens), strict=True):
             buffer[slots, mx.array(places)[:, None] + mx.arange(most)] = array[index].astype(buffer.dtype)
+        if self._launch_first and kept is not counts:  # the next step drafts too, more often than not
+            self._read_waiting()
+            mx.async_eval(self._output)
 
     def is_ready(self, request_id: str) -> bool:
         """Whether the row decodes, so that `draft` can predict its next tokens."""
