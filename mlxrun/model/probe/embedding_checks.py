@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -38,12 +38,15 @@ def embed_by_library(model: Any, ids: Sequence[int], media: Mapping[str, Any]) -
     return {name: value for name, value in made.items() if value is not None}
 
 
-def measure_repetition(embedder: Embedder, prompt: ProcessedPrompt, before: Mapping[str, Any]) -> float:
+def measure_repetition(
+    embedder: Embedder, prompt: ProcessedPrompt, before: Mapping[str, Any], own: Collection[str]
+) -> float:
     """How far the library's embeddings of a prompt are from those that it made of it `before`, in standard
     deviations. Meanwhile it embeds the prompt's first image alone, if it can, and text. ValueError if it
-    keeps arrays of the images on the model, where another request would find them."""
+    keeps arrays of the images on the model, where another request would find them. `own`: what it kept before
+    it saw any."""
     model = embedder.model
-    if kept := find_kept_arrays(model):
+    if kept := [name for name in find_kept_arrays(model) if name not in own]:
         raise ValueError(f"mlx-vlm keeps {', '.join(kept)} of the last images on the model")
     whole = split_prompt(prompt.ids, prompt.media, find_regions(prompt.ids, embedder.tokens, prompt.media))
     runs = None if whole is None else whole.split_places()

@@ -20,6 +20,7 @@ from mlxrun.model.probe.embedding_checks import (
     compare_arrays,
     compare_mix,
     embed_by_library,
+    find_kept_arrays,
     measure_repetition,
 )
 from mlxrun.model.probe.image_prompt import list_media_prompts
@@ -121,6 +122,7 @@ class ImageChecks:
         text = [token for i, token in enumerate(prompt.ids) if not any(i in span for span in spans)]
         self._answer = text[-IMAGE_STEPS:]
         self._prefilled: tuple[PromptInputs, list[Any]] | None = None
+        self._own_arrays = find_kept_arrays(adapter.model)
         self._features = self._call_library(reference)
 
     def _call_library(self, reference: Reference) -> dict[str, Any]:
@@ -198,8 +200,8 @@ class ImageChecks:
 
     def check_repeated(self, name: str, instead: str) -> bool:
         """Whether the library embeds the prompt alike whenever it is called."""
-        compare = partial(measure_repetition, self.adapter.embedder, self._prompt, self._features)
-        return self._check_embeddings(name, compare, instead)
+        given = (self.adapter.embedder, self._prompt, self._features, self._own_arrays)
+        return self._check_embeddings(name, partial(measure_repetition, *given), instead)
 
     def check_features(self, name: str, instead: str) -> bool:
         """Whether a prompt that is made of cached features is the library's."""
