@@ -351,6 +351,21 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     assert described["method"] == "off" and "no memory for the head" in described["problem"]
 
 
+def test_a_quantised_head_drafts(tmp_path: Path) -> None:
+    """Beside a model that is not; it is multiplied as a model's quantised weights are."""
+    write_text_model("glm4_moe", tmp_path)
+    head = mtp_models.draw_head("glm4_moe", tmp_path)
+    for name in [name for name, array in head.items() if name.endswith("proj.weight") and array.ndim == 2]:
+        packed = mx.quantize(head[name], group_size=32, bits=8)
+        kinds = (name, name.replace("weight", "scales"), name.replace("weight", "biases"))
+        head |= dict(zip(kinds, packed, strict=True))
+    mtp_models.save_head("glm4_moe", tmp_path, head)
+    engine = make_engine(tmp_path)
+    engine_driver.run_requests(engine, list_asks())
+    assert engine.scheduler.drafts.modelled.drafted > 0
+    assert engine.scheduler.drafts.describe()["problem"] is None
+
+
 @pytest.mark.parametrize("method", ["mtp", "auto"])
 def test_a_head_of_its_own_folder_drafts(folder: Folder, tmp_path: Path, method: Any) -> None:
     """`model.draft` may be a head that mlx-vlm has split off; any other model is none."""

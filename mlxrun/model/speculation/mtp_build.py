@@ -22,6 +22,7 @@ from mlxrun.model.speculation.draft_build import MIN_COST, time_step
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
+from mlxrun.model.weight_form import settle_weights
 from mlxrun.scheduler.memory_budget import Footprint
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,7 @@ def load_mtp_source(
     head = load_mtp_head(model_info, found, hidden.dtype)
     if head.width != hidden.shape[-1]:
         return f"the head is for hidden states of {head.width} numbers, and the model has {hidden.shape[-1]}"
+    settle_weights(head, config, hidden.dtype)
     most = config.speculation.max_tokens
     source = MTPSource(target, tap, head, vocab, max_tokens=most, launch_first=methods.launch_first)
     source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
