@@ -30,7 +30,8 @@ class ModelKind:
 
 def choose_kind(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> ModelKind:
     """What `model.kind` says, or what config and weights say. ModelLoadError if it cannot be that."""
-    has_config = bool(config.get("vision_config"))
+    parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
+    has_config = any(part.get("vision_config") for part in parts)  # Qwen3-Omni has it in `thinker_config`
     if settings.kind == "text":
         _check_text(config, folder)
         return ModelKind(False)

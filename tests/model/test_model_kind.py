@@ -96,3 +96,16 @@ def test_the_kind_overrides_what_is_detected(zoo: Zoo) -> None:
         load(zoo.vision("idefics3"), kind="text")
     with pytest.raises(ModelLoadError, match=r"model\.kind: vision.*no vision_config.*mlx-vlm does not have"):
         load(zoo.text("mamba2"), kind="vision")
+
+
+@pytest.mark.parametrize(
+    ("config", "vision"),
+    [
+        ({"vision_config": {"depth": 2}}, True),
+        ({"thinker_config": {"vision_config": {"depth": 2}}}, True),
+        ({"thinker_config": {"vision_config": None}, "text_config": {}}, False),
+    ],
+)
+def test_a_vision_config_may_be_in_a_part(zoo: Zoo, config: dict[str, Any], vision: bool) -> None:
+    folder = zoo.vision("qwen3_vl")
+    assert choose_kind(ModelSettings(path=str(folder)), config, folder).vision is vision
