@@ -63,8 +63,15 @@ def load_mtp_source(
     if head.width != hidden.shape[-1]:
         return f"the head is for hidden states of {head.width} numbers, and the model has {hidden.shape[-1]}"
     settle_weights(head, config, hidden.dtype)
-    most = config.speculation.max_tokens
-    source = MTPSource(target, tap, head, vocab, max_tokens=most, launch_first=methods.launch_first)
+    source = MTPSource(
+        target,
+        tap,
+        head,
+        vocab,
+        max_tokens=config.speculation.max_tokens,
+        launch_first=methods.launch_first,
+        compiled=methods.decode == "compiled",
+    )
     source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
     log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
     size = measure_footprint([source.rows.cache])

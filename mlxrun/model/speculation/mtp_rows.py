@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -52,6 +53,7 @@ class SlotCache:
 class MTPRows:
     """`embed` gives the embeddings of tokens, and `predict` the logits of hidden states, as the target does.
     `launch_first`: a forward is launched before the next one is built, where launching takes the time.
+    `compiled`: the head's forwards are, for each of few shapes.
 
     Rows have a cache of their own until they decode, and then a slot of the buffers. On the engine thread.
     """
@@ -63,7 +65,10 @@ class MTPRows:
         predict: Callable[[mx.array], mx.array],
         *,
         launch_first: bool = False,
+        compiled: bool = False,
     ) -> None:
+        compute = partial(_compute, head, embed)
+        self._compute = mx.compile(compute) if compiled else compute
         self._head = head
         self._embed = embed
         self._predict = predict
@@ -182,11 +187,11 @@ class MTPRows:
     ) -> tuple[mx.array, mx.array]:
         """The head's output for pairs [slots, n] behind so many of each slot."""
         assert self._buffers is not None
+        buffers, self._buffers = self._buffers, None  # so that the forward may write in place
         counts, bases = (mx.array(each, dtype=mx.int32) for each in (lengths, self._bases))
-        cache = SlotCache(*self._buffers, counts, counts + bases)
-        output = self._head(self._embed(tokens), hidden, cache.make_mask(tokens.shape[1]), cache)
-        self._buffers = cache.keys, cache.values
-        return output
+        normed, chained, keys, values = self._compute(tokens, hidden, counts, counts + bases, *buffers)
+        self._buffers = keys, values
+        return normed, chained
 
     def _read_waiting(self) -> None:
         """Let the head read the pairs that wait, in one forward of one of few widths."""
@@ -255,6 +260,23 @@ class MTPRows:
         if self._pairs is not None:
             hidden, tokens = (_enlarge(buffer, slots, WAITING) for buffer in self._pairs)
             self._pairs = hidden, tokens
+
+
+def _compute(
+    head: MTPHead,
+    embed: Callable[[mx.array], mx.array],
+    tokens: mx.array,
+    hidden: mx.array,
+    counts: mx.array,
+    offset: mx.array,
+    keys: mx.array,
+    values: mx.array,
+) -> tuple[mx.array, mx.array, mx.array, mx.array]:
+    """The head's output for pairs [slots, n], and its keys and values with them: a function of arrays, which
+    can be compiled."""
+    cache = SlotCache(keys, values, counts, offset)
+    normed, chained = head(embed(tokens), hidden, cache.make_mask(tokens.shape[1]), cache)
+    return normed, chained, cache.keys, cache.values
 
 
 def make_head_cache() -> Any:

@@ -52,6 +52,7 @@ class MTPSource:
         *,
         max_tokens: int,
         launch_first: bool = False,
+        compiled: bool = False,
     ) -> None:
         self._adapter, self._tapped = adapter, tap.apply(adapter)
         self._tap = tap
@@ -66,7 +67,9 @@ class MTPSource:
             ids = mx.zeros(hidden.shape[:2], mx.int32)
             return tap.compute_logits(hidden, lambda model: adapter.prefill(ids, unused, 0, TEXT_ONLY, model))
 
-        self.rows = MTPRows(head, tap.trunk.embed_tokens, predict, launch_first=launch_first)
+        self.rows = MTPRows(
+            head, tap.trunk.embed_tokens, predict, launch_first=launch_first, compiled=compiled
+        )
 
     # -- what the planner asks ----------------------------------------------------------------------------
 

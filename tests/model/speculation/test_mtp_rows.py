@@ -24,12 +24,18 @@ Pair = tuple[mx.array, int]
 class RowsWithReference:
     """Every call with random hidden states and tokens; `pairs`: what the head must have read of each row."""
 
-    def __init__(self, head: MTPHead) -> None:
+    def __init__(self, head: MTPHead, compiled: bool = False) -> None:
         self.head = head
         keys = mx.random.split(mx.random.key(0))
         self.embedding = mx.random.normal((VOCAB, WIDTH), key=keys[0])
         self.output = mx.random.normal((WIDTH, VOCAB), key=keys[1])
-        self.rows = MTPRows(head, lambda ids: self.embedding[ids], lambda hidden: hidden @ self.output)
+        self.rows = MTPRows(
+            head,
+            lambda ids: self.embedding[ids],
+            lambda hidden: hidden @ self.output,
+            compiled=compiled,
+            launch_first=compiled,
+        )
         self.pairs: dict[str, list[Pair]] = {}
         self.decoding: set[str] = set()
         self.seed = 1
@@ -92,9 +98,9 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mtp_rows, "WAITING", 4)
 
 
-def run_steps(head: MTPHead, each: Callable[[RowsWithReference], None]) -> None:
+def run_steps(head: MTPHead, each: Callable[[RowsWithReference], None], compiled: bool = False) -> None:
     """Rows with prompts in chunks and without, that join late, leave, come back, and reject tokens."""
-    rows = RowsWithReference(head)
+    rows = RowsWithReference(head, compiled)
     rows.prompt("a", 5)
     rows.prompt("a", 4)
     rows.prompt("b", 3)
@@ -117,6 +123,11 @@ def run_steps(head: MTPHead, each: Callable[[RowsWithReference], None]) -> None:
 
 def test_drafts_follow_from_all_pairs_of_a_row(head: MTPHead) -> None:
     run_steps(head, RowsWithReference.check)
+
+
+@pytest.mark.sweep
+def test_drafts_of_compiled_heads_are_the_same(head: MTPHead) -> None:
+    run_steps(head, RowsWithReference.check, compiled=True)
 
 
 def test_long_rows_keep_the_newest_pairs(head: MTPHead, monkeypatch: pytest.MonkeyPatch) -> None:
