@@ -41,6 +41,7 @@ NAMES: dict[str, tuple[str, str, dict[str, str]]] = {
     "deepseek_v3": ("model.layers.{layers}.", "", NEXTN),
     "qwen3_next": ("mtp.", "layers.0.", QWEN),
     "qwen3_5": ("mtp.", "layers.0.", QWEN),
+    "exaone_moe": ("mtp.", "layers.0.", QWEN),
     "mimo": ("model.mtp_layers.0.", "", MIMO),
     "ernie4_5_moe": ("model.", "mtp_block.0.", ERNIE),
 }
@@ -54,6 +55,9 @@ def make_layer(family: str, config: dict[str, Any]) -> Any:
     more = {"num_hidden_layers": text["num_hidden_layers"] + 1, "full_attention_interval": 1}
     if family == "ernie4_5_moe":
         more["moe_layer_start_index"] = 99
+    if family == "exaone_moe":
+        more["layer_types"] = [*text["layer_types"], text["layer_types"][0]]
+        more["is_moe_layer"] = [*text["is_moe_layer"], False]
     own = {**config, **more}
     if text is not config:
         own["text_config"] = {**text, **more}

@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 def free_drafts(monkeypatch: Patch) -> None:
     """The time of a tiny model's head is noise: it costs as little as one can."""
     monkeypatch.setattr(mtp_build, "_time_draft", lambda *args: 0.0)
-    monkeypatch.setattr("mlxrun.engine.factory.measure_row_cost", lambda *args: 0.0)
+    monkeypatch.setattr("mlxrun.engine.draft_factory.measure_row_cost", lambda *args: 0.0)
 
 
 def make_engine(folder: Path, method: Any = "mtp", decode: Any = "paged", **options: Any) -> Engine:
@@ -238,7 +238,9 @@ def compare_pairs(
     return all(recorded.matches(rid, text, model.model(mx.array([text]))[0]) for rid, text in texts.items())
 
 
-@pytest.mark.parametrize("family", mark_sweep([*FAMILIES, "qwen3_5", "mimo", "ernie4_5_moe"], FAMILIES))
+@pytest.mark.parametrize(
+    "family", mark_sweep([*FAMILIES, "qwen3_5", "exaone_moe", "mimo", "ernie4_5_moe"], FAMILIES)
+)
 def test_the_head_is_told_what_the_model_computes(
     folder: Folder, plain: Plain, monkeypatch: Patch, family: str
 ) -> None:

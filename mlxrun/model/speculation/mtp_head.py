@@ -37,11 +37,12 @@ _KEPT_TYPE = "e_score_correction_bias"  # in float32 whatever the model's type i
 
 
 class MTPHead(nn.Module):
-    """`layer`: a decoder layer. `width`: of hidden states."""
+    """`layer`: a decoder layer. `width`: of hidden states. `window`: tokens that it sees; None: all."""
 
     def __init__(self, layer: nn.Module, width: int, eps: float, form: HeadFormat) -> None:
         super().__init__()
         self.width = width
+        self.window: int | None = None
         self.embed_norm = nn.RMSNorm(width, eps)
         self.hidden_norm = nn.RMSNorm(width, eps)
         self.project = nn.Linear(2 * width, width, bias=False)
@@ -98,6 +99,8 @@ def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> M
     model = _make_model(found.family, info.config, form)
     layer = model.layers[0]
     head = MTPHead(layer, text["hidden_size"], layer.input_layernorm.eps, form)
+    if getattr(layer, "is_sliding_window", False):
+        head.window = int(text["sliding_window"])
     arrays = _name_weights(model, found.weights, form)
     _quantize(head, arrays)
     load_checked_weights(head, {name: _cast(name, a, dtype) for name, a in arrays.items()}, found.folder)
@@ -118,6 +121,8 @@ def _make_model(family: str, config: Mapping[str, Any], form: HeadFormat) -> Any
     text = config.get("text_config") or config
     is_dense = text.get("first_k_dense_replace", 0) > text["num_hidden_layers"]
     change = {**_ONE_LAYER, "first_k_dense_replace": int(is_dense), **form.config}
+    if types := text.get("layer_types"):  # those behind the first say whether such layers turn their keys
+        change["layer_types"] = [*text.get("mtp_layer_types", types)[:1], *types]
     own = {**text, **change} if text is config else {**config, "text_config": {**text, **change}}
     return module.Model(module.ModelArgs.from_dict(own))
 

@@ -36,10 +36,11 @@ class SlotCache:
     def __init__(self, keys: mx.array, values: mx.array, counts: mx.array, offset: mx.array) -> None:
         self.keys, self.values, self.counts, self.offset = keys, values, counts, offset
 
-    def make_mask(self, count: int) -> mx.array:
-        """For `count` new pairs of each row: bool [slots, 1, count, places]."""
-        ends = self.counts[:, None] + mx.arange(count)
-        return (mx.arange(self.keys.shape[1]) <= ends[..., None])[:, None]
+    def make_mask(self, count: int, window: int | None) -> mx.array:
+        """For `count` new pairs of each row, which see so many (None: all): [slots, 1, count, places]."""
+        behind = (self.counts[:, None] + mx.arange(count))[..., None] - mx.arange(self.keys.shape[1])
+        seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        return seen[:, None]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write those of new pairs [slots, H, count, D] behind each row's; all, [slots, H, places, D]."""
@@ -108,7 +109,8 @@ class MTPRows:
         """Take in pairs of a row that does not decode yet: `hidden` [n, D], and the tokens behind, n."""
         if hidden.shape[0]:
             cache = self._prompts.setdefault(request_id, make_head_cache())
-            mask = cache.make_mask(hidden.shape[0], return_array=True, window_size=None)
+            window = self._head.window
+            mask = cache.make_mask(hidden.shape[0], return_array=True, window_size=window)
             self._head(self._embed(mx.array(tokens)[None]), hidden[None], mask, cache)
 
     def read_step(
@@ -275,7 +277,7 @@ def _compute(
     """The head's output for pairs [slots, n], and its keys and values with them: a function of arrays, which
     can be compiled."""
     cache = SlotCache(keys, values, counts, offset)
-    normed, chained = head(embed(tokens), hidden, cache.make_mask(tokens.shape[1]), cache)
+    normed, chained = head(embed(tokens), hidden, cache.make_mask(tokens.shape[1], head.window), cache)
     return normed, chained, cache.keys, cache.values
 
 

@@ -122,7 +122,7 @@ class MTPSource:
 
     def split(self, output: mx.array) -> tuple[mx.array, mx.array]:
         """Logits [rows, V] and hidden states [rows, D] of a decode step."""
-        return output[:, : self._vocab], output[:, self._vocab :]
+        return output[:, : self._vocab], output[:, self._vocab :].astype(self.rows.cache.keys.dtype)
 
     def read_chunk(self, chunk: PrefillChunk, hidden: mx.array, tokens: Sequence[int]) -> None:
         """Take in the hidden states [n, D] of a chunk of a row's `tokens`, those that the head will see."""

@@ -3,7 +3,8 @@
 All formats are the module of DeepSeek-V3's report (arXiv:2412.19437, section 2.2): norms of a token's
 embedding and of the target's last hidden state, a product of both, a decoder layer of the target's kind, and
 a norm. They differ in names, in which half comes first, and in what a further prediction starts from; vLLM's
-deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, mimo_mtp and ernie_mtp, and mlx-vlm's qwen3_5_mtp, have them so.
+deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, exaone_moe_mtp, mimo_mtp and ernie_mtp, and mlx-vlm's
+qwen3_5_mtp, have them so.
 """
 
 from __future__ import annotations
@@ -45,18 +46,13 @@ _NEXTN = HeadFormat(
     {"enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "project", "shared_head.norm": "norm"},
     chains_normed=False,
 )
-_QWEN = HeadFormat(
-    "mtp.",
-    {
-        "pre_fc_norm_embedding": "embed_norm",
-        "pre_fc_norm_hidden": "hidden_norm",
-        "fc": "project",
-        "norm": "norm",
-    },
-    layer="layers.0.",
-    centred=True,
-    split="",
-)
+_FC_PARTS = {
+    "pre_fc_norm_embedding": "embed_norm",
+    "pre_fc_norm_hidden": "hidden_norm",
+    "fc": "project",
+    "norm": "norm",
+}
+_QWEN = HeadFormat("mtp.", _FC_PARTS, layer="layers.0.", centred=True, split="")
 FORMATS: Mapping[str, HeadFormat] = {
     "deepseek_v3": _NEXTN,
     "glm4_moe": _NEXTN,
@@ -64,6 +60,7 @@ FORMATS: Mapping[str, HeadFormat] = {
     "qwen3_next": _QWEN,
     "qwen3_5": _QWEN,
     "qwen3_5_moe": _QWEN,
+    "exaone_moe": HeadFormat("mtp.", _FC_PARTS, layer="layers.0.", config={"is_moe_layer": [False]}),
     "mimo": HeadFormat(
         "model.mtp_layers.0.",
         {

@@ -70,7 +70,7 @@ def compute_here(family: str, folder: Path, weights: dict[str, mx.array]) -> lis
     normed = output
     if "norm.weight" in weights:
         normed = mx.fast.rms_norm(output, weights["norm.weight"], eps)
-    chained = normed if family in ("mimo", *mtp_models.QWEN_FAMILIES) else output
+    chained = normed if family in ("mimo", "exaone_moe", *mtp_models.QWEN_FAMILIES) else output
     return [normed, chained]
 
 
