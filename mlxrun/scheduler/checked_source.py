@@ -1,4 +1,4 @@
-"""A draft source that may fail: after its first error it drafts nothing, and nobody else notices."""
+"""A draft source that may fail: after its first error it is closed and drafts nothing; nobody else notices."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class CheckedSource:
         self._ask(lambda source: source.forget(request_id), None)
 
     def close(self) -> None:
-        self._source.close()
+        if self.problem is None:
+            self._source.close()
 
     def _ask(self, call: Callable[[DraftSource], Answer], default: Answer) -> Answer:
         if self.problem is not None:
@@ -49,7 +50,15 @@ class CheckedSource:
         except Exception as error:  # a model may raise anything, and no request needs its drafts
             self.problem = f"it failed: {type(error).__name__}: {error}"
             log.error("speculation: %s drafts no more: %s", self.name, self.problem, exc_info=error)
+            self._release()
             return default
+
+    def _release(self) -> None:
+        """Close the source that has failed: nobody tells it any more which rows have ended."""
+        try:
+            self._source.close()
+        except Exception as error:  # as above
+            log.warning("speculation: %s cannot be closed: %s", self.name, error)
 
 
 def _check_drafts(drafts: Sequence[tuple[int, ...]], limits: Sequence[int]) -> Sequence[tuple[int, ...]]:

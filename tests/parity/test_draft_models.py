@@ -310,6 +310,7 @@ def test_a_draft_model_that_fails_fails_no_request(zoo: Zoo, monkeypatch: Patch)
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and described["drafted"] > 0
     assert described["problem"] == "draft is off because it failed: RuntimeError: planted"
+    assert not vars(engine.scheduler.drafts.source).keys() & {"_batch", "_adapter"}, "it holds arrays"
 
 
 def test_a_step_that_fails_loses_no_request(zoo: Zoo, monkeypatch: Patch) -> None:

@@ -351,6 +351,8 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     assert engine.errors == 0
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and "no memory for the head" in described["problem"]
+    rows = engine.scheduler.drafts.source.rows  # type: ignore[union-attr]
+    assert not (rows._slots or rows._prompts or rows.list_arrays())
 
 
 def test_a_quantised_head_drafts(tmp_path: Path) -> None:

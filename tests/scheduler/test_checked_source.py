@@ -1,4 +1,4 @@
-"""A draft source that fails is asked nothing any more."""
+"""A draft source that fails is closed, and asked nothing any more."""
 
 from __future__ import annotations
 
@@ -26,8 +26,27 @@ def test_an_error_of_any_method_switches_it_off(call: str) -> None:
     assert checked.problem == "it failed: RuntimeError: planted"
     calls = source.calls
     assert not (checked.takes(row.request) or checked.is_ready(row)) and checked.propose([row], [2]) == [()]
-    assert source.calls == calls
+    assert source.calls == calls and source.closed
+    source.closed = False
     checked.close()
+    assert not source.closed, "closed twice"
+
+
+def test_a_source_that_neither_drafts_nor_closes() -> None:
+    class Broken(FakeSource):
+        def close(self) -> None:
+            raise RuntimeError("planted too")
+
+    source = Broken(lambda tokens: 7)
+    source.fails = "takes"
+    checked = CheckedSource(source)
+    assert not checked.takes(make_request("a")) and checked.problem == "it failed: RuntimeError: planted"
+    checked.close()
+
+
+def test_a_source_that_works_is_closed_once_its_engine_is() -> None:
+    source = FakeSource(lambda tokens: 7)
+    CheckedSource(source).close()
     assert source.closed
 
 

@@ -100,6 +100,7 @@ class MTPSource:
 
     def close(self) -> None:
         self.rows.reset()
+        self._error = self._error or RuntimeError("it is closed")  # the runner may still tell
 
     # -- what the runner tells ----------------------------------------------------------------------------
 
