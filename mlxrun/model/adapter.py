@@ -209,18 +209,13 @@ class VisionAdapter(Adapter):
         if self._mrope and "position_ids" not in extra:
             positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
             extra["position_ids"] = self._arrange_axes(mx.broadcast_to(positions, (3, *ids.shape)))
-        self._forget_positions()
+        self.embedder.forget_positions()
         logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache, **extra).logits
         return logits
 
-    def _forget_positions(self) -> None:
-        """Drop the positions that some language models keep of the last prompt."""
-        if getattr(self._language, "_position_ids", None) is not None:
-            self._language._position_ids = None
-
     def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
         extra: dict[str, Any] = {}
-        self._forget_positions()
+        self.embedder.forget_positions()
         if self._mrope:  # always explicit: without it the model would use the state of the last prefill
             rows = positions if isinstance(positions, mx.array) else mx.array(positions, dtype=mx.int32)
             extra["position_ids"] = self._arrange_axes(mx.broadcast_to(rows[None, :, None], (3, *ids.shape)))

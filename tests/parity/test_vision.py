@@ -142,6 +142,17 @@ def watch_chunks(engine: Engine) -> list[tuple[str, int]]:
     return chunks
 
 
+def test_images_whose_tokens_are_not_known_share_nothing(zoo: Zoo) -> None:
+    """As of a model whose config does not name them: equal token ids, other images."""
+    engine = engine_driver.make_real_engine(zoo.vision("qwen3_vl"))
+    text = vision_models.prompt("qwen3_vl", "what is ", None, " and tell me more about it, please")
+    for name, image in zip("ab", vision_models.images(3, 2, size=(32, 32)), strict=True):
+        known = engine_driver.make_vision_request(engine, name, text, [image], max_tokens=6)
+        request = replace(known, image_spans=(), image_digests=())
+        event = engine_driver.run_requests(engine, [request])[name]
+        engine_driver.check_answer(event, zoo.see("qwen3_vl", text, [image]), 6)
+
+
 @pytest.mark.parametrize("family", EVERY)
 def test_a_prompt_may_end_in_an_image_or_be_one(zoo: Zoo, family: str) -> None:
     """Nothing is left for the decode batch to start with: the last chunk samples; also after preemption."""

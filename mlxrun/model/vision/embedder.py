@@ -41,12 +41,18 @@ class Embedder:
         image, video = (read_media_token(model.config, kind) for kind in ("image", "video"))
         self.tokens = MediaTokens(image, video, line_break)
 
+    def forget_positions(self) -> None:
+        """Drop the positions that some language models keep of the last prompt."""
+        if getattr(self._language, "_position_ids", None) is not None:
+            self._language._position_ids = None
+
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The whole prompt, by way of the vision tower."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
         grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
         pixels = given.pop("pixel_values", None)
+        self.forget_positions()
         features = self.model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids), **given)
         for name in _UNSUPPORTED:
             if getattr(features, name) is not None:
