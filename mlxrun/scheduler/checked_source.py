@@ -1,4 +1,4 @@
-"""A draft source that may fail: after its first error it is closed and drafts nothing; nobody else notices."""
+"""A draft source that may fail: after its first error it is closed, drafts nothing, and fails no request."""
 
 from __future__ import annotations
 
