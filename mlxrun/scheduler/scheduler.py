@@ -174,13 +174,14 @@ class Scheduler:
         """Handle a step that raised: all rows are lost. A request that was alone in the step fails. If there
         were several, each is a suspect and must complete a step alone, which finds the one that fails. After
         a shortage of memory fewer run together.
-        A device reports errors a step late, so a request is not alone if a row was freed in the same step.
+        A device reports errors a step late, so a request is not alone if a row was freed in the same step, or
+        is to be freed in the next one.
         """
         running = self._running
         for state in self._requests.values():
             state.kv_length = state.num_in_flight = state.scores.launched = 0
         self.token_budget.shared_tokens = 0
-        is_alone = len(running) == 1 and not plan.free
+        is_alone = len(running) == 1 and not plan.free and not self._rows_to_free
         if is_out_of_memory(error) and not is_alone:
             self._row_limit.record_shortage(len(running))
         events = [self._finish(running[0], FinishReason.ERROR, error)] if is_alone else []

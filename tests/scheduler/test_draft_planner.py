@@ -322,3 +322,19 @@ def test_what_drafts_gain_and_lose(share: float, cost: float, least: float, most
     time = sum(1 + 0.2 * bool(plan.drafts) for plan in driver.plans if plan.decode)
     time += sum(cost * max(limits) for limits in source.asked)
     assert least < 501 / time <= most
+
+
+def test_a_row_is_not_to_blame_for_one_that_was_aborted_with_drafts_under_way() -> None:
+    """The step with the drafts of both is read before another one is planned, and fails then."""
+    driver = Driver()
+    driver.add("a")
+    driver.add("b")
+    while len(driver.launched.drafts) < 2:
+        driver.step()
+    driver.scheduler.abort("b")
+    assert driver.scheduler.step_failed(StepPlan(), RuntimeError("planted")) == []
+    driver.launched = StepPlan()
+    assert [state.id for state in driver.scheduler.requests] == ["a"]
+    driver.outputs["a"] = driver.outputs["a"][: len(driver.scheduler.requests[0].output)]
+    driver.run()
+    assert driver.outputs["a"][:100] == [PERIOD[i % 6] for i in range(100)]
