@@ -36,8 +36,8 @@ class ComputeMethods:
     `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
     tokens at whose multiples the chunks of all prompts end; 1: without. `draft_problem`: why rows may not
     take several tokens in a forward although they lie in pages; empty: they may, or it was not compared.
-    `recurrence`: how recurrent layers compute drafts (ragged/draft_layout.py); with `wide_passes` each token in
-    as many rows as a step has.
+    `recurrence`: how recurrent layers compute drafts (ragged/draft_layout.py); with `wide_passes` each token
+    in as many rows as a step has.
     """
 
     decode: DecodeMethod = "ragged"

@@ -45,8 +45,8 @@ class MeasuredPace:
 
 class PrefillPace:
     """`step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured;
-    `min_tokens`: the smallest limit. `least`: see fit_chunks; below 1 where forwards are bound by launches, so
-    that halves take nearly as long as whole chunks, and their pace would not let these be tried again.
+    `min_tokens`: the smallest limit. `least`: see fit_chunks; below 1 where forwards are bound by launches,
+    so that halves take nearly as long as whole chunks, and their pace would not let these be tried again.
 
     The time between two returns of the runner is that of the step that it was given (where prompts are
     computed while their graph is built, as on CPUs) or of the step before (which it waits for, as on GPUs).

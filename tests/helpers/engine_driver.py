@@ -91,7 +91,7 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
     if methods is None:
         return build_engine(made)
     chosen = ProbeReport(methods, ())
-    with mock.patch("mlxrun.engine.factory.choose_methods", lambda *given: chosen):
+    with mock.patch("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen):
         return build_engine(made)
 
 

@@ -99,4 +99,4 @@ def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
 def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of a model that was probed for the same settings earlier in this session take what was chosen
     then: it takes longer than most tests. Not for tests that plant a bug before they make an engine."""
-    monkeypatch.setattr("mlxrun.engine.factory.choose_methods", choose_once)
+    monkeypatch.setattr("mlxrun.engine.model_loading.choose_methods", choose_once)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -29,6 +30,12 @@ MIMO = {
     "project": "input_proj",
     "norm": "final_layernorm",
 }
+NEMOTRON = {
+    "embed_norm": "layers.0.enorm",
+    "hidden_norm": "layers.0.hnorm",
+    "project": "layers.0.eh_proj",
+    "norm": "layers.1.final_layernorm",
+}
 ERNIE = {
     "embed_norm": "mtp_emb_norm.0",
     "hidden_norm": "mtp_hidden_norm.0",
@@ -43,14 +50,30 @@ NAMES: dict[str, tuple[str, str, dict[str, str]]] = {
     "qwen3_5": ("mtp.", "layers.0.", QWEN),
     "exaone_moe": ("mtp.", "layers.0.", QWEN),
     "mimo": ("model.mtp_layers.0.", "", MIMO),
+    "nemotron_h": ("mtp.", "", NEMOTRON),
     "ernie4_5_moe": ("model.", "mtp_block.0.", ERNIE),
 }
 QWEN_FAMILIES = ("qwen3_next", "qwen3_5")
 
 
+class TwoBlocks(nn.Module):
+    """The layers of nemotron_h's head: attention, and experts."""
+
+    def __init__(self, blocks: Any) -> None:
+        super().__init__()
+        self.layers = list(blocks)
+
+    def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+        attention, experts = self.layers
+        return experts(attention(x, mask=mask, cache=cache))
+
+
 def make_layer(family: str, config: dict[str, Any]) -> Any:
     """The last decoder layer of a model of the family with one more layer, which is the head's."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
+    if family == "nemotron_h":
+        own = {**config, "hybrid_override_pattern": ["*", "E"]}
+        return TwoBlocks(module.Model(module.ModelArgs.from_dict(own)).layers)
     text = config.get("text_config", config)
     more = {"num_hidden_layers": text["num_hidden_layers"] + 1, "full_attention_interval": 1}
     if family == "ernie4_5_moe":
@@ -94,8 +117,9 @@ def save_head(family: str, folder: Path, head: dict[str, mx.array]) -> None:
         if part in parts:
             saved[f"{prefix}{parts[part]}.{kind}"] = array
         elif "switch_mlp." in part:
+            apart = part.removeprefix("layer.").replace(".fc1", ".up_proj").replace(".fc2", ".down_proj")
             for expert in range(array.shape[0]):
-                split = part.removeprefix("layer.").replace("switch_mlp.", f"experts.{expert}.")
+                split = apart.replace("switch_mlp.", f"experts.{expert}.")
                 saved[f"{prefix}{layer}{split}.{kind}"] = array[expert]
         else:
             saved[f"{prefix}{layer}{name.removeprefix('layer.')}"] = array

@@ -92,7 +92,7 @@ def run_model_server(
             started.set()
 
     running = threading.Thread(target=thread, name="server")
-    with mock.patch("mlxrun.engine.factory.choose_methods", choose_once):
+    with mock.patch("mlxrun.engine.model_loading.choose_methods", choose_once):
         running.start()
         started.wait(120)
     if "error" in ready:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import SpeculationSettings
-from mlxrun.engine import factory
+from mlxrun.engine import draft_factory
 from mlxrun.engine.engine import Engine
 from mlxrun.errors import ConfigError, RequestError
 from mlxrun.model.compute_methods import ComputeMethods
@@ -49,7 +49,7 @@ COUNT = 16
 @pytest.fixture(autouse=True)
 def no_costs(monkeypatch: Patch) -> None:
     """What a drafted token costs recurrent layers, which is measured: nothing."""
-    monkeypatch.setattr(factory, "measure_row_cost", lambda *given: 0.0)
+    monkeypatch.setattr(draft_factory, "measure_row_cost", lambda *given: 0.0)
 
 
 class EveryOtherToken:
@@ -201,7 +201,7 @@ def test_recurrent_layers_draft_where_that_gains_more_than_it_costs(
     zoo: Zoo, plain: Plain, monkeypatch: Patch, cost: float, drafts: bool
 ) -> None:
     without = plain("qwen3_next")
-    monkeypatch.setattr(factory, "measure_row_cost", lambda *given: cost)
+    monkeypatch.setattr(draft_factory, "measure_row_cost", lambda *given: cost)
     same, counts = run_drafts(zoo, monkeypatch, "qwen3_next", without)
     assert same and bool(counts.drafted) == drafts
 

@@ -47,7 +47,7 @@ def test_as_many_tokens_as_fit_into_the_time(tokens_per_second: int, limit: int)
 
 
 def test_a_chunk_that_nearly_fits_is_tried_where_launches_take_the_time() -> None:
-    """Steps take 40 ms and 5 us a token. The twin measures halves for ever, and computes no more in a step."""
+    """Steps take 40 ms and 5 us a token. The twin measures halves for ever, and tries no more."""
     for least, limit in ((0.75, 4096), (1.0, 2048)):
         pace = make_pace(step_ms=90, chunk=4096, least=least)
         tokens = 2048

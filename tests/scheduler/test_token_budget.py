@@ -160,7 +160,7 @@ def test_what_decoding_rows_share_counts_once() -> None:
 
 
 def test_slow_steps_do_not_shrink_chunks_below_what_a_launch_takes() -> None:
-    """After a step that took a second: where forwards are bound by their launches, 512 tokens all the same."""
+    """After a step that took a second: where forwards are bound by their launches, 512 tokens still."""
     for costs, limit in ((StepCosts(), 64), (StepCosts(min_chunk=512), 512)):
         settings = make_settings(chunk=4096, prefill_budget=4096, step_ms=100)
         scheduler = Scheduler(settings, RequestLimits(10_000, MemoryBudget()), costs=costs)

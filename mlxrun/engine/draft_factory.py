@@ -1,0 +1,58 @@
+"""Decides who drafts for a model: n-gram lookup, a draft model, the checkpoint's own head, or nobody."""
+
+from __future__ import annotations
+
+import logging
+
+from mlxrun.engine.model_loading import LoadedModel
+from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model, measure_row_cost
+from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
+from mlxrun.model.speculation.support import computes_token_by_token, find_draft_problem
+from mlxrun.scheduler.draft_planner import DraftPlanner
+
+log = logging.getLogger(__name__)
+
+
+def build_draft_planner(model: LoadedModel) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
+    """The planner, and the model or head whose drafts it asks for, if any. ConfigError if what the config
+    names cannot draft.
+
+    Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft, or else
+    the checkpoint's own head."""
+    config, methods = model.config, model.methods
+    settings = config.speculation
+    if settings.method == "off":
+        return DraftPlanner(settings), None
+    problem = find_draft_problem(methods)
+    if problem is not None and settings.method != "auto":
+        raise ConfigError(f"speculation.method: {settings.method} cannot be used: {problem}")
+    if problem is not None:
+        log.warning("speculation is off: %s", problem)
+        return DraftPlanner(settings, problem=problem), None
+    loaded: LoadedDraftModel | LoadedHead | None = None
+    has_model = config.model.draft is not None and not names_split_head(config.model)
+    if settings.method == "draft" or (settings.method == "auto" and has_model):
+        loaded = load_draft_model(config, model.info, model.adapter, model.vocab, methods)
+    elif settings.method in ("auto", "mtp"):
+        loaded = _load_head(model)
+    rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
+    source = None if loaded is None else loaded.source
+    looks_up = settings.method in ("auto", "ngram")
+    is_measured = source is not None or computes_token_by_token(model.cache)
+    cost = measure_row_cost(model.adapter, methods, settings.max_tokens) if is_measured else 0.0
+    return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
+
+
+def _load_head(model: LoadedModel) -> LoadedHead | None:
+    """The checkpoint's own head; None if `auto` finds none that can be used."""
+    try:
+        loaded = load_mtp_source(model.config, model.info, model.adapter, model.vocab, model.methods)
+    except ModelLoadError as error:
+        loaded = f"its head cannot be loaded: {error}"
+        log.warning("speculation: %s", loaded)
+    if not isinstance(loaded, str):
+        return loaded
+    if model.config.speculation.method == "mtp":
+        raise ConfigError(f"speculation.method: mtp cannot be used: {loaded}")
+    return None
