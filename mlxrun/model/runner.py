@@ -86,7 +86,7 @@ class ModelRunner:
         """Drop all arrays and this thread's streams; nothing can be computed after that."""
         mx.synchronize()
         self.reset()
-        del self._adapter, self._decoder, self._prefiller
+        del self._adapter, self._decoder, self._prefiller, self._mtp
         mx.clear_cache()
         mx.clear_streams()
 

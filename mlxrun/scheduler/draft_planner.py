@@ -132,9 +132,10 @@ class DraftPlanner:
             self._checked_source.forget(state.id)
 
     def close(self) -> None:
-        """Release what the source holds, on the thread that made it."""
+        """Release the source and what it holds, on the thread that made it."""
         if self._checked_source is not None:
             self._checked_source.close()
+        self.source = self._checked_source = None
 
     def _index_prompts(self, decoding: Sequence[RequestState]) -> None:
         left = MAX_INDEXED

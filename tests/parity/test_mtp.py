@@ -8,6 +8,8 @@ CPU is gathered.
 from __future__ import annotations
 
 import functools
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -214,6 +216,12 @@ class RecordedPairs:
         return False
 
 
+def compute_states(model: Any, text: list[int]) -> mx.array:
+    """The hidden states [n, D] that a model of mlx-lm has of a text."""
+    trunk = model.backbone if "backbone" in model else model.model
+    return trunk(mx.array([text]))[0]
+
+
 def compare_pairs(
     path: Path, monkeypatch: Patch, without: Answers, plant: Callable[[Patch], None] | None = None
 ) -> bool:
@@ -235,11 +243,11 @@ def compare_pairs(
     model: Any = load_model(path, strict=False)[0]
     assert all(len(recorded.pairs[rid]) >= len(texts[rid]) - 2 for rid in without), "a prompt is missing"
     assert all(20 < len(recorded.pairs[rid]) < len(texts[rid]) - 8 for rid in turns), "what was restored"
-    return all(recorded.matches(rid, text, model.model(mx.array([text]))[0]) for rid, text in texts.items())
+    return all(recorded.matches(rid, text, compute_states(model, text)) for rid, text in texts.items())
 
 
 @pytest.mark.parametrize(
-    "family", mark_sweep([*FAMILIES, "qwen3_5", "exaone_moe", "mimo", "ernie4_5_moe"], FAMILIES)
+    "family", mark_sweep([*FAMILIES, "qwen3_5", "exaone_moe", "nemotron_h", "mimo", "ernie4_5_moe"], FAMILIES)
 )
 def test_the_head_is_told_what_the_model_computes(
     folder: Folder, plain: Plain, monkeypatch: Patch, family: str
@@ -256,7 +264,7 @@ def test_of_a_long_prompt_the_head_is_told_the_end(folder: Folder, plain: Plain,
     text = [*PROMPTS[3], *without.tokens]
     assert 10 + COUNT - 2 <= len(recorded.pairs["3"]) <= 10 + COUNT
     model: Any = load_model(path, strict=False)[0]
-    assert recorded.matches("3", text, model.model(mx.array([text]))[0])
+    assert recorded.matches("3", text, compute_states(model, text))
 
 
 def tell_rejected(monkeypatch: Patch) -> None:
@@ -368,6 +376,19 @@ def test_a_quantised_head_drafts(tmp_path: Path) -> None:
     engine_driver.run_requests(engine, list_asks())
     assert engine.scheduler.drafts.modelled.drafted > 0
     assert engine.scheduler.drafts.describe()["problem"] is None
+
+
+def test_a_closed_engine_holds_neither_the_model_nor_the_head(folder: Folder, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(mx, "clear_streams", lambda: None)  # other tests need those of this thread
+    engine = make_engine(folder("glm4_moe"))
+    engine_driver.run_requests(engine, list_asks()[:1])
+    assert engine.scheduler.drafts.modelled.drafted
+    source: Any = engine.scheduler.drafts.source
+    held = [weakref.ref(each) for each in (source, source.rows._head, source._adapter.model)]
+    del source
+    engine.close()
+    gc.collect()
+    assert [each() for each in held] == [None] * 3
 
 
 @pytest.mark.parametrize("method", ["mtp", "auto"])
