@@ -56,7 +56,7 @@ NAMES: dict[str, tuple[str, str, dict[str, str]]] = {
 QWEN_FAMILIES = ("qwen3_next", "qwen3_5")
 
 
-class TwoBlocks(nn.Module):
+class TwoBlocks(nn.Module):  # type: ignore[misc]
     """The layers of nemotron_h's head: attention, and experts."""
 
     def __init__(self, blocks: Any) -> None:

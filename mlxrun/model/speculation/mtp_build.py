@@ -6,6 +6,7 @@ import logging
 import statistics
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mlx.core as mx
 
@@ -56,7 +57,8 @@ def load_mtp_source(
     if isinstance(found, str):
         return found
     tap = find_hidden_tap(target)
-    if tap is None or not hasattr(tap.trunk, "embed_tokens"):
+    embed = None if tap is None else find_embedding(tap.trunk)
+    if tap is None or embed is None:
         return "the model's hidden states and embeddings were not found"
     hidden = _read_hidden(target, tap)
     head = load_mtp_head(model_info, found, hidden.dtype)
@@ -67,6 +69,7 @@ def load_mtp_source(
         target,
         tap,
         head,
+        embed,
         vocab,
         max_tokens=config.speculation.max_tokens,
         launch_first=methods.launch_first,
@@ -77,6 +80,11 @@ def load_mtp_source(
     size = measure_footprint([source.rows.cache])
     footprint = replace(size, per_token=0, windows=((PLACES, size.per_token),))
     return LoadedHead(source, count_weight_bytes(head), footprint)
+
+
+def find_embedding(trunk: Any) -> Any:
+    """The layer that embeds tokens; None if it is not known."""
+    return getattr(trunk, "embed_tokens", None) or getattr(trunk, "embeddings", None)
 
 
 def names_split_head(settings: ModelSettings) -> bool:

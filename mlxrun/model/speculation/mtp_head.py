@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.config.byte_sizes import format_rounded
+from mlxrun.errors import ModelLoadError
 from mlxrun.model.footprint import count_weight_bytes
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.speculation.mtp_weights import (
@@ -32,8 +33,21 @@ from mlxrun.model.weight_check import load_checked_weights
 log = logging.getLogger(__name__)
 # A model of one layer, which is as one behind the target's last one would be.
 _ONE_LAYER = {"num_hidden_layers": 1, "full_attention_interval": 1, "mlp_only_layers": []}
-_PLACE = "layers.0."  # of that layer, behind whatever modules the family has around its trunk
+_BLOCKS = {"attention": "*", "moe": "E", "mlp": "-"}  # of nemotron_h, by their names in its config
 _KEPT_TYPE = "e_score_correction_bias"  # in float32 whatever the model's type is
+
+
+class LayerStack(nn.Module):
+    """Layers in place of one; all but one of them have no cache, and use none."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.layers = list(layers)
+
+    def __call__(self, x: mx.array, mask: Any, cache: Any) -> mx.array:
+        for layer in self.layers:
+            x = layer(x, mask=mask, cache=cache)
+        return x
 
 
 class MTPHead(nn.Module):
@@ -87,7 +101,7 @@ def find_mtp_head(info: LoadedModelInfo, split: Path | None = None) -> FoundHead
             return f"heads of {family} are read from its checkpoint only: remove model.draft"
         form = replace(form, prefix=form.split)
     folder = split or info.folder
-    weights = read_head_weights(folder, form, text["num_hidden_layers"])
+    weights = read_head_weights(folder, form, text.get("num_hidden_layers", 0))
     if weights is None:
         return f"the checkpoint has no weights of MTP heads ({form.prefix.format(layers='N')}*)"
     return FoundHead(folder, family, form, weights)
@@ -97,8 +111,11 @@ def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> M
     """The head with its weights evaluated and of this type. ModelLoadError if they are not complete."""
     form, text = found.form, info.config.get("text_config") or info.config
     model = _make_model(found.family, info.config, form)
-    layer = model.layers[0]
-    head = MTPHead(layer, text["hidden_size"], layer.input_layernorm.eps, form)
+    first, layer = model.layers[0], model.layers[0]
+    if len(model.layers) > 1:
+        layer = LayerStack(model.layers)
+    eps = first["input_layernorm" if "input_layernorm" in first else "norm"].eps
+    head = MTPHead(layer, text["hidden_size"], eps, form)
     if getattr(layer, "is_sliding_window", False):
         head.window = int(text["sliding_window"])
     arrays = _name_weights(model, found.weights, form)
@@ -116,13 +133,21 @@ def _list_types(config: Mapping[str, Any]) -> list[str]:
 
 
 def _make_model(family: str, config: Mapping[str, Any], form: HeadFormat) -> Any:
-    """A model of the family with one layer; its random weights are never evaluated."""
+    """A model of the family with the head's layer only; its random weights are never evaluated."""
     module = importlib.import_module(f"mlx_lm.models.{family}")
     text = config.get("text_config") or config
-    is_dense = text.get("first_k_dense_replace", 0) > text["num_hidden_layers"]
+    is_dense = text.get("first_k_dense_replace", 0) > text.get("num_hidden_layers", 0)
     change = {**_ONE_LAYER, "first_k_dense_replace": int(is_dense), **form.config}
     if types := text.get("layer_types"):  # those behind the first say whether such layers turn their keys
         change["layer_types"] = [*text.get("mtp_layer_types", types)[:1], *types]
+    if family == "nemotron_h":
+        blocks = [_BLOCKS.get(name, "M") for name in text.get("mtp_layers_block_type", ("attention", "moe"))]
+        pattern = list(text.get("mtp_hybrid_override_pattern") or blocks)
+        if pattern.count("*") != 1 or "M" in pattern:
+            raise ModelLoadError(
+                f"a head of the layers {''.join(pattern)} is not known; one attends, in others"
+            )
+        change["hybrid_override_pattern"] = pattern
     own = {**text, **change} if text is config else {**config, "text_config": {**text, **change}}
     return module.Model(module.ModelArgs.from_dict(own))
 
@@ -131,14 +156,14 @@ def _name_weights(model: Any, weights: HeadWeights, form: HeadFormat) -> dict[st
     """The weights by the names of a head's parameters, in the form that the family's `sanitize` gives them.
     Norms pass it by, because whether it changes them depends on weights of other layers."""
     raised = 1.0 if form.centred and not weights.converted else 0.0
-    named = {f"model.{_PLACE}{name}": array for name, array in weights.layer.items()}
-    named |= {f"model.{_PLACE}mtp_{name}": array for name, array in weights.parts.items()}
+    named = {f"{form.place}{name}": array for name, array in weights.layer.items()}
+    named |= {f"{form.place}mtp_{name}": array for name, array in weights.parts.items()}
     norms = {name for name, array in named.items() if array.ndim == 1 and name.endswith("norm.weight")}
     made = model.sanitize({name: array for name, array in named.items() if name not in norms})
     made |= {name: named[name] + raised for name in norms}
     found = {}
     for name, array in stack_experts(made).items():
-        own = name.partition(_PLACE)[2]
+        own = name.partition(form.place)[2]
         found[own.removeprefix("mtp_") if own.startswith("mtp_") else f"layer.{own}"] = array
     return found
 

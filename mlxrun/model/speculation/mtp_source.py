@@ -38,8 +38,8 @@ _NOT_FOLLOWED: dict[str, Any] = {
 
 
 class MTPSource:
-    """A DraftSource (scheduler/draft_source.py), which the runner tells what it computes. `vocab`: width of
-    the target's logits."""
+    """A DraftSource (scheduler/draft_source.py), which the runner tells what it computes. `embed`: embeddings
+    of the target; `vocab`: width of its logits."""
 
     name = "mtp"
 
@@ -48,6 +48,7 @@ class MTPSource:
         adapter: Adapter,
         tap: HiddenTap,
         head: MTPHead,
+        embed: Callable[[mx.array], mx.array],
         vocab: int,
         *,
         max_tokens: int,
@@ -67,9 +68,7 @@ class MTPSource:
             ids = mx.zeros(hidden.shape[:2], mx.int32)
             return tap.compute_logits(hidden, lambda model: adapter.prefill(ids, unused, 0, TEXT_ONLY, model))
 
-        self.rows = MTPRows(
-            head, tap.trunk.embed_tokens, predict, launch_first=launch_first, compiled=compiled
-        )
+        self.rows = MTPRows(head, embed, predict, launch_first=launch_first, compiled=compiled)
 
     # -- what the planner asks ----------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ All formats are the module of DeepSeek-V3's report (arXiv:2412.19437, section 2.
 embedding and of the target's last hidden state, a product of both, a decoder layer of the target's kind, and
 a norm. They differ in names, in which half comes first, and in what a further prediction starts from; vLLM's
 deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, exaone_moe_mtp, mimo_mtp and ernie_mtp, and mlx-vlm's
-qwen3_5_mtp, have them so.
+qwen3_5_mtp and nemotron_h_mtp, have them so.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class HeadFormat:
     takes the hidden state before the embedding. `chains_normed`: a further prediction starts from the normed
     output of the one before, as the first one does from the target's. `centred`: norms are stored less one.
     `config`: of the decoder layer, where it is not the target's. `split`: the prefix where mlx-vlm has split
-    a head off; None: it has other names then."""
+    a head off; None: it has other names then. `place`: of the layer in a model of the family that has no
+    other; without a number, the head has several layers, which the target's config names."""
 
     prefix: str
     parts: Mapping[str, str]
@@ -39,6 +40,7 @@ class HeadFormat:
     centred: bool = False
     config: Mapping[str, Any] = field(default_factory=dict)
     split: str | None = None
+    place: str = "model.layers.0."
 
 
 _NEXTN = HeadFormat(
@@ -70,6 +72,17 @@ FORMATS: Mapping[str, HeadFormat] = {
             "final_layernorm": "norm",
         },
         hidden_first=True,
+    ),
+    "nemotron_h": HeadFormat(
+        "mtp.",
+        {
+            "layers.0.enorm": "embed_norm",
+            "layers.0.hnorm": "hidden_norm",
+            "layers.0.eh_proj": "project",
+            "layers.1.final_layernorm": "norm",
+        },
+        split="",
+        place="backbone.",
     ),
     "ernie4_5_moe": HeadFormat(
         "model.mtp_",

@@ -19,6 +19,7 @@ from tests.helpers import mtp_models
 
 TOKENS = 5
 WIDTH = 64
+UNNORMED = ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "ernie4_5_moe")  # what further predictions start from
 EPS = {"qwen3_next": 1e-5, "qwen3_5": 1e-6}  # as the tiny models have it
 
 
@@ -56,7 +57,7 @@ def compute_here(family: str, folder: Path, weights: dict[str, mx.array]) -> lis
     """What the head's output must be, and that from which the next prediction starts."""
     config = read_json(folder / "config.json")
     layer = mtp_models.make_layer(family, config)
-    eps = layer.input_layernorm.eps
+    eps = layer.layers[0].norm.eps if family == "nemotron_h" else layer.input_layernorm.eps
     layer.load_weights([(n[6:], a) for n, a in weights.items() if n.startswith("layer.")])
     embeds, hidden = make_pairs()
     halves = [
@@ -70,7 +71,7 @@ def compute_here(family: str, folder: Path, weights: dict[str, mx.array]) -> lis
     normed = output
     if "norm.weight" in weights:
         normed = mx.fast.rms_norm(output, weights["norm.weight"], eps)
-    chained = normed if family in ("mimo", "exaone_moe", *mtp_models.QWEN_FAMILIES) else output
+    chained = normed if family not in UNNORMED else output
     return [normed, chained]
 
 
@@ -94,6 +95,18 @@ def test_a_head_is_that_of_mlx_vlm(tmp_path: Path, family: str) -> None:
     library: Any = get_mtp_splitter(source_config=config).load(tmp_path, source_config=config)
     embeds, hidden = make_pairs()
     wanted = library._forward_hidden(embeds, hidden, None, mx.arange(TOKENS)[None])
+    assert mx.allclose(compute(load(tmp_path))[0], wanted, atol=1e-5)
+
+
+def test_a_head_of_two_layers_is_that_of_mlx_vlm(tmp_path: Path) -> None:
+    from mlx_vlm.speculative.drafters.mtp_split import get_mtp_splitter
+
+    write_model("nemotron_h", tmp_path)
+    config = read_json(tmp_path / "config.json")
+    config |= {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E"}
+    library: Any = get_mtp_splitter(source_config=config).load(tmp_path, source_config=config)
+    embeds, hidden = make_pairs()
+    wanted, _ = library._forward_hidden(embeds, hidden, None, library.make_cache())
     assert mx.allclose(compute(load(tmp_path))[0], wanted, atol=1e-5)
 
 
