@@ -128,6 +128,8 @@ class DraftPlanner:
 
     def forget(self, state: RequestState) -> None:
         """The row has ended or was preempted."""
+        if state.acceptance is not None:
+            state.acceptance.pending = 0  # of a step that failed, nothing is compared
         if self._checked_source is not None:
             self._checked_source.forget(state.id)
 

@@ -338,3 +338,19 @@ def test_a_row_is_not_to_blame_for_one_that_was_aborted_with_drafts_under_way() 
     driver.outputs["a"] = driver.outputs["a"][: len(driver.scheduler.requests[0].output)]
     driver.run()
     assert driver.outputs["a"][:100] == [PERIOD[i % 6] for i in range(100)]
+
+
+def test_nothing_is_learnt_from_a_step_that_failed() -> None:
+    driver = Driver(40, FakeSource(predict_new))
+    driver.add("new")
+    while not driver.launched.drafts:
+        driver.step()
+    (state,) = driver.scheduler.requests
+    driver.add("other")
+    driver.scheduler.schedule()
+    assert driver.scheduler.step_failed(StepPlan(), RuntimeError("planted")) == []
+    known = state.acceptance
+    assert known is not None
+    before = known.rate
+    driver.planner.record(state, [SampledToken(1)], 0)
+    assert abs(known.rate - before) < 0.01, "a token that nobody drafted counts as a rejected one"
