@@ -50,9 +50,12 @@ WEIGHTS = (1.0, 0.5, 0.25)  # of the model's loss, and those of the head's first
 
 @contextmanager
 def open_trained_model(seed: int, say: Callable[[str], None]) -> Iterator[BenchModel]:
-    """The tiny model, trained and written to a temporary folder."""
+    """The tiny model, trained and written to a temporary folder. Says how often its head is right, which any
+    device can tell."""
     with TemporaryDirectory(prefix="mlxrun-bench-") as folder:
         train_mtp_model(Path(folder), say, seed=seed)
+        shares = ", ".join(f"{share:.0%}" for share in measure_acceptance(Path(folder), seed))
+        say(f"texts of its language go on as the head says, for 1, 2, ... tokens: {shares} of all places")
         if uses_gpu():
             add_layers(Path(folder), GPU_LAYERS)
         yield describe_model(TRAINED, Path(folder))
@@ -181,6 +184,35 @@ def _save(folder: Path, model: dict[str, mx.array], head: dict[str, mx.array]) -
     mx.save_safetensors(str(folder / "model.safetensors"), model | named, metadata={"format": "mlx"})
     write_json(folder / "config.json", CONFIG)
     save_tokenizer(folder)
+
+
+def measure_acceptance(folder: Path, seed: int, texts: int = 6, depth: int = 5) -> list[float]:
+    """The share of places in new texts where the first token that the trained head drafts is the text's, the
+    first two are, and so on. The text's own tokens are what the model is told."""
+    import mlx.core as mx
+    from mlx_lm.utils import load_model
+
+    from mlxrun.config.settings import ModelSettings
+    from mlxrun.model.model_info import load_model_info
+    from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
+    from mlxrun.model.speculation.mtp_rows import MTPRows
+
+    info = load_model_info(ModelSettings(path=str(folder)))
+    found = find_mtp_head(info)
+    assert not isinstance(found, str), found
+    head, model = load_mtp_head(info, found, mx.float32), load_model(folder, strict=False)[0]
+    rows = MTPRows(head, model.model.embed_tokens, model.lm_head)
+    language, rng = Language(seed), random.Random(f"new texts {seed}")
+    written = [language.write(LENGTH, rng) for _ in range(texts)]
+    hidden, names = model.model(mx.array(written)), [str(row) for row in range(texts)]
+    counts, places = [0] * depth, range(depth, LENGTH - depth - 1)
+    for at in places:
+        rows.read_step(names, hidden[:, at], mx.array([text[at + 1] for text in written]))
+        drafts = rows.draft(dict.fromkeys(names, depth))
+        for name, text in zip(names, written, strict=True):
+            for size in range(1, depth + 1):
+                counts[size - 1] += list(drafts[name][:size]) == text[at + 2 : at + 2 + size]
+    return [count / (texts * len(places)) for count in counts]
 
 
 def add_layers(folder: Path, layers: int) -> None:
