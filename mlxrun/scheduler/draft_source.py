@@ -37,8 +37,8 @@ class KnownRow:
 
 
 class DraftSource(Protocol):
-    """Predicts the next tokens of rows. Called on the engine's thread, between steps. An error of any method
-    switches it off for good; no request fails.
+    """Predicts the next tokens of rows. Called on the engine's thread, between steps. After an error of any
+    method it is closed, and called no more; no request fails.
 
     `name`: what it is called in /v1/status. `cost`: what one more drafted token costs for all rows together,
     in steps of the target. `max_tokens`: the most that it drafts for a row in a step.
@@ -70,4 +70,4 @@ class DraftSource(Protocol):
         """The row has ended or was preempted; nothing happens if it is not known. The id may come again."""
 
     def close(self) -> None:
-        """Release all arrays."""
+        """Release all arrays of rows. Nothing is called after that."""
