@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.model.adapter import Adapter
+from mlxrun.model.machine.device import may_shorten_float32
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.probe.windows import reduce_windows
 from mlxrun.model.prompt_inputs import TEXT_ONLY
@@ -111,19 +112,22 @@ class Reference:
         return ProbeCheck(name, bool(worst <= limit), worst, limit=limit)
 
     def _choose_tolerance(self, dtype: mx.Dtype) -> float:
-        """The largest difference that counts as rounding. In half precision it is measured: the same prompts
-        token by token round differently, and in a mixture of experts may choose other experts. By the
-        engine's attention, since a CPU's rounds otherwise than the library's, and quantised layers add to
-        that."""
+        """The largest difference that counts as rounding. In half precision, and where a GPU rounds float32 as
+        float16, it is measured: the same prompts token by token round differently, and in a mixture of experts
+        may choose other experts. By the engine's attention, since a CPU's rounds otherwise than the library's,
+        and quantised layers add to that."""
         tolerance = TOLERANCE.get(dtype, TOLERANCE[mx.bfloat16])
+        most = MAX_TOLERANCE * tolerance
         if dtype == mx.float32:
-            return tolerance
+            if not may_shorten_float32():
+                return tolerance
+            most = TOLERANCE[mx.float16]
         logits: ProbeLogits = {}
         with use_engine_attention():
             for index in range(len(self.prompts))[:2]:  # the longest takes too many forwards
                 logits |= self._decode_prompt(index)
             noise = compare_logits(logits, self._logits)
-        return min(max(tolerance, NOISE_FACTOR * noise), MAX_TOLERANCE * tolerance)
+        return min(max(tolerance, NOISE_FACTOR * noise), most)
 
     def _decode_prompt(self, index: int) -> ProbeLogits:
         """The logits of a prompt's answer, with its prompt computed token by token."""

@@ -87,3 +87,12 @@ def test_free_memory_is_read_from_linux(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert device.read_free_memory() == 50 * 1024
     monkeypatch.setattr(device, "uses_gpu", lambda: False)
     assert device.get_memory_limit() == int(50 * 1024 * device.CPU_SHARE)
+
+
+def test_float32_may_be_shortened_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not device.may_shorten_float32()
+    monkeypatch.setattr(device, "uses_gpu", lambda: True)
+    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
+    assert device.may_shorten_float32()
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    assert not device.may_shorten_float32()

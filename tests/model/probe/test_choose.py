@@ -219,6 +219,18 @@ def test_the_tolerance_follows_the_models_own_rounding(
     assert checks(engine)["decode ragged"].limit == pytest.approx(limit)
 
 
+@pytest.mark.parametrize(("noise", "limit"), [(0.0, 5e-3), (0.02, 0.04), (9.0, 0.1)])
+def test_the_tolerance_where_a_gpu_shortens_float32(
+    zoo: Zoo, noise: float, limit: float, monkeypatch: Patch
+) -> None:
+    """Products in TF32 differ by more than float32 earns; a GPU that computes in full keeps the fixed one."""
+    monkeypatch.setattr(reference, "may_shorten_float32", lambda: True)
+    original = reference.compare_logits
+    monkeypatch.setattr(reference.Reference, "_decode_prompt", lambda self, index: {})
+    monkeypatch.setattr(reference, "compare_logits", lambda a, b: original(a, b) if a else noise)
+    assert checks(engine_driver.make_real_engine(zoo.text("llama")))["decode ragged"].limit == limit
+
+
 @pytest.mark.parametrize("measured", [True, False])
 def test_rounding_of_quantised_layers_in_half_precision(zoo: Zoo, measured: bool, monkeypatch: Patch) -> None:
     """Attention of a CPU rounds otherwise than the library's, and each quantised layer adds to that. Twin:
