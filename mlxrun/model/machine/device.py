@@ -33,8 +33,8 @@ def uses_gpu() -> bool:
 
 
 def may_shorten_float32() -> bool:
-    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16, as NVIDIA's and the
-    newest of Apple's do unless the environment has MLX_ENABLE_TF32=0."""
+    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16, as NVIDIA's and
+    the newest of Apple's do unless the environment has MLX_ENABLE_TF32=0."""
     return uses_gpu() and os.environ.get("MLX_ENABLE_TF32", "1") != "0"
 
 

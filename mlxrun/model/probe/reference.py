@@ -112,10 +112,10 @@ class Reference:
         return ProbeCheck(name, bool(worst <= limit), worst, limit=limit)
 
     def _choose_tolerance(self, dtype: mx.Dtype) -> float:
-        """The largest difference that counts as rounding. In half precision, and where a GPU rounds float32 as
-        float16, it is measured: the same prompts token by token round differently, and in a mixture of experts
-        may choose other experts. By the engine's attention, since a CPU's rounds otherwise than the library's,
-        and quantised layers add to that."""
+        """The largest difference that counts as rounding. In half precision, and where a GPU rounds float32
+        as float16, it is measured: the same prompts token by token round differently, and in a mixture of
+        experts may choose other experts. By the engine's attention, since a CPU's rounds otherwise than the
+        library's, and quantised layers add to that."""
         tolerance = TOLERANCE.get(dtype, TOLERANCE[mx.bfloat16])
         most = MAX_TOLERANCE * tolerance
         if dtype == mx.float32:
