@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx_lm.utils import load_model
+from PIL import Image
 
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.engine.engine import Engine
@@ -30,7 +31,7 @@ from mlxrun.model.speculation.mtp_source import MTPSource
 from mlxrun.model.tiny.random_models import write_text_model
 from mlxrun.scheduler.draft_planner import DraftCounts
 from mlxrun.scheduler.request import TokenEvent
-from tests.helpers import engine_driver, mtp_models, text_models
+from tests.helpers import engine_driver, mtp_models, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import mark_sweep
 
@@ -361,6 +362,24 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     assert described["method"] == "off" and "no memory for the head" in described["problem"]
     rows = engine.scheduler.drafts.source.rows  # type: ignore[union-attr]
     assert not (rows._slots or rows._prompts or rows.list_arrays())
+
+
+def test_rows_with_images_draft(tmp_path: Path) -> None:
+    """A vision model's head has a layer of mlx-lm, whichever library computes the model."""
+    vision_models.build("qwen3_5", tmp_path)
+    mtp_models.save_head("qwen3_5", tmp_path, mtp_models.draw_head("qwen3_5", tmp_path))
+    image, text = Image.new("RGB", (56, 56), "red"), "<|vision_start|><|image_pad|><|vision_end|>what"
+    found = []
+    for method in ("off", "mtp"):
+        engine = make_engine(tmp_path, method)
+        asks = [
+            engine_driver.make_vision_request(engine, "image", text, [image]),
+            engine_driver.make_vision_request(engine, "text", PROMPTS[2]),
+        ]
+        found.append(engine_driver.run_requests(engine, asks))
+    assert all(is_same(found[0][rid], found[1][rid]) for rid in found[0])
+    assert engine.scheduler.drafts.modelled.drafted > 0
+    assert engine.scheduler.drafts.describe()["problem"] is None
 
 
 def test_a_quantised_head_drafts(tmp_path: Path) -> None:
