@@ -126,6 +126,12 @@ class Adapter:
         return decode
 
 
+# Faults of the library, by package, that the check at load does not see each time.
+_IMAGE_FAULTS = {
+    "deepseek_vl_v2": "mlx-vlm reads beyond an array's end for them, and at times leaves them out of the prompt"
+}
+
+
 class VisionAdapter(Adapter):
     """A model of mlx-vlm. Text-only requests take the same path, without embeddings.
 
@@ -159,6 +165,8 @@ class VisionAdapter(Adapter):
             self.refused["images"] = (
                 "mlx-vlm changes the weights for them, those of other requests in the same batch too"
             )
+        if fault := _IMAGE_FAULTS.get(type(model).__module__.removeprefix("mlx_vlm.models.").split(".")[0]):
+            self.refused["images"] = fault
         self.reset_images()
 
     def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:
