@@ -130,7 +130,7 @@ KDA = {
     "head_dim": 16,
     "short_conv_kernel_size": 4,
 }
-_GEMMA4 = {
+GEMMA4_LAYERS = {
     "num_hidden_layers": 6,
     "num_kv_shared_layers": 2,
     "layer_types": ["sliding_attention", "full_attention"] * 3,
@@ -190,8 +190,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
             "laurel_rank": 8,
         }
     },
-    "gemma4": {"text_config": _GEMMA4, "vocab_size": VOCAB},
-    "gemma4_text": _GEMMA4,
+    "gemma4": {"text_config": GEMMA4_LAYERS, "vocab_size": VOCAB},
+    "gemma4_text": GEMMA4_LAYERS,
     "glm_moe_dsa": {"rope_parameters": ROPE, "topk_method": "noaux_tc"},
     "hunyuan": {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
     "kimi_k3": {

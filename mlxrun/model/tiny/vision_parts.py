@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID, VOCAB
-from mlxrun.model.tiny.text_configs import KDA, OVERRIDES, ROPE
+from mlxrun.model.tiny.text_configs import GEMMA4_LAYERS, KDA, OVERRIDES, ROPE
 from mlxrun.model.tiny.vision_media import END, IMAGE, SIDE, START
 
 MROPE = {"rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [4, 2, 2]}}
@@ -21,17 +21,7 @@ LLAMA4_TOWER = {
     "intermediate_size": 128,
     "pixel_shuffle_ratio": 0.5,
 }
-GEMMA4 = {
-    "model_type": "gemma4_text",
-    "num_hidden_layers": 6,
-    "num_kv_shared_layers": 2,
-    "layer_types": ["sliding_attention", "full_attention"] * 3,
-    "global_head_dim": 16,
-    "hidden_size_per_layer_input": 8,
-    "vocab_size_per_layer_input": VOCAB,
-    "num_experts": None,
-    "use_double_wide_mlp": False,
-}
+GEMMA4 = {"model_type": "gemma4_text", **GEMMA4_LAYERS}
 GEMMA4_TOWER = {
     "model_type": "gemma4_vision",
     "num_key_value_heads": 2,
