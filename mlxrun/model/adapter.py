@@ -128,7 +128,7 @@ class Adapter:
 
 # Faults of the library, by package, that the check at load does not see each time.
 _IMAGE_FAULTS = {
-    "deepseek_vl_v2": "mlx-vlm reads beyond an array's end for them, and at times leaves them out of the prompt"
+    "deepseek_vl_v2": "mlx-vlm reads beyond an array's end for them, and at times leaves them out"
 }
 
 
