@@ -197,6 +197,8 @@ class JobRun:
                 return await setup.pool.start(meter, self._answers)
             engine = client = await setup.start()
             meter.counters = client.read_cache_counters
+            if setup.config.speculation.method != "off":
+                meter.drafts = lambda: client.read_stats().counts["speculation"]
             config, background = setup.config, setup.shared_engine
             return LineAnswerer(client, setup.preparer, config, meter, self._answers, background)
 

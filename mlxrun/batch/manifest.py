@@ -103,6 +103,8 @@ class Manifest:
         used = job_cache.summarize_counters(meter.counters())
         self._runs[-1].update(ended=format_now(), exit=exit_code, **asdict(here), cache=used)
         self._runs[-1]["lines"] = here.done + here.failed
+        if drafts := meter.drafts():
+            self._runs[-1]["speculation"] = dict(drafts)
         if workers := meter.workers():
             self._runs[-1]["workers"] = workers
         self._write(index, meter, hash_file(self._paths.out) if complete else None)

@@ -43,6 +43,7 @@ class ProgressMeter:
     reused: int = 0
     output: int = 0
     counters: Callable[[], Mapping[str, int]] = dict  # of the prefix cache
+    drafts: Callable[[], Mapping[str, Any]] = dict  # what the engine drafted; nothing if it may not
     workers: Callable[[], list[dict[str, Any]]] = list  # of a job whose engines are in other processes
     _running: dict[int, LineTokens] = field(default_factory=dict)  # tokens of lines under way, by identity
     _prepared: tuple[int, int, int] = (0, 0, 0)  # tokenised lines, their prompt tokens and max_tokens
@@ -138,9 +139,9 @@ class ProgressMeter:
         return min(2 * sum(under_way) / len(under_way), most / lines) if under_way and lines else None
 
     def freeze_counters(self) -> None:
-        """Copy the counters of the prefix cache, because the engine is about to be closed."""
-        last = dict(self.counters())
-        self.counters = lambda: last
+        """Copy the counters of the prefix cache and of drafts, because the engine is about to be closed."""
+        last, drafts = dict(self.counters()), dict(self.drafts())
+        self.counters, self.drafts = lambda: last, lambda: drafts
 
     @property
     def cached_share(self) -> float:

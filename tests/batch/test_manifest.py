@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mlxrun.config.settings import SpeculationSettings
 from mlxrun.errors import EngineDead, JobError
 from mlxrun.scheduler.request import Request, TokenEvent
 from tests.helpers.batch_fakes import (
@@ -86,6 +89,19 @@ async def test_the_manifest(tmp_path: Path) -> None:
 
 
 VERSIONS = {"python": "3.11.1", "mlx": "0.30.1", "mlx-lm": "0.28.0"}
+
+
+async def test_what_was_drafted_is_in_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of each run's engine at its end, where the config lets it draft."""
+    drafts = {"method": "ngram", "configured": "auto", "problem": None, "drafted": 7, "accepted": 5}
+    stats = SimpleNamespace(counts={"speculation": drafts})
+    monkeypatch.setattr(FakeClient, "read_stats", lambda self: stats, raising=False)
+    bench = Bench(write_job(tmp_path, chats(4)))
+    await bench.run(limit=2)
+    bench.config = replace(make_config(), speculation=SpeculationSettings("auto"))
+    await bench.run()
+    first, last = read_runs(bench)
+    assert "speculation" not in first and last["speculation"] == drafts
 
 
 def read_runs(bench: Bench) -> list[dict[str, Any]]:
