@@ -19,7 +19,7 @@ from mlxrun.structured.grammar import (
     compile_grammar,
 )
 from mlxrun.structured.matcher import ReasoningBounds
-from mlxrun.text.field_errors import check_keys, check_type, quote, reject, reject_unsupported
+from mlxrun.text.field_errors import check_keys, check_type, get_required, quote, reject, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import may_reason
 
@@ -118,7 +118,7 @@ def _read_openai_field(given: Mapping[str, Any]) -> ResponseFormat | None:
         return None
     if kind == "json_object":
         return ResponseFormat("json_object", None, "response_format")
-    inner = check_type(value.get("json_schema"), dict, "response_format.json_schema")
+    inner = get_required(value, "json_schema", dict, "response_format")
     check_keys(inner, ("name", "description", "schema", "strict"), "response_format.json_schema")
     strict = inner.get("strict")
     if strict is not None:

@@ -225,6 +225,13 @@ def test_templates_that_reason_by_default(template: str, enabled: dict[str, bool
     assert (allows(request.grammar, "<think>\nHm\n</think>\n\nno") is None) == reasons
 
 
+@pytest.mark.parametrize("fields", [{}, {"json_schema": None}])
+def test_a_schema_that_is_not_there_is_missing(fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=r"^response_format\.json_schema: missing$") as caught:
+        prepare(response_format={"type": "json_schema", **fields})
+    assert (caught.value.param, caught.value.code) == ("response_format.json_schema", "missing_field")
+
+
 BAD = tool("bad", parameters={"type": "x"})
 
 
