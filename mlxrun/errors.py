@@ -3,6 +3,7 @@
 MlxrunError                exit 3  http 500  base class of all errors that mlxrun raises on purpose
 |- ConfigError             exit 2            a config file, variable or flag is wrong
 |- JobError                exit 2            a job file, its output or its journal cannot be used
+|  `- DiskFailed           exit 3            the disk is full, or broken, so that nothing can be written to it
 |- ModelLoadError          exit 3  http 503  the model cannot be loaded, or a library is too old
 |- RequestError            exit 1  http 400  one request cannot be served; no other is affected
 |  |- PromptTooLong                          prompt and answer do not fit the context
@@ -54,6 +55,13 @@ class JobError(MlxrunError):
 
     exit_code = 2
     code = "invalid_job"
+
+
+class DiskFailed(JobError):
+    """The disk of a job has no room left, or is broken: nothing is wrong with the job."""
+
+    exit_code = 3
+    code = "disk_failed"
 
 
 class ModelLoadError(MlxrunError):

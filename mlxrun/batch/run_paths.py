@@ -7,6 +7,7 @@ One process at a time holds the lock. A file that is replaced is complete before
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import os
@@ -15,7 +16,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from mlxrun.errors import JobError
+from mlxrun.errors import DiskFailed, JobError
+
+# A quota or a limit of the process looks like a full disk to a writer, and is mended like one.
+_DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class JobPaths:
@@ -79,13 +83,15 @@ class JobPaths:
 
 @contextmanager
 def wrap_write_errors(path: Path, *, begun: bool = True) -> Iterator[None]:
-    """Turn an OSError into a JobError that says how to continue. `begun`: whether there may be lines."""
+    """Turn an OSError into a JobError that says how to continue: DiskFailed if the disk is to blame, and not
+    the path. `begun`: whether there may be lines."""
     try:
         yield
     except OSError as error:
         kept = ". Finished lines are kept; once this is fixed, the next run continues from there"
         reason = f"{error.strerror or error}{kept if begun else ''}"
-        raise JobError(f"{path}: cannot be written: {reason}") from error
+        kind = DiskFailed if error.errno in _DISK_FAILURES else JobError
+        raise kind(f"{path}: cannot be written: {reason}") from error
 
 
 @contextmanager

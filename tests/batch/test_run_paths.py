@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths, lock_folder, write_atomically
+from mlxrun.batch.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
 from mlxrun.errors import JobError
 from tests.helpers.batch_fakes import MIXED, Bench, by_id, chats, write_job
 
@@ -115,3 +115,13 @@ def test_only_lines_that_may_be_there_are_said_to_be_kept(tmp_path: Path, is_new
     with pytest.raises(JobError, match="cannot be written") as caught, lock_folder(folder):
         pass
     assert ("Finished lines are kept" in str(caught.value)) is not is_new
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(errno.ENOSPC, 3), (errno.EDQUOT, 3), (errno.EFBIG, 3), (errno.EIO, 3), (errno.EACCES, 2)],
+)
+def test_a_disk_that_fails_is_no_mistake_of_the_job(tmp_path: Path, number: int, code: int) -> None:
+    with pytest.raises(JobError, match="Finished lines are kept") as caught, wrap_write_errors(tmp_path):
+        raise OSError(number, "It fails")
+    assert caught.value.exit_code == code
