@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """What was sampled for rows: a token each, or several for those with drafts. `grammars`: what masked each
-    row of a forward with drafts. `hidden`: as in LogitsBatch."""
+    row of the forward. `hidden`: as in LogitsBatch."""
 
     ids: tuple[str, ...]
     batch: SampledBatch
@@ -46,10 +46,8 @@ class SampledRows:
         return [tuple(sampled[first : first + size]) for first, size in zip(firsts, kept, strict=False)]
 
     def list_forks(self) -> list[Sequence[RowGrammar | None]]:
-        """The grammars of each row along its draft; empty for a step without drafts."""
-        if self.drafted is None:
-            return [()] * len(self.ids)
-        counts = self.drafted.counts
+        """The grammars that masked each row, along its draft."""
+        counts = [1] * len(self.ids) if self.drafted is None else self.drafted.counts
         firsts = itertools.accumulate(counts, initial=0)
         return [self.grammars[first : first + size] for first, size in zip(firsts, counts, strict=False)]
 
@@ -148,6 +146,10 @@ def collect_tokens(
         found = batch.read([p or SamplingParams() for p in params])
         for rid, known, sampled, forks in zip(ids, params, found, batch.list_forks(), strict=True):
             row = None if rid in freed else rows.get(rid)
+            masked_by = next(iter(forks), None) if known is not None and row is None else None
+            if masked_by is not None and masked_by.error is not None:  # preempted, or ended, after a bad mask
+                errors[rid] = masked_by.error
+                continue
             try:
                 if row is not None and row.grammar is not None:
                     sampled = row.grammar.accept_all(sampled, forks)

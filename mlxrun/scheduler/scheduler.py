@@ -154,8 +154,9 @@ class Scheduler:
                 events[rid] = self._append_tokens(state, sampled)
                 moved.pop(rid, None)
         for rid, error in result.errors.items():
-            if rid in self._requests:
-                events[rid] = self._finish(self._requests[rid], FinishReason.ERROR, error)
+            state = self._requests.get(rid)
+            if state and (state.running or state.num_in_flight):  # as above
+                events[rid] = self._finish(state, FinishReason.ERROR, error)
                 moved.pop(rid, None)
         for state in [*moved.values(), *(s for s in self._running if s.id not in moved)]:
             if state.needs_nothing:  # a hit may leave a new row nothing to compute

@@ -315,6 +315,24 @@ def test_grammars_that_fail_inside_a_draft(zoo: Zoo, plain: Plain, monkeypatch: 
     assert run_failing_grammars(zoo, "ngram") != without
 
 
+@pytest.mark.parametrize("how", ["mask", "nothing"])
+def test_a_grammar_that_fails_while_its_row_is_preempted(zoo: Zoo, monkeypatch: Patch, how: str) -> None:
+    """The token under way, which was sampled without a mask, is not part of the answer."""
+    request = replace(list_asks(logprobs=None)[0].request, grammar=FailingGrammar(how))
+    engine = make_engine(zoo, "llama", "off")
+    admit, held = engine.scheduler._admit, list[tuple[()]]()
+    monkeypatch.setattr(engine.scheduler, "_admit", lambda queue: held.pop() if held else admit(queue))
+
+    def preempt(step: int) -> None:
+        for state in engine.scheduler.requests:
+            if len(state.output) == 6 and state.num_in_flight and state.running:
+                engine.scheduler._preempt(state)
+                held.append(())  # no row is free for it in the next step
+
+    event = engine_driver.run_requests(engine, [TimedRequest(request)], preempt)[request.id]
+    assert engine.steps > 9 and (len(event.tokens), event.finish) == (6, FinishReason.ERROR)
+
+
 def test_a_row_that_is_aborted_with_drafts_under_way_fails_no_step(
     zoo: Zoo, plain: Plain, monkeypatch: Patch
 ) -> None:

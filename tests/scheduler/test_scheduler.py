@@ -13,7 +13,7 @@ from mlxrun.errors import Overloaded, PromptTooLong, RequestError
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.scheduler.request import FinishReason, Request
 from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import SampledToken, StepResult
+from mlxrun.scheduler.step_plan import SampledToken, StepPlan, StepResult
 from tests.helpers.engine_fakes import (
     Answers,
     Clock,
@@ -436,3 +436,14 @@ def test_a_step_costs_the_same_for_each_request(policy: str, late: bool) -> None
         clock.now += 100 * late
         cost[count] = calls(scheduler.schedule)
     assert cost[200] < 4.5 * cost[50]
+
+
+def test_an_error_of_an_ended_request_is_not_that_of_the_next_one_with_its_id() -> None:
+    """A grammar may fail in a token that was under way when its row was freed."""
+    scheduler = Scheduler(make_settings(), RequestLimits(1000))
+    scheduler.add(make_request("a"))
+    late = StepResult(errors={"a": RequestError("planted")})
+    assert scheduler.update(StepPlan(), late) == [] and len(scheduler.requests) == 1
+    plan = scheduler.schedule()
+    (event,) = scheduler.update(plan, late)
+    assert event.finish is FinishReason.ERROR
