@@ -101,9 +101,18 @@ def _make_head(config: Mapping[str, Any]) -> Any:
 
 
 def _name_weights(head: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
-    from mlxrun.model.speculation.mtp_weights import FORMATS, name_parts
+    """The weights of a head by the names of a checkpoint."""
+    from mlxrun.model.speculation.mtp_weights import FORMATS
 
-    return name_parts(head, FORMATS["mimo"], config["num_hidden_layers"])
+    form = FORMATS["mimo"]
+    prefix = form.prefix.format(layers=config["num_hidden_layers"])
+    names = {part: name for name, part in form.parts.items()}
+    found = {}
+    for name, array in head.items():
+        part, _, kind = name.rpartition(".")
+        own = f"{names[part]}.{kind}" if part in names else form.layer + name.removeprefix("layer.")
+        found[prefix + own] = array
+    return found
 
 
 class Language:

@@ -121,17 +121,6 @@ def read_head_weights(folder: Path, form: HeadFormat, layers: int) -> HeadWeight
     return HeadWeights(parts, layer, converted) if parts else None
 
 
-def name_parts(head: Mapping[str, mx.array], form: HeadFormat, layers: int) -> dict[str, mx.array]:
-    """The weights of a head, named after its parts, by a checkpoint's names."""
-    prefix, names = form.prefix.format(layers=layers), {part: name for name, part in form.parts.items()}
-    found = {}
-    for name, array in head.items():
-        part, _, kind = name.rpartition(".")
-        own = f"{names[part]}.{kind}" if part in names else form.layer + name.removeprefix("layer.")
-        found[prefix + own] = array
-    return found
-
-
 def _is_shared(part: str) -> bool:
     """Whether it is a copy of the target's embedding or output layer."""
     return part in ("embed_tokens", "shared_head.head") or part.endswith("rotary_emb")
