@@ -1,7 +1,7 @@
 """The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe.
 
 Progress goes to standard error. The remaining time is estimated from tokens: those of lines that wait, and
-those that lines under way still need, at the rate so far. The clock is a parameter, so that tests need not
+those that lines under way still need, at the rates of this run so far. The clock is a parameter, so that tests need not
 wait.
 """
 
@@ -19,6 +19,7 @@ from mlxrun.batch.output_records import LineTokens
 
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0
+SURE_SECONDS, SURE_LINES = 5.0, 3  # of a run, before its remaining time is estimated
 Clock = Callable[[], float]
 
 
@@ -111,32 +112,40 @@ class ProgressMeter:
         return (self.computed - computed) / span, (self.output - output) / span
 
     def estimate_eta(self) -> float | None:
-        """Seconds until the job is finished; None while they cannot be estimated."""
-        lines, prompts, _ = self._prepared
-        running, spent = list(self._running.values()), self.computed + self.reused + self.output
-        answer = self._estimate_answer([tokens.output for tokens in running if tokens.output])
-        if self._started is None or answer is None or not spent:
-            return None
-        prompt = prompts / lines
-        waiting = max(0, self.total - self.done - self.failed - len(running))
-        todo = waiting * (prompt + answer) + sum(
-            max(0.0, prompt - tokens.computed - tokens.reused) + max(0.0, answer - tokens.output)
-            for tokens in running
-        )
-        return todo * (self.clock() - self._started) / spent
+        """Seconds until the job is finished; None until this run has lasted SURE_SECONDS and has answered
+        SURE_LINES: before, it has hardly decoded.
 
-    def _estimate_answer(self, under_way: list[int]) -> float | None:
-        """The tokens of an average answer, from the answers so far and those under way that are longer.
-
-        Until the first line is answered, answers are taken to be twice as long as those under way, and no
-        longer than they may be.
+        Prompt tokens that are to be computed and output tokens have a rate each, and the slower kind counts:
+        a prompt's token takes a small part of the time of an output token.
         """
-        lines, _, most = self._prepared
+        if self.total and self.done + self.failed >= self.total:
+            return 0.0
+        lines, prompts, _ = self._prepared
+        lasted = 0.0 if self._started is None else self.clock() - self._started
+        if lasted < SURE_SECONDS or self._answered[0] < SURE_LINES or not lines:
+            return None
+        running = list(self._running.values())
+        prompt, answer = prompts / lines, self._average_answer([tokens.output for tokens in running])
+        waiting = max(0, self.total - self.done - self.failed - len(running))
+        unread = sum(max(0.0, prompt - tokens.computed - tokens.reused) for tokens in running)
+        to_compute = (waiting * prompt + unread) * (1 - self.cached_share)
+        to_write = waiting * answer + sum(self._estimate_rest(answer, tokens.output) for tokens in running)
+        kinds = ((to_compute, self.computed), (to_write, self.output))
+        return max(todo * lasted / spent if spent else 0.0 for todo, spent in kinds)
+
+    def _average_answer(self, under_way: list[int]) -> float:
+        """The tokens of an average answer, from the answers so far and those under way that are longer."""
         answers, tokens = self._answered
-        if answers:
-            longer = [output for output in under_way if output > tokens / answers]
-            return (tokens + sum(longer)) / (answers + len(longer))
-        return min(2 * sum(under_way) / len(under_way), most / lines) if under_way and lines else None
+        longer = [output for output in under_way if output > tokens / answers]
+        return (tokens + sum(longer)) / (answers + len(longer))
+
+    def _estimate_rest(self, answer: float, output: int) -> float:
+        """The tokens that an answer under way still needs. One that is longer than the average is taken to be
+        in its middle, and no longer than answers may be."""
+        if output < answer:
+            return answer - output
+        lines, _, most = self._prepared
+        return max(0.0, min(output, most / lines - output))
 
     def freeze_counters(self) -> None:
         """Copy the counters of the prefix cache and of drafts, because the engine is about to be closed."""

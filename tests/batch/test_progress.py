@@ -18,69 +18,81 @@ class Clock:
         return self.now
 
 
-def test_rates_and_end_by_tokens() -> None:
-    """10 lines of 90 + 10 tokens at 100 tokens a second, two of them long done."""
+def test_rates() -> None:
     clock = Clock()
     meter = ProgressMeter(clock, total=12, done=2)
-    assert meter.estimate_eta() is None
     assert meter.compute_rates() == (0.0, 0.0)
-    meter.add_prompt(90, 1000)
     meter.add_tokens(0, 0, 0)
     clock.now += 1
     meter.add_tokens(90, 0, 10)
-    meter.finish_line(False, 90, 10)
     assert meter.compute_rates() == (90.0, 10.0)
-    assert meter.estimate_eta() == 9.0
-    meter.start_line(LineTokens(90, 0, 5))
-    meter.add_prompt(90, 1000)
-    clock.now += 1
-    meter.add_tokens(90, 0, 5)
-    eta = meter.estimate_eta()
-    assert eta is not None
-    assert abs(eta - (900 - 95) * 2 / 195) < 1e-9  # what the second line has done is not to be done again
 
 
-def test_before_the_first_answer_those_under_way_stand_in() -> None:
-    """Answers are taken to be twice as long as they are by now, and never longer than they may be. Nothing is
-    estimated while no answer has begun, and `max_tokens` alone, here of 1000 lines, says nothing."""
+def make_meter(
+    clock: Clock, total: int, answers: list[int], seconds: float = 8.0, reused: int = 0
+) -> ProgressMeter:
+    """A run of so many seconds that has answered these lines, each with a prompt of 90 tokens and max_tokens
+    of 100; `reused`: of each prompt."""
+    meter = ProgressMeter(clock, total=total)
+    for output in answers:
+        meter.add_prompt(90, 100)
+        meter.add_tokens(90 - reused, reused, output)
+        meter.finish_line(False, 90, output)
+    clock.now += seconds
+    return meter
+
+
+def test_the_end_is_not_estimated_from_a_few_tokens() -> None:
+    """The first seconds of a run compute prompts, or find them in the cache: they say nothing of its answers.
+    Lines of earlier runs say nothing of this one."""
+    assert make_meter(Clock(), 24, [10, 10]).estimate_eta() is None
+    assert make_meter(Clock(), 24, [10, 10, 10], seconds=4.9).estimate_eta() is None
+    assert make_meter(Clock(), 24, [10, 10, 10]).estimate_eta() is not None
+    resumed = make_meter(Clock(), 24, [10])
+    resumed.done += 10
+    assert resumed.estimate_eta() is None
+    assert make_meter(Clock(), 1, [10], seconds=0.1).estimate_eta() == 0.0
+
+
+def test_the_end_by_tokens() -> None:
+    """All lines are alike: what is left takes as long for each of them as what is done."""
+    meter = make_meter(Clock(), 40, [10] * 4)
+    assert meter.estimate_eta() == 36 * 8 / 4
+    meter.start_line(LineTokens(45, 0, 0))
+    assert meter.estimate_eta() == (35 * 10 + 10) * 8 / 40  # of the kind that takes longer
+    found = make_meter(Clock(), 40, [10] * 4, reused=90).estimate_eta()
+    assert found == 36 * 8 / 4  # the cache has all prompts
+
+
+def test_once_all_prompts_are_computed_only_answers_take_time() -> None:
+    """24 lines of one batch, of which three have ended: 90 tokens of a prompt are soon computed, and the rate
+    of all tokens would promise a second."""
     clock = Clock()
-    meter = ProgressMeter(clock, total=1000)
-    tokens = LineTokens()
-    meter.start_line(tokens)
-    meter.add_prompt(10, 32_000)
-    clock.now += 1
-    meter.add_tokens(10, 0, 0)
-    tokens.add(10, 0, 0)
-    assert meter.estimate_eta() is None
-    clock.now += 1
-    meter.add_tokens(0, 0, 10)
-    tokens.add(0, 0, 10)
-    assert meter.estimate_eta() == (999 * 30 + 10) * 2 / 20
-    short = ProgressMeter(clock, total=4)
-    short.start_line(tokens)
-    short.add_prompt(10, 12)
-    clock.now += 2
-    short.add_tokens(10, 0, 10)
-    assert short.estimate_eta() == (3 * 22 + 2) * 2 / 20
+    meter = make_meter(clock, 24, [10] * 3)
+    for _ in range(21):
+        meter.add_prompt(90, 100)
+        meter.add_tokens(90, 0, 5)
+        meter.start_line(LineTokens(90, 0, 5))
+    assert meter.estimate_eta() == pytest.approx(21 * 5 * 8 / (30 + 21 * 5))
 
 
 def test_long_answers_under_way_count() -> None:
-    """Short answers end first: those that are longer by now than the average of the others raise it."""
+    """Short answers end first: those that are longer by now raise the average of what waits, and are taken to
+    be in their middle, but no longer than answers may be."""
     clock = Clock()
-    meter = ProgressMeter(clock, total=4)
-    slow = LineTokens(10, 0, 50)
+    meter = make_meter(clock, 5, [10] * 3)
+    slow = LineTokens(90, 0, 30)
     meter.start_line(slow)
-    meter.add_prompt(10, 100)
-    meter.add_prompt(10, 100)
-    clock.now += 8
-    meter.add_tokens(20, 0, 60)
+    meter.add_tokens(90, 0, 30)
     assert meter.running == 1
-    meter.finish_line(False, 10, 10)
-    assert meter.estimate_eta() == 2 * (10 + 30) * 8 / 80  # 30: the average of 10 and 50
+    assert meter.estimate_eta() == pytest.approx((15 + 30) * 8 / 60)  # 15: the average of 10, 10, 10 and 30
+    slow.add(0, 0, 60)
+    meter.add_tokens(0, 0, 60)
+    assert meter.estimate_eta() == pytest.approx((30 + 10) * 8 / 120)
     meter.stop_line(slow)
     meter.finish_line(True, 0, 0)
     assert meter.running == 0
-    assert meter.estimate_eta() == 2 * (10 + 10) * 8 / 80
+    assert meter.estimate_eta() == pytest.approx(max(10 * 8 / 120, 90 * 8 / 360))
 
 
 def test_rates_forget() -> None:
