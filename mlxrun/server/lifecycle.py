@@ -52,6 +52,11 @@ FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key o
     "batches": ("/v1/batches", None),
     "admin": ("/v1/status", None),
 }
+_UNTEMPLATED_REQUESTS = {
+    name: FIRST_REQUESTS[name] for name in ("embeddings", "tokenize", "batches", "admin")
+} | {
+    "openai": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30})
+}  # of a model without a chat template
 GENERATING = ("openai", "responses", "anthropic")  # of these keys
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -178,6 +183,7 @@ async def _run(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.E
         if client is None:
             say("stopped before the model was loaded")
             return 0
+        _warn_without_template(app)
         try:
             say(format_welcome(app, url))
             await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
@@ -255,7 +261,8 @@ def format_welcome(app: web.Application, url: str) -> str:
     pooled = model.pooled
     if pooled is not None and not pooled.generates and "embeddings" in served:
         served = ["embeddings", *(name for name in served if name not in GENERATING and name != "embeddings")]
-    path, body = next((FIRST_REQUESTS[name] for name in served), ("/health", None))
+    first = FIRST_REQUESTS if model.chat_template is not None else _UNTEMPLATED_REQUESTS
+    path, body = next((first[name] for name in served if name in first), ("/health", None))
     if pooled is not None and pooled.task == "score" and path == "/v1/embeddings":
         path, body = "/v1/rerank", {"query": "2 + 3", "documents": ["five", "six"]}
     command = f"curl {url}{path}"
@@ -269,10 +276,23 @@ def format_welcome(app: web.Application, url: str) -> str:
     return f"ready: {what}; {names}; {keys}\n  {command}"
 
 
+def _warn_without_template(app: web.Application) -> None:
+    """Say once, when the model is loaded, that it takes no messages, if it generates and they are served."""
+    model = app[ENGINE].model
+    generates = model.pooled is None or model.pooled.generates
+    if generates and model.chat_template is None and not {*GENERATING}.isdisjoint(list_served(app)):
+        paths = ", ".join(FIRST_REQUESTS[name][0] for name in GENERATING if name in list_served(app))
+        log.warning("%s has no chat template: %s answer 400; set model.chat_template", model.name, paths)
+
+
 def list_served(app: web.Application) -> list[str]:
-    """The keys of `apis` whose paths are served; `batches` needs a folder besides, `embeddings` a model that
-    gives them."""
+    """The keys of `apis` whose paths are served; `batches` needs a folder that no other process holds,
+    `embeddings` a model that gives them."""
     names = dict.fromkeys(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
     model = app[ENGINE].find_model()
-    has = {"batches": BATCH_QUEUE in app, "embeddings": model is not None and model.pooled is not None}
+    queue = app.get(BATCH_QUEUE)
+    has = {
+        "batches": queue is not None and queue.is_open,
+        "embeddings": model is not None and model.pooled is not None,
+    }
     return [name for name in names if has.get(name, True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import re
 import shlex
@@ -11,12 +12,14 @@ import signal
 import socket
 import sys
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import aiohttp
 import pytest
 
 from mlxrun.api.context import ApiContext
+from mlxrun.batch.job_service import JobService
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
@@ -24,6 +27,7 @@ from mlxrun.scheduler.request import PooledModel
 from mlxrun.server import lifecycle
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
 from mlxrun.server.lifecycle import (
@@ -54,9 +58,11 @@ ONLY = [MINI, admin.SURFACE]
 class Life:
     """A server that runs as `mlxrun serve` does, with a fake engine and a stop that is no signal."""
 
-    def __init__(self, engine: FakeEngine | None = None, **fields: Any) -> None:
+    def __init__(
+        self, engine: FakeEngine | None = None, apis: ApiSettings | None = None, **fields: Any
+    ) -> None:
         self.engine = engine or FakeEngine()
-        self.config = server_config(**fields)
+        self.config = replace(server_config(**fields), apis=apis or ApiSettings())
         self.app = make_app(self.config)
         self.said: list[str] = []
         self.stop = asyncio.Event()
@@ -269,9 +275,46 @@ async def test_the_welcome_names_what_is_served_and_a_first_request(apis: str, s
             assert response.status == 200
 
 
-def test_the_welcome_names_batches_once() -> None:
-    app = make_app(server_config(), cast(BatchQueue, object()))
-    assert list_served(app) == [name for name in FIRST_REQUESTS if name != "embeddings"]
+async def test_the_welcome_names_batches_once_if_their_folder_is_free(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second server on the same folder serves none until the first has ended."""
+    first, second = (BatchQueue(Storage(tmp_path, 1_000)) for _ in range(2))
+    app, other = (make_app(server_config(), queue) for queue in (first, second))
+    expected = [name for name in FIRST_REQUESTS if name != "embeddings"]
+    service = cast(JobService, object())
+    await first.start(service)
+    await second.start(service)
+    assert list_served(app) == expected and "files and batches are not served" in caplog.text
+    assert list_served(other) == [name for name in expected if name != "batches"]
+    await first.close()
+    await second.open()
+    assert list_served(other) == expected
+    await second.close()
+
+
+@pytest.mark.parametrize(
+    ("apis", "path"),
+    [
+        ({}, "/v1/completions"),
+        ({"openai": False}, "/tokenize"),
+        ({"openai": False, "tokenize": False}, "/v1/status"),
+    ],
+)
+async def test_a_model_without_a_chat_template_is_asked_for_a_completion(
+    apis: dict[str, bool], path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The command works, and one warning says what does not."""
+    life = Life(FakeEngine(FakeModelInfo(chat_template=None)), ApiSettings(**apis))
+    await life.ready()
+    command = shlex.split(life.said[-1].partition("\n")[2])
+    assert command[1].endswith(path)
+    if "-d" in command:
+        assert (await life.post(path, json.loads(command[command.index("-d") + 1])))[0] == 200
+    messages = [record.getMessage() for record in caplog.records if "chat template" in record.getMessage()]
+    assert len(messages) == 1 and "/v1/messages answer 400; set model.chat_template" in messages[0]
+    life.stop.set()
+    assert await life.task == 0
 
 
 @pytest.mark.parametrize(("task", "path"), [("embed", "/v1/embeddings"), ("score", "/v1/rerank")])

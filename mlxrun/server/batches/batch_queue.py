@@ -74,6 +74,11 @@ class BatchQueue:
                 self._expiry = asyncio.create_task(self._remove_expired_files())
                 self._start_tasks()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the storage is this process's."""
+        return self._open
+
     async def start(self, service: JobService) -> None:
         """Run batches from now on, those of an earlier server included."""
         self._service = service
