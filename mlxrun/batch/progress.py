@@ -1,8 +1,8 @@
 """The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe.
 
 Progress goes to standard error. The remaining time is estimated from tokens: those of lines that wait, and
-those that lines under way still need, at the rates of this run so far. The clock is a parameter, so that tests need not
-wait.
+those that lines under way still need, at the rates of this run so far. The clock is a parameter, so that
+tests need not wait.
 """
 
 from __future__ import annotations
