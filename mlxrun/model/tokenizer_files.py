@@ -20,6 +20,7 @@ _INSTALL = {"sentencepiece": "sentencepiece", "tiktoken": "'mlxrun[tiktoken]'"}
 _TIKTOKEN_FAMILIES = ("llama", "mllama")
 # Of these a tokenizer can be made only if tokenizer_config.json names the right class, or not at all.
 _OTHER_VOCABULARIES = ("sentencepiece.bpe.model", "spiece.model", "*.tiktoken", "tekken.json", "vocab.json")
+_ANY_TOKENIZER = ("*.model", "*vocab*", "tokenization*.py")  # and those above
 # None begins with a space: before it, transformers leaves out the space that sentencepiece adds, on purpose.
 SAMPLES = (
     "The quick brown fox jumps over 13 lazy dogs, doesn't it?",
@@ -123,6 +124,8 @@ def _explain_no_tokenizer(folder: Path, error: Exception) -> str:
             "tokenizer_config.json says: save the tokenizer with tokenizer.json, as "
             "AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER) of transformers does"
         )
+    if not file.is_file() and not any(any(folder.glob(name)) for name in _ANY_TOKENIZER):
+        return f"no tokenizer file in {folder} (tokenizer.json, tokenizer.model, ...)"
     if not file.is_file():
         last = str(error).strip().rpartition("\n")[2]  # the most helpful line of a list of attempts
         return f"{folder}: there is no tokenizer.json, and no other tokenizer can be loaded: {last}"
@@ -141,11 +144,9 @@ def _check_vocabulary(folder: Path, tokenizer: Any) -> None:
     if ordinary and tokenizer.encode("a b", add_special_tokens=False):
         return
     what = "makes no tokens of text" if ordinary else "has no tokens but special ones"
-    is_there = (folder / "tokenizer.json").is_file()
-    if not is_there and any(any(folder.glob(name)) for name in _OTHER_VOCABULARIES):
-        raise ModelLoadError(_explain_no_tokenizer(folder, ValueError(what)))
-    why = "tokenizer.json is damaged" if is_there else "there is no tokenizer.json"
-    raise ModelLoadError(f"{folder}: {why}: the tokenizer {what}")
+    if not (folder / "tokenizer.json").is_file():
+        raise ModelLoadError(_explain_no_tokenizer(folder, ValueError(f"it {what}")))
+    raise ModelLoadError(f"{folder}: tokenizer.json is damaged: the tokenizer {what}")
 
 
 def _check_templates(folder: Path) -> None:

@@ -137,9 +137,15 @@ def test_a_tokenizer_that_is_code_is_not_run_unasked(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_any_vocabulary(tmp_path: Path) -> None:
+    """What the library says then is about packages that would not help."""
     assert find_vocabulary(tmp_path) is None
+    folder = make_folder(tmp_path)
+    with pytest.raises(ModelLoadError) as caught:
+        load(folder)
+    assert str(caught.value) == f"no tokenizer file in {folder} (tokenizer.json, tokenizer.model, ...)"
+    (folder / "vocab.txt").write_text("a")
     with pytest.raises(ModelLoadError, match=r"there is no tokenizer\.json"):
-        load(make_folder(tmp_path))
+        load(folder)
 
 
 @pytest.mark.parametrize("name", ["sentencepiece.bpe.model", "qwen.tiktoken", "tekken.json"])
