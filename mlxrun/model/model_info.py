@@ -35,6 +35,7 @@ from mlxrun.model.model_files import (
 )
 from mlxrun.model.model_kind import ModelKind, choose_kind
 from mlxrun.model.pooling.pooled_model import read_pooled_model
+from mlxrun.model.shard_check import check_shards
 from mlxrun.model.tokenizer_files import load_tokenizer
 from mlxrun.model.vision.image_units import MediaRegion, MediaTokens, find_regions, read_media_token
 from mlxrun.model.vision.video_inputs import (
@@ -155,6 +156,8 @@ def load_model_info(
     gguf = read_header(folder) if folder.is_file() else None
     if weights and announce:
         log_weights(settings, folder)
+    if weights and gguf is None:
+        check_shards(folder)
     if gguf is not None:
         check_tensor_types(gguf)
     config = read_json(folder / "config.json") if gguf is None else make_config(gguf)

@@ -87,13 +87,14 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
         for index in sorted(folder.glob("*.safetensors.index.json")):
             found |= json.loads(index.read_bytes())["weight_map"].keys()
         for file in files if not found else []:
-            found |= _read_names(file)
+            found |= read_header_names(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise ModelLoadError(f"{folder}: the names of the weights cannot be read: {error}") from error
     return frozenset(found) if found or files else None
 
 
-def _read_names(file: Path) -> set[str]:
+def read_header_names(file: Path) -> set[str]:
+    """The names of the tensors in a safetensors file. OSError, ValueError or struct.error if it has none."""
     with file.open("rb") as opened:
         (size,) = struct.unpack("<Q", opened.read(8))
         if size > _MAX_HEADER:
