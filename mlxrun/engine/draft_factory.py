@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import logging
 
+from mlxrun.config.settings import Config
 from mlxrun.engine.model_loading import LoadedModel
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model, measure_row_cost
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
-from mlxrun.model.speculation.support import computes_token_by_token, find_draft_problem
+from mlxrun.model.speculation.support import (
+    computes_token_by_token,
+    find_device_problem,
+    find_draft_problem,
+)
 from mlxrun.scheduler.draft_planner import DraftPlanner
 
 log = logging.getLogger(__name__)
+
+
+def check_drafting(config: Config) -> None:
+    """ConfigError if the config wants drafts that this device has for no model."""
+    method = config.speculation.method
+    problem = None if method in ("off", "auto") else find_device_problem()
+    if problem is not None:
+        reason = f"{method} cannot be used: {problem}; set speculation.method to auto or off"
+        raise ConfigError(f"speculation.method: {reason}")
 
 
 def build_draft_planner(model: LoadedModel) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:

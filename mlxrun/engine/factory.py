@@ -11,7 +11,7 @@ from dataclasses import replace
 from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.engine.cache_factory import build_prefix_cache
-from mlxrun.engine.draft_factory import build_draft_planner
+from mlxrun.engine.draft_factory import build_draft_planner, check_drafting
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.model_loading import LoadedModel, load_model
 from mlxrun.engine.pooling import PoolingSteps
@@ -43,6 +43,7 @@ def build_engine(
     if this model was already compared."""
     costs = choose_step_costs(config)
     config = resolve_config(config)
+    check_drafting(config)
     model_info = model_info or load_model_info(config.model, weights=True)
     if is_encoder(model_info.config):
         return _build_encoder_engine(config, model_info)

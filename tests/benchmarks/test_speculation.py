@@ -22,6 +22,7 @@ from mlxrun.model.speculation import draft_build, mtp_build
 def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ProbeReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen)
+    monkeypatch.setattr("mlxrun.engine.draft_factory.find_device_problem", lambda: None)
     out = tmp_path / "report.json"
     given = ["speculation", "--scale", "0.1", "--repeat", "1", "--rows", "1", "--json", str(out)]
     given += ["--workload", "edit", "--workload", "prose"]
@@ -35,6 +36,7 @@ def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: py
 def test_a_draft_model_agrees_as_often_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = ProbeReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen)
+    monkeypatch.setattr("mlxrun.engine.draft_factory.find_device_problem", lambda: None)
     seconds = iter((0.05, 1.0, 1.0, 1.0))
     monkeypatch.setattr(draft_build, "time_step", lambda *given: next(seconds))
     out = tmp_path / "report.json"
@@ -64,6 +66,7 @@ def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding by pages on a CPU, where drafts cost nothing."""
     chosen = ProbeReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen)
+    monkeypatch.setattr("mlxrun.engine.draft_factory.find_device_problem", lambda: None)
     monkeypatch.setattr("mlxrun.engine.draft_factory.measure_row_cost", lambda *given: 0.0)
     monkeypatch.setattr(mtp_build, "_time_draft", lambda *given: 0.0)
 

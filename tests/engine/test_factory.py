@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
+from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings, SpeculationSettings
 from mlxrun.engine.factory import build_engine
 from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import load_model_info
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from tests.helpers import engine_driver, text_models
@@ -34,6 +36,17 @@ def test_a_memory_limit_below_the_weights(zoo: Zoo) -> None:
         model=ModelSettings(path=str(zoo.text("llama"))), scheduler=SchedulerSettings(memory_limit=10_000)
     )
     with pytest.raises(ConfigError, match=r"scheduler\.memory_limit: weights .* no request can ever run"):
+        build_engine(config)
+
+
+@pytest.mark.skipif(uses_gpu(), reason="has pages")
+@pytest.mark.parametrize("method", ["ngram", "draft", "mtp"])
+def test_drafts_on_a_cpu_are_refused_before_the_model_is_read(method: Any) -> None:
+    config = Config(ModelSettings(path="/nowhere"), speculation=SpeculationSettings(method))
+    said = (
+        rf"speculation\.method: {method} cannot be used: .* for GPUs, .*; set speculation\.method to auto or"
+    )
+    with pytest.raises(ConfigError, match=said):
         build_engine(config)
 
 

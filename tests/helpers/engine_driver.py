@@ -91,7 +91,10 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
     if methods is None:
         return build_engine(made)
     chosen = ProbeReport(methods, ())
-    with mock.patch("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen):
+    with (
+        mock.patch("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen),
+        mock.patch("mlxrun.engine.draft_factory.find_device_problem", lambda: None),
+    ):
         return build_engine(made)
 
 

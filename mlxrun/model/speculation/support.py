@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+
+
+def find_device_problem() -> str | None:
+    """Why no model drafts on this device; None if some may."""
+    return None if uses_gpu() else "drafts need decoding by pages, which is for GPUs, and this is a CPU"
 
 
 def find_draft_problem(methods: ComputeMethods) -> str | None:
