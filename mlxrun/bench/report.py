@@ -97,6 +97,8 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
         f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
         f"median of {settings['repeat']}; {describe_machine(report)}"
     ]
+    if report.get("incomplete"):
+        lines.insert(0, "INCOMPLETE: interrupted before all runs of all workloads were measured")
     for name, part in report["workloads"].items():
         if "same_tokens" in part:
             same = f"{part['same_tokens']:.0%} of the answers have the same tokens on both sides"

@@ -77,12 +77,18 @@ def engine(
     single     1 prompt of 512 tokens
     shared     32 prompts that begin with the same 16384 tokens; only if it is named
 
-    Each answer has 128 tokens (256 in staggered). "times better" is above 1 where mlxrun is better.
+    Each answer has 128 tokens (256 in staggered). "times better" is above 1 where mlxrun is better. Ctrl-C
+    ends it with the table of what was measured until then (exit code 130).
     """
     config = load_command_config(config_path, sets).config
     from mlxrun.bench.engine.benchmark import EnginePlan, run_engine_bench
     from mlxrun.bench.report import print_report
+    from mlxrun.cli.main import INTERRUPTED_EXIT
 
     plan = EnginePlan(model, workloads or DEFAULT_WORKLOADS, config, **options)
     report = run_engine_bench(plan, say)
-    return write_report(report, json_path, print_report)
+    code = write_report(report, json_path, print_report)
+    if not report.get("incomplete"):
+        return code
+    say("mlxrun: interrupted; the table has what was measured until then")
+    return INTERRUPTED_EXIT

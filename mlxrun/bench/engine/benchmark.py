@@ -67,7 +67,8 @@ class SideRuns:
 
 
 def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
-    """Measure everything; the report, as `--json` writes it."""
+    """Measure everything; the report, as `--json` writes it. After Ctrl-C it has what was measured, and
+    `incomplete`; KeyboardInterrupt if that is nothing."""
     from mlxrun.model.doctor import describe_device
     from mlxrun.model.machine import memory_meter as counters
     from mlxrun.model.machine.device import resolve_config
@@ -76,17 +77,27 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     cached = replace(plan, config=resolve_config(plan.config))
     plan = _drop_prefix_cache(cached)  # the peer has none here, so every prompt is computed
     meter = BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
+    workloads: dict[str, Any] = {}
+    interrupted = False
     with open_model(plan.model, plan.seed) as model:
-        workloads = {}
         for name in plan.workloads:
             openers = _make_openers(cached if name in CACHED_WORKLOADS else plan, model)
             warm_up, workload = (
                 make_workload(name, plan.scale, model.vocab, seed) for seed in (plan.seed + 1, plan.seed)
             )
-            sides = measure_workload(workload, openers, plan.repeat, meter, say, warm_up)
-            workloads[name] = summarize_workload(workload, sides) | _measure_chunk(
-                plan, model, workload, sides
-            )
+            sides: dict[str, SideRuns] = {}
+            chunk: dict[str, Any] = {}
+            try:
+                measure_workload(workload, openers, plan.repeat, meter, say, warm_up, sides)
+                chunk = _measure_chunk(plan, model, workload, sides)
+            except KeyboardInterrupt:
+                interrupted = True
+            if measured := {side: runs for side, runs in sides.items() if runs.runs}:
+                workloads[name] = summarize_workload(workload, measured) | chunk
+            if interrupted:
+                break
+    if not workloads:
+        raise KeyboardInterrupt
     return {
         "format": FORMAT,
         "versions": {"mlxrun": __version__} | list_library_versions(),
@@ -94,7 +105,7 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
         "model": {"name": model.name, "dtype": model.dtype, "vocab": model.vocab},
         "settings": _collect_settings(plan),
         "workloads": workloads,
-    }
+    } | ({"incomplete": True} if interrupted else {})
 
 
 def _drop_prefix_cache(plan: EnginePlan) -> EnginePlan:
@@ -166,27 +177,36 @@ def measure_workload(
     meter: BenchMeter,
     say: Say,
     warm_up: Workload | None = None,
+    sides: dict[str, SideRuns] | None = None,
 ) -> dict[str, SideRuns]:
     """Run the workload `repeat` times on each side, in alternating order, each time after `warm_up`: requests
-    of the same shapes; None: the same ones."""
-    sides = {name: SideRuns() for name in openers}
+    of the same shapes; None: the same ones. `sides` is filled as they run, for whoever is interrupted."""
+    sides = {} if sides is None else sides
+    sides |= {name: SideRuns() for name in openers}
+    hint = ""
     for name in alternate(list(openers), repeat):
-        side = sides[name]
-        trace, memory = _measure_once(openers[name], workload, warm_up or workload, meter)
+        side, began = sides[name], time.monotonic()
+        turn = f"{workload.name} {name} {len(side.runs) + 1}/{repeat}"
+        say(f"{turn}: loading{hint if name == PEER else ''}")
+        trace, memory = _measure_once(openers[name], workload, warm_up or workload, meter, say, turn)
         side.runs.append(compute_metrics(trace, workload) | memory)
         side.last = trace
-        say(f"{workload.name} {name} {len(side.runs)}/{repeat}: {trace.end - trace.start:.2f} s")
+        say(f"{turn}: {trace.end - trace.start:.2f} s")
+        if name == OURS:
+            lasted = time.monotonic() - began
+            hint = f" ({OURS} took {lasted:.0f} s for this, warm-up included; --no-peer leaves {PEER} out)"
     return sides
 
 
 def _measure_once(
-    opener: Opener, workload: Workload, warm_up: Workload, meter: BenchMeter
+    opener: Opener, workload: Workload, warm_up: Workload, meter: BenchMeter, say: Say, turn: str
 ) -> tuple[Trace, dict[str, float | None]]:
     """Load, warm up, measure, close."""
     before = meter.reset_peak(True)
     contender = opener()
     weights = meter.reset_peak(True) - before
     try:
+        say(f"{turn}: running, first a warm-up of the same size")
         run_workload(contender, warm_up, meter.clock)  # all of it, so that each shape is compiled
         alive = meter.reset_peak(False)  # a server keeps its pool of free buffers
         trace = run_workload(contender, workload, meter.clock)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from mlxrun.bench.engine import benchmark
 from mlxrun.bench.engine.benchmark import BenchMeter, alternate, measure_workload, summarize_workload
 from mlxrun.bench.engine.measurement import (
     RequestOutput,
@@ -27,6 +28,7 @@ from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.bench.engine.workloads import STAGGERED_BEFORE, WORKLOADS, BenchRequest, Workload, make_workload
 from mlxrun.bench.models import PRESETS, describe_model, open_model
 from mlxrun.cli.bench import command
+from mlxrun.cli.main import main
 from mlxrun.errors import ConfigError, MlxrunError, RequestError
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
@@ -246,7 +248,10 @@ def fake_sides(repeat: int) -> tuple[list[FakeContender], list[str], dict[str, A
     meter = BenchMeter(lambda: opened[-1].now, settle, lambda: state["peak"])
     said: list[str] = []
     sides = measure_workload(workload, openers, repeat, meter, said.append)
-    assert len(said) == 2 * repeat
+    turns = [f"{workload.name} {name} {i // 2 + 1}/{repeat}" for i, name in enumerate(names)]
+    assert [line.partition(": ")[0] for line in said] == [turn for turn in turns for _ in range(3)]
+    phases = [line.partition(": ")[2].partition(" ")[0] for line in said[:2]]
+    assert phases == ["loading", "running,"] and "mlxrun took 0 s" in said[3] and "--no-peer" in said[3]
     return opened, names, summarize_workload(workload, sides)
 
 
@@ -367,3 +372,31 @@ def test_both_sides_run_for_real(tmp_path: Path) -> None:
     chunk = report["workloads"]["staggered"]["chunk"]
     assert chunk["tokens"] == 164 and chunk["seconds"] > 0 and chunk["p99_in_chunks"]["mlxrun"] > 0
     assert "| ragged" in result.output
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_an_interrupt_leaves_what_was_measured(
+    turns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After so many turns of two workloads: a table and a JSON that say so, exit 130."""
+    left = [turns]
+
+    def make_openers(*_: object) -> dict[str, Any]:
+        def open_one() -> MlxrunContender | FakeContender:
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return FakeContender()
+
+        return {"mlxrun": open_one, "mlx-lm": open_one}
+
+    monkeypatch.setattr(benchmark, "_make_openers", make_openers)
+    path = tmp_path / "bench.json"
+    args = ["--repeat", "1", "--scale", "0.01", "--workload", "single", "--workload", "few"]
+    assert main(["bench", "engine", *args, "--json", str(path)]) == 130
+    shown = capsys.readouterr()
+    assert "interrupted" in shown.err and path.exists() is ("INCOMPLETE" in shown.out) is (turns > 0)
+    if turns:
+        report = json.loads(path.read_text())
+        sides = [name for part in report["workloads"].values() for name in part["sides"]]
+        assert report["incomplete"] and sides == ["mlxrun", "mlx-lm", "mlxrun"][:turns]
