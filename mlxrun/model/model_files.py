@@ -50,7 +50,12 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
     patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
     try:
         return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
-    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except LocalEntryNotFoundError as error:  # its text has the texts of others, over several lines
+        raise ModelLoadError(
+            f"model.path: {settings.path!r} is neither a local folder nor a model in the local cache of the hub, "
+            "and the hub cannot be reached"
+        ) from error
+    except (OSError, ValueError, HfHubHTTPError) as error:
         raise ModelLoadError(
             f"model.path: {settings.path!r} is neither a local folder nor a model on the hub: {error}"
         ) from error

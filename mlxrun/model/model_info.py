@@ -230,13 +230,13 @@ def make_draft_settings(settings: ModelSettings) -> ModelSettings:
 
 
 def _digest_draft(settings: ModelSettings, weights: bool) -> dict[str, str]:
-    """That of the draft model, which takes part in what answers are."""
+    """That of the draft model, which takes part in what answers are. ConfigError if there is none."""
     if settings.draft is None:
         return {}
     try:
         folder = find_model_folder(make_draft_settings(settings), weights)
     except MlxrunError as error:
-        raise ModelLoadError(f"model.draft: {str(error).removeprefix('model.path: ')}") from error
+        raise ConfigError(f"model.draft: {str(error).removeprefix('model.path: ')}") from error
     return {"draft": compute_digests(folder, None, None)["model"]}
 
 

@@ -12,6 +12,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model import model_files
 from mlxrun.model.model_files import EMBEDDED, compute_digests, find_model_folder, read_json
+from mlxrun.model.model_info import load_model_info
 
 
 def test_the_built_in_model_and_local_folders() -> None:
@@ -35,6 +36,22 @@ def test_a_hub_id_that_cannot_be_fetched_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(ModelLoadError, match="neither a local folder nor a model on the hub: no network"):
         find_model_folder(ModelSettings(path="owner/name"))
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a draft model the error is one of the config."""
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def fail(*args: object, **options: object) -> str:
+        raise LocalEntryNotFoundError("An error happened.\nGot: ConnectError: no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    said = "'owner/name' is neither a local folder nor a model in the local cache of the hub, and .*reached$"
+    with pytest.raises(ModelLoadError, match=f"^model.path: {said}"):
+        find_model_folder(ModelSettings(path="owner/name"))
+    with pytest.raises(ConfigError, match=f"^model.draft: {said}"):
+        load_model_info(ModelSettings(draft="owner/name"))
 
 
 def test_json_files(tmp_path: Path) -> None:
