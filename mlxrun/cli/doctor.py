@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "off": "[red]off[/]"}
 FORMAT = 1
 PIPED_WIDTH = 160
+_SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
 
 
 @click.command(name="doctor")
@@ -89,7 +91,13 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
 def list_model_findings(config: Config) -> Iterator[Finding]:
     """Load the model as the engine does, and yield what its probe has found."""
     from mlxrun.engine.factory import build_engine
-    from mlxrun.model.doctor import report_model, report_pooling, report_probe, report_weights
+    from mlxrun.model.doctor import (
+        report_drafts,
+        report_model,
+        report_pooling,
+        report_probe,
+        report_weights,
+    )
     from mlxrun.model.machine.versions import Finding
     from mlxrun.model.model_info import load_model_info
     from mlxrun.text.template import check_template
@@ -100,11 +108,16 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
         yield report_model(config.model.path, model_info)
         engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
     except MlxrunError as error:
-        yield Finding("model", config.model.path, "off", str(error), "see model.path in the config")
+        named = _SETTING.match(str(error))
+        name = named[0] if named else "model.path"
+        shown = config.model.path if name == "model.path" else name
+        yield Finding("model", shown, "off", str(error), f"see {name} in the config")
         return
     if engine.probe is not None:
         yield from report_weights(engine.probe.weights)
         yield from report_probe(engine.probe)
+    if config.speculation.method != "off" and engine.probe is not None:
+        yield report_drafts(engine.scheduler.drafts.describe())
     if engine.pooling is not None and model_info.pooled is not None:
         pooling, most = engine.pooling, model_info.pooled.max_tokens
         yield from report_pooling(pooling.checks, pooling.max_rows, most)

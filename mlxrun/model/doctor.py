@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -174,3 +174,11 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
     advice = "rows decode one by one: this model's caches cannot share a batch" if single else ""
     facts = describe_methods(probe.methods)
     yield Finding("parity", "in use", "note" if single else "ok", value, advice, facts)
+
+
+def report_drafts(facts: Mapping[str, Any]) -> Finding:
+    """Who drafts, or why nobody does. `facts`: what a DraftPlanner says of itself."""
+    method, problem = facts["method"], facts["problem"]
+    given = {name: facts[name] for name in ("method", "configured", "problem")}
+    value = f"{method}: {problem.removeprefix('off because ')}" if problem else method
+    return Finding("speculation", "in use", "note" if problem else "ok", value, facts=given)

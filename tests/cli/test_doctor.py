@@ -109,3 +109,25 @@ def test_a_broken_template_is_off(tmp_path: Path) -> None:
     (found,) = [f for f in json.loads(result.stdout)["findings"] if f["area"] == "model"]
     assert found["level"] == "off"
     assert "chat_template.jinja: the chat template is broken: line 2: " in found["value"]
+
+
+def find_rows(*sets: str) -> dict[str, Any]:
+    args = ["--json", *(each for given in sets for each in ("--set", given))]
+    result = CliRunner().invoke(command, args, catch_exceptions=False, standalone_mode=False)
+    return {f["area"]: f for f in json.loads(result.stdout)["findings"]}
+
+
+@pytest.mark.skipif(mx.default_device() == mx.gpu, reason="has pages")
+def test_what_drafts_is_shown_and_a_bad_setting_is_named() -> None:
+    """The last row of an area; without speculation there is none."""
+    found = find_rows("model.path=embedded", "speculation.method=auto")["speculation"]
+    assert (found["level"], found["facts"]["method"]) == ("note", "off")
+    assert found["value"].startswith("off: drafts need decoding by pages, which is for GPUs")
+    found = find_rows("model.path=embedded", "speculation.method=ngram")["model"]
+    assert (found["name"], found["level"]) == ("speculation.method", "off")
+    assert found["advice"] == "see speculation.method in the config"
+
+
+def test_who_drafts_is_shown() -> None:
+    facts = {"method": "draft+ngram", "configured": "auto", "problem": None, "steps": 3}
+    assert doctor.report_drafts(facts).value == "draft+ngram"
