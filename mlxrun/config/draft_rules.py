@@ -14,6 +14,13 @@ def check_sparse_draft(config: Config) -> str | None:
     return "the tokens are chosen by a draft model: set model.draft"
 
 
+@reads("prefill.sparse_keep", "prefill.sparse")
+def check_sparse_leaves_out(config: Config) -> str | None:
+    if config.prefill.sparse == "off" or config.prefill.sparse_keep < 1:
+        return None
+    return "1 leaves out no token, so that prefill.sparse only costs time; set less or prefill.sparse off"
+
+
 @reads("prefill.sparse", "model.kind")
 def check_sparse_kind(config: Config) -> str | None:
     """With `auto` the model's files decide, and the engine refuses it."""

@@ -43,6 +43,10 @@ ON = "prefill: {sparse: draft}\nmodel: {draft: embedded"
         (ON + ", kind: vision}", "is for text models that generate, and model.kind is vision"),
         (ON + ", kind: reranker}", "is for text models that generate, and model.kind is reranker"),
         (
+            "prefill: {sparse: draft, sparse_keep: 1}\nmodel: {draft: embedded}",
+            "prefill.sparse_keep: 1 leaves out no token, so that prefill.sparse only costs time; set less",
+        ),
+        (
             ON + ", context_length: 8192}",
             "sparse_min_tokens 8192 is longer than all prompts: model.context_length is 8192",
         ),
