@@ -15,7 +15,7 @@ def check_sparse_draft(config: Config) -> str | None:
 
 
 @reads("prefill.sparse_keep", "prefill.sparse")
-def check_sparse_leaves_out(config: Config) -> str | None:
+def check_sparse_keeps_less(config: Config) -> str | None:
     if config.prefill.sparse == "off" or config.prefill.sparse_keep < 1:
         return None
     return "1 leaves out no token, so that prefill.sparse only costs time; set less or prefill.sparse off"
