@@ -7,6 +7,8 @@ import logging
 from mlxrun.config.settings import Config
 from mlxrun.engine.model_loading import LoadedModel
 from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model.draft_loading import check_draft_files
+from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model, measure_row_cost
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
 from mlxrun.model.speculation.support import (
@@ -26,6 +28,16 @@ def check_drafting(config: Config) -> None:
     if problem is not None:
         reason = f"{method} cannot be used: {problem}; set speculation.method to auto or off"
         raise ConfigError(f"speculation.method: {reason}")
+
+
+def check_draft(config: Config, info: LoadedModelInfo) -> None:
+    """ConfigError if the files of `model.draft` show that it cannot be used, unless it is not needed: `info` is
+    of the model that it is for."""
+    settings, method = config.model, config.speculation.method
+    if settings.draft is None or names_split_head(settings):
+        return
+    if config.prefill.sparse != "off" or (method in ("auto", "draft") and find_device_problem() is None):
+        check_draft_files(settings, info)
 
 
 def build_draft_planner(model: LoadedModel) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:

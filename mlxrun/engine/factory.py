@@ -11,7 +11,7 @@ from dataclasses import replace
 from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.engine.cache_factory import build_prefix_cache
-from mlxrun.engine.draft_factory import build_draft_planner, check_drafting
+from mlxrun.engine.draft_factory import build_draft_planner, check_draft, check_drafting
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.model_loading import LoadedModel, load_model
 from mlxrun.engine.pooling import PoolingSteps
@@ -47,6 +47,7 @@ def build_engine(
     model_info = model_info or load_model_info(config.model, weights=True)
     if is_encoder(model_info.config):
         return _build_encoder_engine(config, model_info)
+    check_draft(config, model_info)
     model = load_model(config, model_info, probe)
     config, methods = model.config, model.methods
     drafts, drafting = build_draft_planner(model)

@@ -9,7 +9,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings, SpeculationSettings
+from mlxrun.config.settings import (
+    Config,
+    ModelSettings,
+    PrefillSettings,
+    SchedulerSettings,
+    SpeculationSettings,
+)
+from mlxrun.engine import factory
 from mlxrun.engine.factory import build_engine
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.machine.device import uses_gpu
@@ -17,6 +24,7 @@ from mlxrun.model.model_info import load_model_info
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
+from tests.helpers.pooling_models import build_pooling_model
 
 
 def test_weights_that_compute_nan(zoo: Zoo, tmp_path: Path) -> None:
@@ -42,12 +50,30 @@ def test_a_memory_limit_below_the_weights(zoo: Zoo) -> None:
 @pytest.mark.skipif(uses_gpu(), reason="has pages")
 @pytest.mark.parametrize("method", ["ngram", "draft", "mtp"])
 def test_drafts_on_a_cpu_are_refused_before_the_model_is_read(method: Any) -> None:
-    config = Config(ModelSettings(path="/nowhere"), speculation=SpeculationSettings(method))
+    config = Config(model=ModelSettings(path="/nowhere"), speculation=SpeculationSettings(method))
     said = (
         rf"speculation\.method: {method} cannot be used: .* for GPUs, .*; set speculation\.method to auto or"
     )
     with pytest.raises(ConfigError, match=said):
         build_engine(config)
+
+
+def test_a_bad_draft_is_found_before_weights_are_read(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its files: another vocabulary, no weights, an encoder."""
+    monkeypatch.setattr(factory, "load_model", lambda *given: pytest.fail("the model was loaded"))
+    encoder = build_pooling_model("bert", tmp_path / "bert")
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "config.json").write_text('{"model_type": "llama"}')
+    for draft, said in (
+        ("embedded", r"\S+ has another vocabulary: \d+ tokens differ"),
+        (tmp_path / "bare", r"no \*\.safetensors in .*: the model has no weights"),
+        (encoder, r".* is an encoder \(bert\), which predicts no tokens"),
+    ):
+        settings = ModelSettings(path=str(zoo.text("llama")), draft=str(draft))
+        with pytest.raises(ConfigError, match=rf"^model\.draft: {said}"):
+            build_engine(Config(model=settings, prefill=PrefillSettings("draft")))
 
 
 def test_a_model_that_is_loaded_is_not_read_again(zoo: Zoo) -> None:
