@@ -75,6 +75,8 @@ def load_draft(config: Config, model_info: LoadedModelInfo, shared: SmallModel |
     loaded, and needs all its layers, as it drafts too."""
     small = shared or load_small_model(config, model_info)
     adapter, info = small.adapter, small.info
+    if info.folder.resolve() == model_info.folder.resolve():
+        log.warning("model.draft is model.path: sparse prefill reads each long prompt about twice")
     problem = _find_cache_problem(adapter)
     if problem is not None:
         raise small.make_error(problem)

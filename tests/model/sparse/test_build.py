@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache
 
+from mlxrun.config.settings import Config, ModelSettings, PrefillSettings
 from mlxrun.model.adapter import Adapter
-from mlxrun.model.sparse.build import _cut_layers
+from mlxrun.model.model_info import load_model_info
+from mlxrun.model.sparse.build import _cut_layers, load_draft
 
 
 class ListModel:
@@ -43,3 +46,10 @@ def test_layers_that_are_no_list_stay() -> None:
     model.layers = tuple(model.layers)
     _cut_layers(Adapter(model))
     assert len(model.layers) == 9
+
+
+def test_a_model_that_chooses_for_itself_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    settings = ModelSettings(path="embedded", draft="embedded")
+    with caplog.at_level(logging.WARNING):
+        load_draft(Config(model=settings, prefill=PrefillSettings("draft")), load_model_info(settings))
+    assert "model.draft is model.path: sparse prefill reads each long prompt about twice" in caplog.text
