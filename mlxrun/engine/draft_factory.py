@@ -31,8 +31,8 @@ def check_drafting(config: Config) -> None:
 
 
 def check_draft(config: Config, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of `model.draft` show that it cannot be used, unless it is not needed: `info` is
-    of the model that it is for."""
+    """ConfigError if the files of `model.draft` show that it cannot be used, unless it is not needed. `info`: of
+    the model that it is for."""
     settings, method = config.model, config.speculation.method
     if settings.draft is None or names_split_head(settings):
         return

@@ -31,8 +31,7 @@ class SmallModel:
 
 
 def check_draft_files(settings: ModelSettings, model_info: LoadedModelInfo) -> None:
-    """ConfigError for what the files of `model.draft` show of a model that cannot draft, or choose tokens, for
-    this one: no weights need to be read for that."""
+    """ConfigError if the files of `model.draft` show, without its weights, that it does not fit this model."""
     own = make_draft_settings(settings)
     try:
         folder = find_model_folder(own, weights=True)

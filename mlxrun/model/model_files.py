@@ -52,8 +52,8 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
         return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:  # its text has the texts of others, over several lines
         raise ModelLoadError(
-            f"model.path: {settings.path!r} is neither a local folder nor a model in the local cache of the hub, "
-            "and the hub cannot be reached"
+            f"model.path: {settings.path!r} is neither a local folder nor a model in the local cache of the "
+            "hub, and the hub cannot be reached"
         ) from error
     except (OSError, ValueError, HfHubHTTPError) as error:
         raise ModelLoadError(
