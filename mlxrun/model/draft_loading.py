@@ -45,7 +45,7 @@ def check_draft_files(settings: ModelSettings, model_info: LoadedModelInfo) -> N
             raise ConfigError(f"{folder} is an encoder ({draft['model_type']}), which predicts no tokens")
         problem = _compare_vocabularies(model_info.tokenizer, load_tokenizer(folder, own))
         if problem is not None:
-            raise ConfigError(f"{folder.name} {problem}")
+            raise ConfigError(f"{settings.draft} {problem}")
     except MlxrunError as error:
         raise ConfigError(f"model.draft: {error}") from error
 
