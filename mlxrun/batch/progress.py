@@ -116,7 +116,8 @@ class ProgressMeter:
         SURE_LINES: before, it has hardly decoded.
 
         Prompt tokens that are to be computed and output tokens have a rate each, and the slower kind counts:
-        a prompt's token takes a small part of the time of an output token.
+        a prompt's token takes a small part of the time of an output token. An answer under way that is about
+        as long as the others, or longer, may end at once or be of the long ones: it needs half an answer.
         """
         if self.total and self.done + self.failed >= self.total:
             return 0.0
@@ -129,7 +130,7 @@ class ProgressMeter:
         waiting = max(0, self.total - self.done - self.failed - len(running))
         unread = sum(max(0.0, prompt - tokens.computed - tokens.reused) for tokens in running)
         to_compute = (waiting * prompt + unread) * (1 - self.cached_share)
-        to_write = waiting * answer + sum(self._estimate_rest(answer, tokens.output) for tokens in running)
+        to_write = waiting * answer + sum(max(answer - tokens.output, answer / 2) for tokens in running)
         kinds = ((to_compute, self.computed), (to_write, self.output))
         return max(todo * lasted / spent if spent else 0.0 for todo, spent in kinds)
 
@@ -138,14 +139,6 @@ class ProgressMeter:
         answers, tokens = self._answered
         longer = [output for output in under_way if output > tokens / answers]
         return (tokens + sum(longer)) / (answers + len(longer))
-
-    def _estimate_rest(self, answer: float, output: int) -> float:
-        """The tokens that an answer under way still needs. One that is longer than the average is taken to be
-        in its middle, and no longer than answers may be."""
-        if output < answer:
-            return answer - output
-        lines, _, most = self._prepared
-        return max(0.0, min(output, most / lines - output))
 
     def freeze_counters(self) -> None:
         """Copy the counters of the prefix cache and of drafts, because the engine is about to be closed."""

@@ -78,17 +78,17 @@ def test_once_all_prompts_are_computed_only_answers_take_time() -> None:
 
 def test_long_answers_under_way_count() -> None:
     """Short answers end first: those that are longer by now raise the average of what waits, and are taken to
-    be in their middle, but no longer than answers may be."""
+    need half an answer: while one is under way, the job does not end at once."""
     clock = Clock()
     meter = make_meter(clock, 5, [10] * 3)
     slow = LineTokens(90, 0, 30)
     meter.start_line(slow)
     meter.add_tokens(90, 0, 30)
     assert meter.running == 1
-    assert meter.estimate_eta() == pytest.approx((15 + 30) * 8 / 60)  # 15: the average of 10, 10, 10 and 30
+    assert meter.estimate_eta() == pytest.approx((15 + 7.5) * 8 / 60)  # 15: the average of 10, 10, 10 and 30
     slow.add(0, 0, 60)
     meter.add_tokens(0, 0, 60)
-    assert meter.estimate_eta() == pytest.approx((30 + 10) * 8 / 120)
+    assert meter.estimate_eta() == pytest.approx((30 + 15) * 8 / 120)
     meter.stop_line(slow)
     meter.finish_line(True, 0, 0)
     assert meter.running == 0
