@@ -31,7 +31,7 @@ def check_drafting(config: Config) -> None:
 
 
 def check_draft(config: Config, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of `model.draft` show that it cannot be used, unless it is not needed. `info`: of
+    """ConfigError if the files of `model.draft` show that it cannot be used, unless it is unused. `info`: of
     the model that it is for."""
     settings, method = config.model, config.speculation.method
     if settings.draft is None or names_split_head(settings):

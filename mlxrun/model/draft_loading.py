@@ -31,7 +31,7 @@ class SmallModel:
 
 
 def check_draft_files(settings: ModelSettings, model_info: LoadedModelInfo) -> None:
-    """ConfigError if the files of `model.draft` show, without its weights, that it does not fit this model."""
+    """ConfigError if the files of `model.draft` show, without weights, that it does not fit this model."""
     own = make_draft_settings(settings)
     try:
         folder = find_model_folder(own, weights=True)
