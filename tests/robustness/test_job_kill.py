@@ -267,7 +267,7 @@ def small_disk(job: Path, size: int) -> None:
 
 @pytest.mark.parametrize("size", [2_000, 9_000, 12_000])
 def test_a_full_disk(tmp_path: Path, start: Any, size: int) -> None:
-    """A clear error, exit 3 as nothing is wrong with the job, valid files; when there is room again the job goes on."""
+    """A clear error, exit 3, valid files; when there is room again the job goes on."""
     job = write_job(tmp_path, chats(60))
     paths = JobPaths(job)
     assert code(start(job, size, target=small_disk)) == 3
