@@ -9,8 +9,9 @@ from mlxrun.engine.model_loading import LoadedModel
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.draft_loading import check_draft_files
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model, measure_row_cost
+from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
+from mlxrun.model.speculation.step_times import measure_row_cost
 from mlxrun.model.speculation.support import (
     computes_token_by_token,
     find_device_problem,

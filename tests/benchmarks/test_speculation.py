@@ -16,7 +16,7 @@ from benchmarks import mtp_model
 from benchmarks.__main__ import command
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.speculation import draft_build, mtp_build
+from mlxrun.model.speculation import draft_build, mtp_build, step_times
 
 
 def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +38,8 @@ def test_a_draft_model_agrees_as_often_as_it_is_told(tmp_path: Path, monkeypatch
     monkeypatch.setattr("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.draft_factory.find_device_problem", lambda: None)
     seconds = iter((0.05, 1.0, 1.0, 1.0))
-    monkeypatch.setattr(draft_build, "time_step", lambda *given: next(seconds))
+    for module in (draft_build, step_times):
+        monkeypatch.setattr(module, "time_step", lambda *given: next(seconds))
     out = tmp_path / "report.json"
     given = ["speculation", "--scale", "0.1", "--repeat", "1", "--rows", "1", "--json", str(out)]
     given += ["--workload", "prose", "--draft", "tiny", "--acceptance", "0.9"]

@@ -26,7 +26,7 @@ from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.footprint import count_weight_bytes
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler
-from mlxrun.model.speculation import draft_build, draft_model
+from mlxrun.model.speculation import draft_build, draft_model, step_times
 from mlxrun.model.speculation.draft_model import DraftModel
 from mlxrun.scheduler.acceptance import Acceptance
 from mlxrun.scheduler.draft_source import KnownRow
@@ -54,9 +54,12 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 @pytest.fixture(autouse=True)
 def fixed_cost(monkeypatch: Patch) -> None:
     """Drafting a token costs a tenth of a step, which is worth drafting as much as may be."""
-    monkeypatch.setattr(
-        draft_build, "time_step", lambda adapter, methods, *count: 1.0 if methods.fixed_width else 0.1
-    )
+
+    def time_step(adapter: Any, methods: ComputeMethods, *count: int) -> float:
+        return 1.0 if methods.fixed_width else 0.1
+
+    for module in (draft_build, step_times):
+        monkeypatch.setattr(module, "time_step", time_step)
     monkeypatch.setattr(draft_model, "MAX_READ", 24)
 
 

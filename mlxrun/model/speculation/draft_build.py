@@ -1,13 +1,9 @@
-"""Makes a draft source of the model of `model.draft`, and measures what its drafts cost."""
+"""Makes a draft source of the model of `model.draft`."""
 
 from __future__ import annotations
 
 import logging
-import statistics
-import time
 from dataclasses import dataclass, replace
-
-import mlx.core as mx
 
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
@@ -20,20 +16,15 @@ from mlxrun.model.footprint import (
     measure_footprint,
     read_hidden_size,
 )
-from mlxrun.model.lora.row_adapters import BASE
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.attention import use_engine_attention
-from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
 from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
+from mlxrun.model.speculation.step_times import MIN_COST, time_step
 from mlxrun.scheduler.memory_budget import Footprint
 
 log = logging.getLogger(__name__)
-TIMED_STEPS = 5
-MIN_COST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +83,3 @@ def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeM
         except Exception as error:  # a library may raise anything for what it was not made for
             problem = problem or error
     raise small.make_error(f"cannot draft: {problem}") from problem
-
-
-def measure_row_cost(adapter: Adapter, methods: ComputeMethods, drafted: int) -> float:
-    """What a drafted token adds to a step that verifies so many, in steps of one row: nothing where a forward
-    has a fixed width, and little where it reads weights most of the time."""
-    alone = time_step(adapter, methods)
-    return max(time_step(adapter, methods, 1 + drafted) / alone - 1, 0.0) / drafted
-
-
-def time_step(adapter: Adapter, methods: ComputeMethods, count: int = 1) -> float:
-    """Seconds of a decode step of one row with `count` tokens, as it is once it has been compiled."""
-    cache = adapter.make_cache()
-    adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
-    mx.eval(list_all_arrays(cache))
-    batch = make_decode_batch(adapter.make_cache(), methods)
-    assert isinstance(batch, PagedDecodeBatch)
-    batch.compile_after = 0
-    batch.update(set(), [JoiningRow("trial", 2, cache)])
-    decode = adapter.make_decode([BASE] * count * (TIMED_STEPS + 2))
-    seconds = []
-    for _ in range(TIMED_STEPS + 2):
-        started = time.perf_counter()
-        first = batch.lengths[0]
-        with use_engine_attention():
-            logits = batch.forward(decode, mx.array([1] * count), range(first, first + count), [count])
-        mx.eval(logits, *batch.list_state_arrays())
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds[2:])  # the first ones compile

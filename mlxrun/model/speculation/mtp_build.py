@@ -19,10 +19,10 @@ from mlxrun.model.hidden_tap import HiddenTap, find_hidden_tap
 from mlxrun.model.model_files import find_model_folder, read_json
 from mlxrun.model.model_info import LoadedModelInfo, make_draft_settings
 from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.speculation.draft_build import MIN_COST, time_step
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
+from mlxrun.model.speculation.step_times import MIN_COST, time_step
 from mlxrun.model.weight_form import settle_weights
 from mlxrun.scheduler.memory_budget import Footprint
 
