@@ -96,7 +96,10 @@ def test_mistakes(arguments: list[str], says: str, capsys: pytest.CaptureFixture
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_leave_no_part_of_a_file(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     """Exit code 130; the handler of before is there again."""
 
@@ -107,6 +110,8 @@ def test_signals_leave_no_part_of_a_file(
         raise AssertionError("the signal was ignored")
 
     earlier = signal.getsignal(signal.SIGTERM)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, ignored))
     monkeypatch.setattr(JobMaker, "write_lines", interrupt)
     assert main(["job", "make", "c.csv", "--prompt", "{{ country }}"]) == 130
     assert "interrupted" in capsys.readouterr().err
