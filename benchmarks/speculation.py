@@ -77,7 +77,10 @@ def run_speculation_bench(
             for count in rows:
                 say(f"{workload}, {count} rows")
                 case = make_case(workload, count, plan.scale, model.vocab, plan.seed)
-                found[f"{workload}, {count} rows"] = _measure(sides, case, plan.repeat, side.acceptance)
+                result = _measure(sides, case, plan.repeat, side.acceptance)
+                found[f"{workload}, {count} rows"] = result
+                speed, differ = result["tokens_per_second"], result["differing_answers"]
+                say(f"  {speed['off']:.0f} and {speed['drafts']:.0f} tokens/s, {differ} answers differ")
         described = sides["drafts"].scheduler.drafts.describe()
         own = {"method": described["method"], "problem": described["problem"], **asdict(side)}
         return plan.build_report(model, found) | {"drafts": own | {"cost": described["model"]["cost"]}}
