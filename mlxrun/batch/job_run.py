@@ -84,7 +84,7 @@ class JobRun:
     async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
         config = self.setup.config
-        settings = collect_settings(config, self.setup.model_info)
+        settings = await asyncio.to_thread(collect_settings, config, self.setup.model_info)
         preparer = self.setup.preparer
         batch_id = "" if preparer.stamp is None else preparer.stamp.batch_id
         keys = LineKeys(digest_settings(settings), preparer.folder, config.media.max_bytes, batch_id)

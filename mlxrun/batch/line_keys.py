@@ -43,14 +43,13 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
         model["adapters"] = dict(model_info.adapters)
     if config.model.pooling is not None:
         model["pooling"] = config.model.pooling
-    digests = dict(model_info.digests)
-    if config.prefill.sparse == "off":
-        digests.pop("draft", None)  # what it drafts is verified
+    # What a draft model only drafts is verified.
+    names = [name for name in model_info.digests if name != "draft" or config.prefill.sparse != "off"]
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk
     parts: dict[str, Any] = {
-        "model": {**digests, **model},
+        "model": {**{name: model_info.digests[name] for name in names}, **model},
         "context": model_info.context_length,
         "ends": sorted(model_info.eos_ids),
         "defaults": dict(model_info.defaults),

@@ -7,9 +7,9 @@ import logging
 from mlxrun.config.settings import Config
 from mlxrun.engine.model_loading import LoadedModel
 from mlxrun.errors import ConfigError, ModelLoadError
-from mlxrun.model.draft_loading import check_draft_files
+from mlxrun.model.draft_loading import load_draft_info, load_small_model
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.speculation.draft_build import LoadedDraftModel, load_draft_model
+from mlxrun.model.speculation.draft_build import LoadedDraftModel, make_draft_model
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
 from mlxrun.model.speculation.step_times import measure_row_cost
 from mlxrun.model.speculation.support import (
@@ -31,19 +31,20 @@ def check_drafting(config: Config) -> None:
         raise ConfigError(f"speculation.method: {reason}")
 
 
-def check_draft(config: Config, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of `model.draft` show that it cannot be used, unless it is unused. `info`: of
-    the model that it is for."""
+def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
+    """The model of `model.draft`, if it may be used. ConfigError if its files show that it cannot be. `info`:
+    of the model that it is for."""
     settings, method = config.model, config.speculation.method
-    if settings.draft is None or names_split_head(settings):
-        return
-    if config.prefill.sparse != "off" or (method in ("auto", "draft") and find_device_problem() is None):
-        check_draft_files(settings, info)
+    drafts = method == "draft" or (method == "auto" and not names_split_head(settings))
+    is_used = config.prefill.sparse != "off" or (drafts and find_device_problem() is None)
+    return load_draft_info(settings, info) if is_used and settings.draft is not None else None
 
 
-def build_draft_planner(model: LoadedModel) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
+def build_draft_planner(
+    model: LoadedModel, draft: LoadedModelInfo | None
+) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
     """The planner, and the model or head whose drafts it asks for, if any. ConfigError if what the config
-    names cannot draft.
+    names cannot draft. `draft`: see find_draft.
 
     Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft, or else
     the checkpoint's own head."""
@@ -58,9 +59,9 @@ def build_draft_planner(model: LoadedModel) -> tuple[DraftPlanner, LoadedDraftMo
         log.warning("speculation is off: %s", problem)
         return DraftPlanner(settings, problem=problem), None
     loaded: LoadedDraftModel | LoadedHead | None = None
-    has_model = config.model.draft is not None and not names_split_head(config.model)
-    if settings.method == "draft" or (settings.method == "auto" and has_model):
-        loaded = load_draft_model(config, model.info, model.adapter, model.vocab, methods)
+    if settings.method in ("auto", "draft") and draft is not None:
+        small = load_small_model(config, model.info, draft)
+        loaded = make_draft_model(config, small, model.adapter, model.vocab, methods)
     elif settings.method in ("auto", "mtp"):
         loaded = _load_head(model)
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)

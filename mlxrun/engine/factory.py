@@ -11,13 +11,14 @@ from dataclasses import replace
 from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.engine.cache_factory import build_prefix_cache
-from mlxrun.engine.draft_factory import build_draft_planner, check_draft, check_drafting
+from mlxrun.engine.draft_factory import build_draft_planner, check_drafting, find_draft
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.model_loading import LoadedModel, load_model
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import ConfigError
 from mlxrun.model.compute_methods import DecodeMethod
+from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
@@ -26,7 +27,7 @@ from mlxrun.model.pooling.encoder_types import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner, PoolingRunner
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.runner import ModelRunner
-from mlxrun.model.sparse.build import LoadedDraft, load_draft
+from mlxrun.model.sparse.build import LoadedDraft, make_draft
 from mlxrun.model.speculation.draft_build import LoadedDraftModel
 from mlxrun.model.speculation.mtp_build import LoadedHead
 from mlxrun.model.token_embeddings import count_token_embeddings
@@ -47,14 +48,16 @@ def build_engine(
     model_info = model_info or load_model_info(config.model, weights=True)
     if is_encoder(model_info.config):
         return _build_encoder_engine(config, model_info)
-    check_draft(config, model_info)
+    draft = find_draft(config, model_info)
     model = load_model(config, model_info, probe)
     config, methods = model.config, model.methods
-    drafts, drafting = build_draft_planner(model)
+    drafts, drafting = build_draft_planner(model, draft)
     choosing = None
     if config.prefill.sparse != "off":
+        assert draft is not None
         shared = drafting.small if isinstance(drafting, LoadedDraftModel) else None
-        choosing = load_draft(config, model_info, shared)
+        small = shared or load_small_model(config, model_info, draft)
+        choosing = make_draft(config, model_info, small, shared=shared is not None)
     memory = _make_memory(model, choosing, drafting)
     prefix_cache = build_prefix_cache(config, model_info, model.snapshots, memory)
     scheduler = Scheduler(

@@ -1,4 +1,7 @@
-"""Loads the model of `model.draft`, for sparse prefill or for speculation, and refuses what does not fit."""
+"""Loads the model of `model.draft`, for sparse prefill or for speculation, and refuses what does not fit.
+
+Its files are checked first (`load_draft_info`), before the large model is loaded that it is for.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.errors import ConfigError, MlxrunError
 from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_files import find_model_folder, list_weight_files, read_json
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info, make_draft_settings
-from mlxrun.model.pooling.encoder_types import is_encoder
-from mlxrun.model.shard_check import check_shards
-from mlxrun.model.tokenizer_files import load_tokenizer
+from mlxrun.model.model_info import (
+    LoadedModelInfo,
+    load_model_info,
+    log_weights,
+    make_draft_error,
+    make_draft_settings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,39 +35,29 @@ class SmallModel:
         return ConfigError(f"model.draft: {self.info.name} {problem}")
 
 
-def check_draft_files(settings: ModelSettings, model_info: LoadedModelInfo) -> None:
-    """ConfigError if the files of `model.draft` show, without weights, that it does not fit this model."""
-    own = make_draft_settings(settings)
+def load_draft_info(settings: ModelSettings, model_info: LoadedModelInfo) -> LoadedModelInfo:
+    """The model of `model.draft` without its weights. ConfigError if its files show that it cannot be loaded,
+    or does not fit the model of `model_info`, which has these settings."""
     try:
-        folder = find_model_folder(own, weights=True)
-        if folder.is_file():
-            return  # GGUF: its one file is read when it is loaded
-        if not list_weight_files(folder):
-            raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
-        check_shards(folder)
-        draft = read_json(folder / "config.json")
-        if is_encoder(draft):
-            raise ConfigError(f"{folder} is an encoder ({draft['model_type']}), which predicts no tokens")
-        problem = _compare_vocabularies(model_info.tokenizer, load_tokenizer(folder, own))
-        if problem is not None:
-            raise ConfigError(f"{settings.draft} {problem}")
+        info = load_model_info(make_draft_settings(settings), weights=True, announce=False, digest=False)
     except MlxrunError as error:
-        raise ConfigError(f"model.draft: {error}") from error
+        raise make_draft_error(error) from error
+    problem = _compare_vocabularies(model_info.tokenizer, info.tokenizer)
+    if problem is not None:
+        raise ConfigError(f"model.draft: {settings.draft} {problem}")
+    return info
 
 
-def load_small_model(config: Config, model_info: LoadedModelInfo) -> SmallModel:
-    """The model of `model.draft`. ConfigError if it cannot be loaded, or has another vocabulary."""
+def load_small_model(config: Config, model_info: LoadedModelInfo, draft: LoadedModelInfo) -> SmallModel:
+    """The model of `draft`, which is for that of `model_info`. ConfigError if it cannot be loaded."""
     own = make_draft_settings(config.model)
+    log_weights(own, draft.folder)
     try:
-        info = load_model_info(own, weights=True)
-        problem = _compare_vocabularies(model_info.tokenizer, info.tokenizer)
-        if problem is not None:
-            raise ConfigError(f"{info.name} {problem}")
-        adapter = load_adapter(replace(config, model=own), info)
+        adapter = load_adapter(replace(config, model=own), draft)
         cache, width = run_trial_forward(adapter)
     except MlxrunError as error:
-        raise ConfigError(f"model.draft: {error}") from error
-    model = SmallModel(adapter, info, cache, width)
+        raise make_draft_error(error) from error
+    model = SmallModel(adapter, draft, cache, width)
     if width <= max(model_info.tokenizer.get_vocab().values()):
         raise model.make_error(f"has logits of {width} tokens, and the tokenizer more")
     return model

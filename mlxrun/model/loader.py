@@ -20,7 +20,6 @@ from mlxrun.model.load_progress import evaluate_parameters
 from mlxrun.model.lora.adapted_layers import attach_adapters
 from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
 from mlxrun.model.lora.row_adapters import RowAdapters
-from mlxrun.model.model_files import list_weight_files
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
@@ -33,8 +32,6 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     """The model with its weights evaluated, their form settled and its attention routed."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not list_weight_files(info.folder):
-        raise ModelLoadError(f"no *.safetensors in {info.folder}: the model has no weights")
     try:
         model, unused = _load_vision(settings, info) if info.vision else _load_text(settings, info)
         if settings.adapter is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,12 @@ def list_weight_files(folder: Path) -> list[Path]:
     return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
 
 
+def check_weights(folder: Path) -> None:
+    """ModelLoadError if there are none."""
+    if not list_weight_files(folder):
+        raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+
+
 def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> None:
     """ModelLoadError if the model is Python code in its folder, which the libraries would run."""
     if "model_file" in config and not settings.trust_remote_code:
@@ -99,6 +105,23 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ModelLoadError(f"{path}: not a list of JSON objects")
     return value
+
+
+class LateDigests(Mapping[str, str]):
+    """Digests by name, for which files are read when they are asked for. `sources`: for each name, what
+    computes its digest and perhaps others."""
+
+    def __init__(self, sources: Mapping[str, Callable[[], Mapping[str, str]]]) -> None:
+        self._sources = sources
+
+    def __getitem__(self, name: str) -> str:
+        return self._sources[name]()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
 
 
 def compute_digests(

@@ -6,6 +6,7 @@ else. It implements mlxrun.text.model_info.ModelInfo.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import re
@@ -26,7 +27,9 @@ from mlxrun.model.gguf.header import GgufHeader, read_header
 from mlxrun.model.gguf.tokenizer import make_tokenizer
 from mlxrun.model.lora.adapter_files import check_adapter_files
 from mlxrun.model.model_files import (
+    LateDigests,
     check_remote_code,
+    check_weights,
     compute_digests,
     digest_adapter,
     find_model_folder,
@@ -54,9 +57,10 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 @dataclass(frozen=True, slots=True)
 class LoadedModelInfo:
-    """A model without its weights. `digests` identify the contents of its files. `gguf`: the header of the
-    file that `folder` is, if it is a GGUF file. `kind_note`: why it takes no images though its config has
-    them. `refused_media`: filled when the model is loaded, for all who prepare prompts with this object."""
+    """A model without its weights. `digests` identify the contents of its files; one may take seconds when it
+    is first asked for. `gguf`: the header of the file that `folder` is, if it is a GGUF file. `kind_note`:
+    why it takes no images though its config has them. `refused_media`: filled when the model is loaded, for
+    all who prepare prompts with this object."""
 
     folder: Path
     config: Mapping[str, Any]
@@ -147,16 +151,18 @@ def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
 
 
 def load_model_info(
-    settings: ModelSettings, weights: bool = False, *, announce: bool = True
+    settings: ModelSettings, weights: bool = False, *, announce: bool = True, digest: bool = True
 ) -> LoadedModelInfo:
     """Load everything except the weights. `weights`: download them too if the model comes from the hub;
     `announce`: log that they are about to be loaded. Who does not know yet whether they will be calls
-    `log_weights` later."""
+    `log_weights` later. `digest`: read its files for digests now, not only when these are asked for, on a
+    thread that may not be able to wait. Those of a draft model are read when asked for."""
     folder = find_model_folder(settings, weights)
     gguf = read_header(folder) if folder.is_file() else None
     if weights and announce:
         log_weights(settings, folder)
     if weights and gguf is None:
+        check_weights(folder)
         check_shards(folder)
     if gguf is not None:
         check_tensor_types(gguf)
@@ -167,12 +173,14 @@ def load_model_info(
     generation = read_json(folder / "generation_config.json") if gguf is None else {}
     tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
     template = _read_template(folder, settings, tokenizer)
-    adapter = Path(settings.adapter) if settings.adapter else None
     pooled = read_pooled_model(folder, config, settings, tokenizer)
     context_length = _read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
     processor = _load_processor(folder, config, settings) if vision else None
+    digests = _make_digests(settings, folder, template, gguf, weights)
+    if digest:
+        digests["model"]
     return LoadedModelInfo(
         folder=folder,
         config=config,
@@ -186,9 +194,7 @@ def load_model_info(
         names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
         pooled=pooled,
-        digests=compute_digests(folder, adapter, template, code=settings.trust_remote_code)
-        | ({} if gguf is None else {"tokenizer": gguf.digest_tokenizer()})
-        | _digest_draft(settings, weights),
+        digests=digests,
         adapters=_read_adapters(settings, pooled, _get_own_name(settings, folder)),
         gguf=gguf,
         kind_note=kind.note,
@@ -229,15 +235,37 @@ def make_draft_settings(settings: ModelSettings) -> ModelSettings:
     return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
 
 
-def _digest_draft(settings: ModelSettings, weights: bool) -> dict[str, str]:
-    """That of the draft model, which takes part in what answers are. ConfigError if there is none."""
+def make_draft_error(error: MlxrunError) -> ConfigError:
+    """What a user who named a draft model is told, for an error of loading a model with such settings."""
+    reason = str(error).removeprefix("model.path: ").removeprefix("model.kind: ")
+    return ConfigError(f"model.draft: {reason}")
+
+
+def _make_digests(
+    settings: ModelSettings, folder: Path, template: str | None, gguf: GgufHeader | None, weights: bool
+) -> LateDigests:
+    """Those of the model, and `draft`, of the files of the draft model, which may take part in what answers
+    are. ConfigError if there is no such model."""
+
+    @functools.cache
+    def digest_model() -> dict[str, str]:
+        adapter = Path(settings.adapter) if settings.adapter else None
+        found = compute_digests(folder, adapter, template, code=settings.trust_remote_code)
+        return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
+
+    own = dict.fromkeys(("model", "tokenizer", "template"), digest_model)
     if settings.draft is None:
-        return {}
+        return LateDigests(own)
     try:
-        folder = find_model_folder(make_draft_settings(settings), weights)
+        draft = find_model_folder(make_draft_settings(settings), weights)
     except MlxrunError as error:
-        raise ConfigError(f"model.draft: {str(error).removeprefix('model.path: ')}") from error
-    return {"draft": compute_digests(folder, None, None)["model"]}
+        raise make_draft_error(error) from error
+
+    @functools.cache
+    def digest_draft() -> dict[str, str]:
+        return {"draft": compute_digests(draft, None, None)["model"]}
+
+    return LateDigests(own | {"draft": digest_draft})
 
 
 def _get_own_name(settings: ModelSettings, folder: Path) -> str:

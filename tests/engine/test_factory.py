@@ -19,6 +19,7 @@ from mlxrun.config.settings import (
 from mlxrun.engine import factory
 from mlxrun.engine.factory import build_engine
 from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model import model_info as model_info_module
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import load_model_info
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
@@ -69,11 +70,32 @@ def test_a_bad_draft_is_found_before_weights_are_read(
     for draft, said in (
         ("embedded", r"\S+ has another vocabulary: \d+ tokens differ"),
         (tmp_path / "bare", r"no \*\.safetensors in .*: the model has no weights"),
-        (encoder, r".* is an encoder \(bert\), which predicts no tokens"),
+        (encoder, r"\S+bert cannot be loaded as a text model, since mlx-lm does not have"),
     ):
         settings = ModelSettings(path=str(zoo.text("llama")), draft=str(draft))
         with pytest.raises(ConfigError, match=rf"^model\.draft: {said}"):
             build_engine(Config(model=settings, prefill=PrefillSettings("draft")))
+
+
+@pytest.mark.parametrize("sparse", ["off", "draft"])
+def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, sparse: Any
+) -> None:
+    """Those for its digest only where somebody asks for that. A CPU drafts nothing."""
+    folder, draft, read = str(zoo.text("llama")), str(zoo.text("qwen3")), list[str]()
+    for name in ("load_tokenizer", "compute_digests"):
+        real = getattr(model_info_module, name)
+
+        def count(path: Path, *given: Any, name: str = name, real: Any = real, **more: Any) -> Any:
+            read.extend([name] * (path == Path(draft)))
+            return real(path, *given, **more)
+
+        monkeypatch.setattr(model_info_module, name, count)
+    config = Config(model=ModelSettings(path=folder, draft=draft), prefill=PrefillSettings(sparse))
+    info = build_engine(config).model_info
+    assert read == ["load_tokenizer"] * (sparse == "draft" or uses_gpu())
+    read.clear()
+    assert info.digests["draft"] == info.digests["draft"] and read == ["compute_digests"]
 
 
 def test_a_model_that_is_loaded_is_not_read_again(zoo: Zoo) -> None:

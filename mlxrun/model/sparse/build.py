@@ -1,4 +1,4 @@
-"""Loads the draft model of sparse prefill, and refuses by name the models that it does not work for."""
+"""Prepares the draft model of sparse prefill, and refuses by name the models that it does not work for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
-from mlxrun.model.draft_loading import SmallModel, load_small_model
+from mlxrun.model.draft_loading import SmallModel
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.model_info import LoadedModelInfo
@@ -70,17 +70,18 @@ def add_position_check(report: ProbeReport, adapter: PositionedAdapter, vocab: i
     return replace(report, checks=(*report.checks, *checks))
 
 
-def load_draft(config: Config, model_info: LoadedModelInfo, shared: SmallModel | None = None) -> LoadedDraft:
-    """The model of `model.draft`. ConfigError if it does not fit, or cannot score prompts. `shared`: it is
-    loaded, and needs all its layers, as it drafts too."""
-    small = shared or load_small_model(config, model_info)
+def make_draft(
+    config: Config, model_info: LoadedModelInfo, small: SmallModel, *, shared: bool = False
+) -> LoadedDraft:
+    """The model of `model.draft`, for that of `model_info`. ConfigError if it cannot score prompts. `shared`:
+    it needs all its layers, as it drafts too."""
     adapter, info = small.adapter, small.info
     if info.folder.resolve() == model_info.folder.resolve():
         log.warning("model.draft is model.path: sparse prefill reads each long prompt about twice")
     problem = _find_cache_problem(adapter)
     if problem is not None:
         raise small.make_error(problem)
-    if shared is None:
+    if not shared:
         _cut_layers(adapter)
     cache, _ = run_trial_forward(adapter)
     limit = min(info.context_length, model_info.context_length - 1)
@@ -96,7 +97,7 @@ def load_draft(config: Config, model_info: LoadedModelInfo, shared: SmallModel |
     log.info("%s chooses %g of the tokens of long prompts", info.name, config.prefill.sparse_keep)
     weights = 0 if shared else count_weight_bytes(adapter.model)
     tokens = measure_footprint(cache).compute_row_bytes(limit)
-    return LoadedDraft(draft, weights + tokens, shared is not None)
+    return LoadedDraft(draft, weights + tokens, shared)
 
 
 def _cut_layers(adapter: Adapter) -> None:

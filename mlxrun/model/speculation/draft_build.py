@@ -9,7 +9,7 @@ from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.draft_loading import SmallModel, load_small_model
+from mlxrun.model.draft_loading import SmallModel
 from mlxrun.model.footprint import (
     ACTIVATION_FACTOR,
     count_weight_bytes,
@@ -17,7 +17,6 @@ from mlxrun.model.footprint import (
     read_hidden_size,
 )
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
 from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
@@ -41,12 +40,11 @@ class LoadedDraftModel:
         return f"{format_rounded(self.nbytes)} of the weights are model.draft"
 
 
-def load_draft_model(
-    config: Config, model_info: LoadedModelInfo, target: Adapter, vocab: int, methods: ComputeMethods
+def make_draft_model(
+    config: Config, small: SmallModel, target: Adapter, vocab: int, methods: ComputeMethods
 ) -> LoadedDraftModel:
     """The model of `model.draft` as a source of drafts for `target`, whose logits are `vocab` wide and which
     decodes by these methods, in pages. ConfigError if it does not fit."""
-    small = load_small_model(config, model_info)
     kinds = {get_kind(layer) for layer in flatten_caches(small.cache)}
     if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
         raise small.make_error("cannot draft: it has caches of another kind than keys and values")

@@ -11,8 +11,9 @@ from mlx_lm.models.cache import KVCache
 
 from mlxrun.config.settings import Config, ModelSettings, PrefillSettings
 from mlxrun.model.adapter import Adapter
+from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.model_info import load_model_info
-from mlxrun.model.sparse.build import _cut_layers, load_draft
+from mlxrun.model.sparse.build import _cut_layers, make_draft
 
 
 class ListModel:
@@ -50,6 +51,7 @@ def test_layers_that_are_no_list_stay() -> None:
 
 def test_a_model_that_chooses_for_itself_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     settings = ModelSettings(path="embedded", draft="embedded")
+    config, info = Config(model=settings, prefill=PrefillSettings("draft")), load_model_info(settings)
     with caplog.at_level(logging.WARNING):
-        load_draft(Config(model=settings, prefill=PrefillSettings("draft")), load_model_info(settings))
+        make_draft(config, info, load_small_model(config, info, info))
     assert "model.draft is model.path: sparse prefill reads each long prompt about twice" in caplog.text
