@@ -31,7 +31,7 @@ from mlxrun.model.machine.device import uses_cuda, uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.image_checks import probe_images
-from mlxrun.model.probe.reference import ProbeRun, Reference
+from mlxrun.model.probe.reference import ProbeLogits, ProbeRun, Reference
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.windows import REDUCED, list_windows
@@ -50,6 +50,7 @@ IN_CHUNKS = (
 QUANTISED = "decode quantised"
 SHORT_CHUNK = 1024  # tokens of chunks that share a forward on CUDA: those take the time of launching it
 PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
+COMPANIES = (7, 31)  # rows beside one that must have the bits that it has alone
 SLOWER_DECODE = {
     "compiled": "a forward that is not compiled",
     "paged": "attention by groups of rows of similar length",
@@ -79,6 +80,8 @@ def choose_methods(
         found = ProbeReport(methods, tuple(checks), adapter.weights, windows)
         if isinstance(adapter, VisionAdapter):
             found = probe_images(adapter, vocab, model_info, found)
+    if found.methods.fixed_width > 1 and found.methods.decode in ("compiled", "paged", "ragged"):
+        found = _check_company(found, reference)
     if config.speculation.method != "off" and uses_pages(found.methods.decode):
         found = _check_drafts(found, reference)
     for check in found.checks:
@@ -86,6 +89,23 @@ def choose_methods(
             text = "parity probe: %s is not used for this model: %s%s"
             log.warning(text, check.name, check.describe(), check.describe_instead())
     return _add_quantization(found, quantization)
+
+
+def _check_company(report: ProbeReport, reference: Reference) -> ProbeReport:
+    """The report with whether a row of a fixed width has the same bits in any company, by the products that
+    steps have. If not, each row has its own forward, so that `engine.reproducible` holds."""
+    runs, methods = TextChecks(reference, False), report.methods
+    alone, beside = (partial(runs.decode_beside, methods, some) for some in ((0,), COMPANIES))
+
+    def repeat_alone() -> ProbeLogits:
+        own = alone()
+        return {(i, step): own[0, step] for i in range(len(COMPANIES)) for _, step in own}
+
+    check = reference.check("same bits in company", beside, repeat_alone, exact=True)
+    if not check.passed:
+        methods = replace(methods, decode="row_by_row")
+        check = replace(check, instead=SLOWER_DECODE["grouped"])
+    return replace(report, methods=methods, checks=(*report.checks, check))
 
 
 def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:

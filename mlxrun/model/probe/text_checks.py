@@ -96,6 +96,33 @@ class TextChecks:
                 self._copied = self._copied if row is None else self._try_copy(self.codec, *row)
         return logits
 
+    def decode_beside(self, methods: ComputeMethods, companies: Sequence[int]) -> ProbeLogits:
+        """Row 0 beside so many others, as far as a forward of fixed width has room for them, in another place
+        each time; by (index of the company, step)."""
+        prompt, answer = self._prompts[0], self._reference.answers[0]
+        logits: ProbeLogits = {}
+        for index, others in enumerate(companies):
+            sources = [self._sharing[i % 2] for i in range(min(others, methods.fixed_width - 1))]
+            sources.insert(index * len(sources) // max(len(companies) - 1, 1), 0)
+            names = [str(i) if i == 0 else f"{i} at {at}" for at, i in enumerate(sources)]
+            batch = make_decode_batch(self._reference.make_cache(), methods)
+            if isinstance(batch, PagedDecodeBatch):
+                batch.compile_after = 0
+            batch.update(
+                set(names),
+                [
+                    JoiningRow(name, len(self._prompts[i]) - 1, self._reference.copy_filled(i))
+                    for name, i in zip(names, sources, strict=True)
+                ],
+            )
+            for step, token in enumerate([prompt[-1], *answer]):
+                at = batch.ids.index("0")
+                tokens = [token if i == at else step for i in range(len(names))]
+                output = batch.forward(self._adapter.decode, mx.array(tokens), batch.lengths)
+                mx.eval(output, batch.list_state_arrays())
+                logits[index, step] = output[at]
+        return logits
+
     def decode_quantised(self, quantization: KVQuantization) -> ProbeLogits:
         """As `decode`, with rows that are quantised. To be compared with `round_rows`."""
         return self.decode("ragged", 0, quantization)

@@ -12,6 +12,7 @@ import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from mlxrun.model.adapter import Adapter
+from mlxrun.model.probe import choose
 from mlxrun.model.ragged import layer_caches, row_group
 from mlxrun.model.snapshot.snapshots import SnapshotCodec, StatePayload
 from tests.helpers import engine_driver, oracle, text_models
@@ -237,6 +238,28 @@ def test_a_window_that_is_off_by_one_in_the_batch(zoo: Zoo, family: str, monkeyp
     report = probe_model(zoo.text(family))
     assert {"decode ragged", "decode grouped"} <= set(list_failed(report))
     assert report.methods.decode == "row_by_row"
+
+
+@pytest.mark.parametrize("planted", [False, True])
+@pytest.mark.parametrize("family", ["gemma3_text", "mamba2"])
+def test_bits_that_depend_on_the_rows_beside(
+    zoo: Zoo, family: str, planted: bool, monkeypatch: Patch
+) -> None:
+    """With the methods of a GPU. Twin: each row gets a little of the others, far less than what passes for
+    rounding."""
+    original = Adapter.decode
+
+    def decode(self: Any, ids: mx.array, *given: Any) -> mx.array:
+        return original(self, ids, *given) + 1e-6 * ids.sum()
+
+    monkeypatch.setattr(choose, "uses_gpu", lambda: True)
+    if planted:
+        monkeypatch.setattr(Adapter, "decode", decode)
+    report = probe_model(zoo.text(family), reproducible=True, max_running=32)
+    assert list_failed(report) == (["same bits in company"] if planted else [])
+    assert (report.methods.decode == "row_by_row") is planted and report.methods.fixed_width == 32
+    assert "same bits in company" in {check.name for check in report.checks}
+    assert list_failed(probe_model(zoo.text(family))) == []
 
 
 def test_nothing_is_copied_for_a_prefix_cache_that_is_off(zoo: Zoo) -> None:
