@@ -17,6 +17,7 @@ from mlxrun.model.speculation.support import (
     find_device_problem,
     find_draft_problem,
 )
+from mlxrun.scheduler.checked_source import CheckedSource
 from mlxrun.scheduler.draft_planner import DraftPlanner
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ def build_draft_planner(
     elif settings.method in ("auto", "mtp"):
         loaded = _load_head(model)
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
-    source = None if loaded is None else loaded.source
+    source = None if loaded is None else CheckedSource(loaded.source)
     looks_up = settings.method in ("auto", "ngram")
     is_measured = source is not None or computes_token_by_token(model.cache)
     cost = measure_row_cost(model.adapter, methods, settings.max_tokens) if is_measured else 0.0

@@ -15,7 +15,7 @@ from typing import Any
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.scheduler.acceptance import Acceptance
 from mlxrun.scheduler.checked_source import CheckedSource
-from mlxrun.scheduler.draft_source import DraftSource, KnownRow
+from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.row_drafter import RowDrafter
 from mlxrun.scheduler.step_plan import SampledToken
@@ -52,22 +52,16 @@ class DraftPlanner:
     settings: SpeculationSettings
     max_rows: int = 0
     problem: str | None = None
-    source: DraftSource | None = None
+    source: CheckedSource | None = None
     looks_up: bool = True
     row_cost: float = 0.0
     counts: DraftCounts = field(default_factory=DraftCounts)
     modelled: DraftCounts = field(default_factory=DraftCounts)  # those of the source among them
     _acceptance: Acceptance = field(default_factory=Acceptance)  # of the source's drafts for all rows
-    _checked_source: CheckedSource | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._checked_source = (
-            CheckedSource(self.source) if self.source is not None and self.max_rows else None
-        )
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready: the method that is used, the one of the config, why they differ, and the counts."""
-        source, problem = self._checked_source, self.problem and f"off because {self.problem}"
+        source, problem = self.source, self.problem and f"off because {self.problem}"
         names = ["ngram"] if self.max_rows and self.looks_up else []
         if source is not None and source.problem is not None:
             problem = f"{source.name} is off because {source.problem}"
@@ -130,14 +124,14 @@ class DraftPlanner:
         """The row has ended or was preempted."""
         if state.acceptance is not None:
             state.acceptance.pending = 0  # of a step that failed, nothing is compared
-        if self._checked_source is not None:
-            self._checked_source.forget(state.id)
+        if self.source is not None:
+            self.source.forget(state.id)
 
     def close(self) -> None:
         """Release the source and what it holds, on the thread that made it."""
-        if self._checked_source is not None:
-            self._checked_source.close()
-        self.source = self._checked_source = None
+        if self.source is not None:
+            self.source.close()
+        self.source = None
 
     def _index_prompts(self, decoding: Sequence[RequestState]) -> None:
         left = MAX_INDEXED
@@ -153,7 +147,7 @@ class DraftPlanner:
     def _advance_source(self, decoding: Sequence[RequestState]) -> None:
         """Let the source take in tokens of the rows for which drafts would pay alone, unless the rows of a
         forward are taken."""
-        source = self._checked_source
+        source = self.source
         if source is None:
             return
         for state in decoding:
@@ -174,7 +168,7 @@ class DraftPlanner:
         """The choice that gives the most tokens in the time that it takes; nothing if no drafts give more.
         A step takes longer by what waiting costs, by each token that the source drafts for all rows, and by
         each row that verifies one."""
-        source, rows = self._checked_source, len(decoding)
+        source, rows = self.source, len(decoding)
         copied = {state.id: _expect_copies(state) for state in decoding}
         ready = [] if source is None else self._list_ready(decoding, source)
         spare = self.max_rows - rows
@@ -219,9 +213,9 @@ class DraftPlanner:
                 state.draft = _drop_stop(state, state.drafter.propose(limit))
                 spare -= len(state.draft)
         requested = [(state, limit) for state, limit in requested if limit]
-        if requested and self._checked_source is not None:
+        if requested and self.source is not None:
             views = [_view(state) for state, _ in requested]
-            drafts = self._checked_source.propose(views, [limit for _, limit in requested])
+            drafts = self.source.propose(views, [limit for _, limit in requested])
             for (state, _), draft in zip(requested, drafts, strict=True):
                 state.draft = _drop_stop(state, draft)
 

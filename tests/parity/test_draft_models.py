@@ -193,7 +193,7 @@ def test_no_answer_changes_and_no_draft_is_stale(zoo: Zoo, monkeypatch: Patch, f
     assert counts.drafted > counts.accepted > 60, "too little was drafted to prove anything"
     assert engine.errors == 0 and engine.scheduler.drafts.describe()["problem"] is None
     assert same and stale == 0
-    assert engine.scheduler.drafts.source._rows == {}  # type: ignore[union-attr]
+    assert engine.scheduler.drafts.source._source._rows == {}  # type: ignore[union-attr]
 
 
 def keep_rejected(monkeypatch: Patch) -> None:
@@ -313,7 +313,7 @@ def test_a_draft_model_that_fails_fails_no_request(zoo: Zoo, monkeypatch: Patch)
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and described["drafted"] > 0
     assert described["problem"] == "draft is off because it failed: RuntimeError: planted"
-    assert not vars(engine.scheduler.drafts.source).keys() & {"_batch", "_adapter"}, "it holds arrays"
+    assert not vars(engine.scheduler.drafts.source._source).keys() & {"_batch", "_adapter"}, "it holds arrays"
 
 
 def test_a_step_that_fails_loses_no_request(zoo: Zoo, monkeypatch: Patch) -> None:
@@ -392,7 +392,7 @@ def test_one_model_chooses_tokens_and_drafts(zoo: Zoo) -> None:
     small, sparse = zoo.text("qwen3"), PrefillSettings("draft", 0.6, 256)
     engine = make_engine(zoo, small, prefill=sparse)
     assert engine.selection is not None
-    assert engine.selection.draft._adapter is engine.scheduler.drafts.source._adapter  # type: ignore
+    assert engine.selection.draft._adapter is engine.scheduler.drafts.source._source._adapter  # type: ignore
     long = text_models.prompts(11, (300, 270))
     asks = [engine_driver.make_text_request(str(i), prompt) for i, prompt in enumerate(long)]
     found = engine_driver.run_requests(engine, asks)

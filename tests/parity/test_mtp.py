@@ -360,7 +360,7 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     assert engine.errors == 0
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and "no memory for the head" in described["problem"]
-    rows = engine.scheduler.drafts.source.rows  # type: ignore[union-attr]
+    rows = engine.scheduler.drafts.source._source.rows  # type: ignore[union-attr]
     assert not (rows._slots or rows._prompts or rows.list_arrays())
 
 
@@ -402,7 +402,7 @@ def test_a_closed_engine_holds_neither_the_model_nor_the_head(folder: Folder, mo
     engine = make_engine(folder("glm4_moe"))
     engine_driver.run_requests(engine, list_asks()[:1])
     assert engine.scheduler.drafts.modelled.drafted
-    source: Any = engine.scheduler.drafts.source
+    source: Any = engine.scheduler.drafts.source._source
     held = [weakref.ref(each) for each in (source, source.rows._head, source._adapter.model)]
     del source
     engine.close()

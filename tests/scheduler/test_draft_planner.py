@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mlxrun.config.settings import SpeculationSettings
+from mlxrun.scheduler.checked_source import CheckedSource
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.request import Request, SamplingParams
@@ -33,7 +34,8 @@ class Driver:
         row_cost: float = 0.0,
     ) -> None:
         looks_up = looks_up or source is None
-        self.planner = DraftPlanner(SETTINGS, max_rows, source=source, looks_up=looks_up, row_cost=row_cost)
+        checked = None if source is None else CheckedSource(source)
+        self.planner = DraftPlanner(SETTINGS, max_rows, source=checked, looks_up=looks_up, row_cost=row_cost)
         self.scheduler = Scheduler(make_settings(max_running=30), RequestLimits(1000), drafts=self.planner)
         self.outputs: dict[str, list[int]] = {}
         self.launched = StepPlan()
