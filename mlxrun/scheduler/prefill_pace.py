@@ -25,6 +25,10 @@ def fit_chunks(most: float, chunk: int, least: float = 1.0) -> int:
     return chunk
 
 
+def _computes(plan: StepPlan) -> bool:
+    return bool(plan.decode or plan.prefill)
+
+
 @dataclass(slots=True)
 class MeasuredPace:
     """Tokens a second over the last steps: all their tokens over all their time."""
@@ -50,7 +54,8 @@ class PrefillPace:
 
     The time between two returns of the runner is that of the step that it was given (where prompts are
     computed while their graph is built, as on CPUs) or of the step before (which it waits for, as on GPUs).
-    The pace is the lower one of both.
+    The pace is the lower one of both. A step that is waited for before another is given, as one with drafts
+    is, takes two returns, the second one of an empty step.
     """
 
     def __init__(self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0) -> None:
@@ -61,14 +66,20 @@ class PrefillPace:
         self._own, self._before = MeasuredPace(), MeasuredPace()
         self._decode_seconds = 0.0  # of a step that only decodes
         self._image_seconds: float | None = None
+        self._launch_seconds = 0.0  # of the last step, if nothing was under way before it
 
     def record_step(self, plan: StepPlan, before: StepPlan | None, seconds: float) -> None:
         """Take in how long the runner took for `plan`. `before`: the step before; None if the engine was idle
         before this one."""
         steps = (plan,) if before is None else (plan, before)
+        launched, self._launch_seconds = self._launch_seconds, 0.0
+        if not _computes(plan):
+            seconds += launched
+        elif before is None or not _computes(before):
+            self._launch_seconds = seconds
         tokens = [sum(chunk.stop - chunk.start for chunk in step.prefill) for step in steps]
         decoding = any(step.decode for step in steps)
-        if decoding and not any(tokens):
+        if decoding and not any(tokens) and not self._launch_seconds:
             self._decode_seconds += NEWEST_WEIGHT * (seconds - self._decode_seconds)
         left = max(seconds - self._decode_seconds if decoding else seconds, seconds / 10, 1e-6)
         images = [sum(chunk.images for chunk in step.prefill) for step in steps]

@@ -102,6 +102,21 @@ def test_decoding_rows_take_their_part_of_a_step() -> None:
     assert pace.limit_tokens(4096, True) == 256
 
 
+def test_a_step_with_drafts_is_measured_as_one() -> None:
+    """It is launched, and then waited for before the next one is planned. On a GPU a step beside it takes as
+    long: 20 ms for a chunk, and 12 ms to decode, of which launching takes 2 or 9."""
+    ahead = make_pace(step_ms=61, chunk=16)
+    decode, both, wait = plan(0, "a"), plan(512, "a"), StepPlan()
+    record_all(ahead, *[(decode, 0.012)] * 3, (both, 0.012), (decode, 0.032), times=8)
+    for launching in (0.002, 0.009):
+        drafting, waiting = make_pace(step_ms=61, chunk=16), 0.012 - launching
+        once = [(decode, launching), (wait, waiting)]
+        record_all(drafting, *once * 3, (both, launching), (wait, waiting + 0.02), *once, times=8)
+        for decodes in (True, False):
+            expected = ahead.limit_tokens(4096, decodes)
+            assert drafting.limit_tokens(4096, decodes) == expected > 1200
+
+
 def test_a_few_tokens_say_nothing() -> None:
     pace = make_pace()
     record_all(pace, (plan(512), 0.09), times=3)
