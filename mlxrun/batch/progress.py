@@ -20,6 +20,7 @@ from mlxrun.batch.output_records import LineTokens
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0
 SURE_SECONDS, SURE_LINES = 5.0, 3  # of a run, before its remaining time is estimated
+MORE = 0.5  # of its tokens so far, that an answer still gets which is about as long as the others, or longer
 Clock = Callable[[], float]
 
 
@@ -117,7 +118,7 @@ class ProgressMeter:
 
         Prompt tokens that are to be computed and output tokens have a rate each, and the slower kind counts:
         a prompt's token takes a small part of the time of an output token. An answer under way that is about
-        as long as the others, or longer, may end at once or be of the long ones: it needs half an answer.
+        as long as the others, or longer, may end at once or be of the long ones: see MORE.
         """
         if self.total and self.done + self.failed >= self.total:
             return 0.0
@@ -126,18 +127,20 @@ class ProgressMeter:
         if lasted < SURE_SECONDS or self._answered[0] < SURE_LINES or not lines:
             return None
         running = list(self._running.values())
-        prompt, answer = prompts / lines, self._average_answer([tokens.output for tokens in running])
+        outputs = [tokens.output for tokens in running]
+        prompt, answer = prompts / lines, self._average_answer(outputs)
         waiting = max(0, self.total - self.done - self.failed - len(running))
         unread = sum(max(0.0, prompt - tokens.computed - tokens.reused) for tokens in running)
         to_compute = (waiting * prompt + unread) * (1 - self.cached_share)
-        to_write = waiting * answer + sum(max(answer - tokens.output, answer / 2) for tokens in running)
+        to_write = waiting * answer + sum(max(answer - output, MORE * output) for output in outputs)
         kinds = ((to_compute, self.computed), (to_write, self.output))
         return max(todo * lasted / spent if spent else 0.0 for todo, spent in kinds)
 
     def _average_answer(self, under_way: list[int]) -> float:
-        """The tokens of an average answer, from the answers so far and those under way that are longer."""
+        """The tokens of an average answer, from the answers so far and those under way that will be longer:
+        where lengths differ much, nearly all that have ended are short."""
         answers, tokens = self._answered
-        longer = [output for output in under_way if output > tokens / answers]
+        longer = [(1 + MORE) * output for output in under_way if output > tokens / answers]
         return (tokens + sum(longer)) / (answers + len(longer))
 
     def freeze_counters(self) -> None:
