@@ -1,4 +1,4 @@
-"""PDFs by OpenAI's and Anthropic's own clients: the embedded model sees their pages, in their order."""
+"""PDFs and videos by OpenAI's and Anthropic's own clients: the embedded model sees pages and frames."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from anthropic import Anthropic
@@ -13,6 +14,7 @@ from openai import OpenAI
 
 from tests.clients.test_anthropic_batches import run_with_engine
 from tests.helpers.pdf_files import RGB, make_pdf, pdf_url
+from tests.helpers.video_files import make_video, video_url
 
 ASK = "What colour is the circle?"
 COLOURS = ("red", "blue", "green")
@@ -62,6 +64,41 @@ def test_pages_are_seen(openai_client: OpenAI, anthropic_client: Anthropic) -> N
         assert colour in ask_messages(anthropic_client, circle(colour))[0]
     counts = [ask_chat(openai_client, circle(*COLOURS[:pages]))[1] for pages in (1, 2, 3)]
     assert counts[0] < counts[1] < counts[2] and counts[2] - counts[1] == counts[1] - counts[0]
+
+
+def ask_videos(openai_client: OpenAI, anthropic_client: Anthropic, data: bytes) -> tuple[list[str], set[int]]:
+    """Answers and numbers of prompt tokens of both clients."""
+    ask: Any = {"type": "text", "text": ASK}
+    content: Any = [{"type": "video_url", "video_url": {"url": video_url(data)}}, ask]
+    chat = openai_client.chat.completions.create(
+        model="m", messages=[{"role": "user", "content": content}], temperature=0, max_tokens=8
+    )
+    source = {"type": "base64", "media_type": "video/mp4", "data": base64.b64encode(data).decode()}
+    messages: Any = [{"role": "user", "content": [{"type": "video", "source": source}, ask]}]
+    found = anthropic_client.messages.create(
+        model="m", max_tokens=8, messages=messages, extra_body={"temperature": 0}
+    )
+    counted = anthropic_client.messages.count_tokens(model="m", messages=messages).input_tokens
+    assert chat.usage is not None
+    text = "".join(block.text for block in found.content if block.type == "text")
+    return [chat.choices[0].message.content or "", text], {chat.usage.prompt_tokens, counted}
+
+
+def test_videos_are_seen(openai_client: OpenAI, anthropic_client: Anthropic) -> None:
+    """The same prompt by both, and longer for more frames. A broken one is a 400 that names its field."""
+    tokens = []
+    for frames in (4, 16):
+        answers, counts = ask_videos(openai_client, anthropic_client, make_video(range(0, 8 * frames, 8)))
+        assert answers[0] == answers[1] and len(counts) == 1
+        tokens += counts
+    assert tokens[0] < tokens[1]
+    with pytest.raises(openai.BadRequestError, match="video") as caught:
+        ask_videos(openai_client, anthropic_client, b"junk")
+    assert caught.value.param == "messages[0].content[0].video_url.url"
+    source = {"type": "base64", "media_type": "video/mp4", "data": "anVuaw=="}
+    broken: Any = [{"role": "user", "content": [{"type": "video", "source": source}]}]
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\.0\.content\.0\.source\.data: .*video"):
+        anthropic_client.messages.create(model="m", max_tokens=8, messages=broken)
 
 
 def test_bad_files_are_named(openai_client: OpenAI, anthropic_client: Anthropic) -> None:

@@ -22,6 +22,7 @@ from mlxrun.api.anthropic.fields import (
     REFUSED_DOCUMENTS,
     SOURCES,
     TRANSFORMATIONS,
+    VIDEOS,
     check_fields,
     check_tagged,
 )
@@ -31,7 +32,12 @@ from mlxrun.text.field_errors import get_json_type, reject, reject_unsupported, 
 
 Json = dict[str, Any]
 
-_DATA_FIELDS = {"text": "text", "image_url": "image_url.url", "file": "file.file_data"}  # of parts
+_DATA_FIELDS = {  # of parts
+    "text": "text",
+    "image_url": "image_url.url",
+    "video_url": "video_url.url",
+    "file": "file.file_data",
+}
 _CONTAINERS = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
 
 
@@ -52,7 +58,7 @@ class PromptPart:
 
     @property
     def text(self) -> str | None:
-        """The text; None for an image or a PDF."""
+        """The text; None for an image, a video or a PDF."""
         return self.body.get("text")
 
 
@@ -159,7 +165,7 @@ class ChatMessagesBuilder:
         self._add(message, where)
 
     def _read_parts(self, content: Any, where: str, container: str) -> list[PromptPart]:
-        """A string, or blocks of text and images."""
+        """A string, or blocks of text, images and videos."""
         if isinstance(content, str):
             return [PromptPart.from_text(content, where)] if content else []
         blocks = _read_blocks(content, where, container, self._echoed)
@@ -226,12 +232,14 @@ def _read_part(kind: str, block: Json, path: str, echoed: bool) -> list[PromptPa
     if kind == "search_result":
         text = _join_texts(block["content"], f"{path}.content", kind, echoed)
         return [PromptPart.from_text(_write_tags(kind, block, ("title", "source"), text), path)]
+    sources = SOURCES if kind == "image" else VIDEOS
     source, given = check_tagged(
-        block["source"], f"{path}.source", SOURCES, {"file": "send it as base64"}, echoed=echoed
+        block["source"], f"{path}.source", sources, {"file": "send it as base64"}, echoed=echoed
     )
     check_fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
     url, field = _read_url(source, given)
-    return [PromptPart({"type": "image_url", "image_url": {"url": url}}, path, f"{path}.source.{field}")]
+    name = f"{kind}_url"
+    return [PromptPart({"type": name, name: {"url": url}}, path, f"{path}.source.{field}")]
 
 
 def _read_url(kind: str, source: Json) -> tuple[str, str]:

@@ -49,6 +49,7 @@ _CITATIONS = object_of({}, {"enabled": {"const": False}})
 BLOCKS: dict[str, Schema] = {
     "text": object_of({"text": STRING}, {"citations": LIST}),
     "image": object_of({"source": OBJECT}, {"transformations": OBJECT}),
+    "video": object_of({"source": OBJECT}),  # not a block of Anthropic's
     "document": object_of({"source": OBJECT}, {"title": STRING, "context": STRING, "citations": _CITATIONS}),
     "search_result": object_of(
         {"source": STRING, "title": STRING, "content": LIST}, {"citations": _CITATIONS}
@@ -61,7 +62,7 @@ BLOCKS: dict[str, Schema] = {
 TRANSFORMATIONS = object_of({}, {"oversized_image": {"const": "downsize"}})
 ALLOWED = {
     "system": ("text",),
-    "user": ("text", "image", "document", "search_result", "tool_result"),
+    "user": ("text", "image", "video", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "tool_result": ("text", "image", "document", "search_result"),
     "document": ("text",),
@@ -87,6 +88,12 @@ SOURCES: dict[str, Schema] = {
         {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "data": STRING}
     ),
     "url": object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
+}
+VIDEOS: dict[str, Schema] = {
+    "base64": object_of(
+        {"media_type": {"type": "string", "pattern": "^video/[a-z0-9.+-]+$"}, "data": STRING}
+    ),
+    "url": SOURCES["url"],
 }
 DOCUMENTS: dict[str, Schema] = {
     "base64": object_of({"media_type": {"const": "application/pdf"}, "data": STRING}),
