@@ -1,4 +1,4 @@
-"""Keys of content: equal ids mean equal content, and a key names all content up to a position.
+"""Keys of content: a key names all content up to a position, by its ids (scheduler/content_ids.py).
 
 A grid point is a multiple of `chunk` tokens. Its key is made of the key of the grid point before it and the
 ids between the two; the key of a position off the grid is made of the last grid point before it in the same
@@ -12,29 +12,12 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from mlxrun.cache.entry import CacheEntry, Key
+from mlxrun.scheduler.content_ids import MASK
 from mlxrun.scheduler.step_plan import SnapshotKind
-
-IDS_PER_HASH = 8  # ids that one hash yields
-MASK = (1 << 63) - 1
 
 
 def compute_digest(*parts: bytes) -> Key:
     return blake2b(b"".join(parts), digest_size=16).digest()
-
-
-def build_content_ids(
-    tokens: Sequence[int], spans: Sequence[tuple[int, int]], digests: Sequence[bytes]
-) -> array[int]:
-    """Return the token ids, where an image's are replaced by negative numbers derived from its digest.
-
-    ValueError if there is not one digest for each image: such a prompt matches nothing.
-    """
-    if len(spans) != len(digests):
-        raise ValueError(f"{len(spans)} image spans, but {len(digests)} digests")
-    ids = array("q", tokens)
-    for (start, stop), image_digest in zip(spans, digests, strict=True):
-        ids[start:stop] = _build_image_ids(image_digest, ids[start:stop])
-    return ids
 
 
 class AdapterSalt:
@@ -52,16 +35,6 @@ class AdapterSalt:
             return array("q", ids)
         count = len(self._words)
         return array("q", [x ^ (self._words[at % count] & MASK) for at, x in enumerate(ids, start)])
-
-
-def _build_image_ids(image_digest: bytes, tokens: array[int]) -> array[int]:
-    """Return one id for each token of the image; they depend on the tokens too, as the layout of an image may
-    differ."""
-    seed = compute_digest(compute_digest(image_digest), tokens.tobytes())
-    blocks = range(-(-len(tokens) // IDS_PER_HASH))
-    words = array("q")
-    words.frombytes(b"".join(blake2b(seed + i.to_bytes(8, "little")).digest() for i in blocks))
-    return array("q", [-1 - (word & MASK) for word in words[: len(tokens)]])
 
 
 def derive_kind_key(key: Key, kind: SnapshotKind) -> Key:

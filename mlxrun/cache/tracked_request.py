@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mlxrun.cache.content_keys import AdapterSalt, KeyChain, build_content_ids
+from mlxrun.cache.content_keys import AdapterSalt, KeyChain
 from mlxrun.cache.entry import CacheEntry, Key
 from mlxrun.cache.entry_scores import ScoreBook
+from mlxrun.scheduler.content_ids import build_content_ids, has_known_content, round_down
 from mlxrun.scheduler.request import Request
 
 MIN_SHARED = 16  # tokens: what a request that waits for another one's logprobs must share with it at least
@@ -52,9 +53,8 @@ class TrackedRequest:
 
     @property
     def cacheable(self) -> bool:
-        """Whether its content is known: not that of images whose tokens are not."""
-        spans, digests = self.request.image_spans, self.request.image_digests
-        return len(spans) == len(digests) and (self.request.media is None or len(spans) > 0)
+        """Whether its content is known."""
+        return has_known_content(self.request)
 
     @property
     def storable(self) -> bool:
@@ -82,13 +82,7 @@ class TrackedRequest:
 
     def round_down(self, length: int) -> int:
         """Return the longest length up to this one at which a hit may end: not inside an image."""
-        while True:
-            if self.grid_only:
-                length -= length % self.chunk
-            inside = [start for start, stop in self.request.image_spans if start < length < stop]
-            if not inside:
-                return length
-            length = inside[0]
+        return round_down(length, self.request.image_spans, self.chunk if self.grid_only else 1)
 
     @property
     def longest_useful_hit(self) -> int:

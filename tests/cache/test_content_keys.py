@@ -1,53 +1,22 @@
-"""Keys of content (cache/content_keys.py): images count by what they show, and a key names all before it."""
+"""Keys of content: a key names all before it."""
 
 from __future__ import annotations
+
+from array import array
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.cache import content_keys
-from mlxrun.cache.content_keys import KeyChain, build_content_ids, compute_entry_key
+from mlxrun.cache.content_keys import KeyChain, compute_entry_key
 from mlxrun.scheduler.step_plan import SnapshotKind
 
 ROOT = b"0" * 16
-A, B = b"a" * 32, b"b" * 32
 
 
 def chain(tokens: list[int], chunk: int = 4, root: bytes = ROOT) -> KeyChain:
-    return KeyChain(root, chunk, build_content_ids(tokens, (), ()))
-
-
-def test_text_is_its_own_content() -> None:
-    assert list(build_content_ids([5, 0, 7], (), ())) == [5, 0, 7]
-
-
-def test_an_image_is_what_it_shows() -> None:
-    tokens, spans = [1, 9, 9, 9, 2], ((1, 4),)
-    first, again, other = (build_content_ids(tokens, spans, (d,)) for d in (A, A, B))
-    assert first == again
-    assert first[0] == 1 and first[4] == 2
-    assert all(x < 0 for x in first[1:4]) and len(set(first[1:4])) == 3
-    assert not set(first[1:4]) & set(other[1:4])
-
-
-def test_the_order_of_images_counts() -> None:
-    tokens, spans = [9, 9, 1, 9, 9], ((0, 2), (3, 5))
-    assert build_content_ids(tokens, spans, (A, B)) != build_content_ids(tokens, spans, (B, A))
-
-
-def test_the_layout_of_an_image_counts() -> None:
-    assert build_content_ids([9, 8], ((0, 2),), (A,)) != build_content_ids([8, 9], ((0, 2),), (A,))
-
-
-def test_long_images_have_no_repeats() -> None:
-    ids = build_content_ids([9] * 5000, ((0, 5000),), (A,))
-    assert len(set(ids)) == 5000
-
-
-def test_images_must_all_be_named() -> None:
-    with pytest.raises(ValueError, match="1 image spans, but 0"):
-        build_content_ids([9, 9], ((0, 2),), ())
+    return KeyChain(root, chunk, array("q", tokens))
 
 
 def test_keys_name_everything_before() -> None:
