@@ -10,7 +10,7 @@ import time
 from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
-from mlxrun.engine.media_spans import join_media_spans
+from mlxrun.engine.media_spans import join_digests, join_media_spans
 from mlxrun.engine.pooling import PoolingSteps
 from mlxrun.engine.token_selection import TokenSelection
 from mlxrun.errors import EngineDead, MlxrunError, RequestError
@@ -94,6 +94,8 @@ class Engine:
         self._check_tokens(request)
         if request.media is not None and self.probe is not None and self.probe.methods.whole_media:
             request = join_media_spans(request)
+        if request.media is not None and self._settings.reproducible:
+            request = join_digests(request)
         if not request.pooled:
             self._add_prompt(request)
         elif self.pooling is None:

@@ -1,4 +1,4 @@
-"""Prompts with images for models whose tokens, up to the last image, have to be computed by one forward."""
+"""Prompts whose images are not computed one by one: what is cached of them is found with all of them only."""
 
 from __future__ import annotations
 
@@ -24,3 +24,11 @@ def join_media_spans(request: Request) -> Request:
     digest = hashlib.blake2b(b"".join(digests) + content, digest_size=16).digest()
     known = len(digests) == len(spans)
     return replace(request, image_spans=((0, stop),), image_digests=(digest,) if known else ())
+
+
+def join_digests(request: Request) -> Request:
+    """The request with digests that each cover all its images. Images that are encoded together round
+    otherwise than each alone, so that the same bytes come of the same images only."""
+    every = b"".join(request.image_digests)
+    joined = (hashlib.blake2b(own + every, digest_size=16).digest() for own in request.image_digests)
+    return replace(request, image_digests=tuple(joined))

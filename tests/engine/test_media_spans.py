@@ -1,4 +1,5 @@
-"""Prompts whose tokens up to the last image are one span, with the digest of all that is in it."""
+"""Prompts whose tokens up to the last image are one span, with the digest of all that is in it; and digests
+that cover all images."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlxrun.engine.media_spans import join_media_spans
+from mlxrun.engine.media_spans import join_digests, join_media_spans
 from mlxrun.errors import RequestError
 from mlxrun.scheduler.request import Request, SamplingParams
 
@@ -47,3 +48,12 @@ def test_logprobs_of_such_a_prompt_are_refused() -> None:
     wanted = replace(REQUEST, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
     with pytest.raises(RequestError, match="prompt_logprobs are not supported for prompts with images"):
         join_media_spans(wanted)
+
+
+def test_joined_digests_tell_images_apart_and_cover_all() -> None:
+    own, other = join_digests(REQUEST).image_digests
+    assert own != other
+    fewer = replace(REQUEST, image_spans=((3, 5),), image_digests=(b"1" * 16,))
+    assert own not in join_digests(fewer).image_digests
+    assert join_digests(REQUEST).image_digests == (own, other)
+    assert join_digests(replace(REQUEST, image_digests=())).image_digests == ()

@@ -8,13 +8,16 @@ from __future__ import annotations
 import gc
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from mlxrun.engine.engine import Engine
+from mlxrun.model.adapter import VisionAdapter
 from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.sampler import Sampler
 from mlxrun.scheduler.request import TokenEvent
@@ -105,6 +108,39 @@ def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: No
     for company in (asks, [TimedRequest(a.request, add_step=(9, 0, 4, 2, 0)[i]) for i, a in enumerate(asks)]):
         events = engine_driver.run_requests(engine, company)
         assert all(same_bytes(events[ask.id], alone[ask.id]) for ask in asks)
+
+
+def is_same_after_fewer_images(zoo: Zoo, *, known: int) -> bool:
+    """Whether a prompt with two images has the bytes of a cold one after prompts with the first of them.
+    `known`: tokens that it has of those."""
+    images = vision_models.images(6, 2, size=(64, 64))
+    text = "and now a long explanation of what to look at, please. "
+    prompts = [vision_models.prompt("qwen3_vl", "x", None, text, *more) for more in ((), ("!",), (None, "?"))]
+    found = []
+    for first in (0, 2):
+        engine = engine_driver.make_real_engine(zoo.vision("qwen3_vl"), reproducible=True)
+        for i, prompt in [*enumerate(prompts)][first:]:
+            request = engine_driver.make_vision_request(engine, str(i), prompt, images[: 1 + i // 2])
+            found.append(engine_driver.run_requests(engine, [request])[str(i)])
+    assert [event.num_cached_tokens for event in found] == [0, 80, known, 0]
+    return same_bytes(found[-2], found[-1])
+
+
+def test_images_are_the_same_bytes_after_some_of_them(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are encoded together may round otherwise than each alone, which is made certain here. The
+    twin takes what is cached of each."""
+    prepare = VisionAdapter.prepare_inputs
+
+    def round_otherwise(self: Any, prompt: Any, media: Any, cached: int = 0) -> PromptInputs:
+        inputs = prepare(self, prompt, media, cached)
+        if inputs.embeds is None:
+            return inputs
+        return replace(inputs, embeds=inputs.embeds * (1 + 1e-5 * len(media["image_grid_thw"])))
+
+    monkeypatch.setattr(VisionAdapter, "prepare_inputs", round_otherwise)
+    assert is_same_after_fewer_images(zoo, known=0)
+    monkeypatch.setattr("mlxrun.engine.engine.join_digests", lambda request: request)
+    assert not is_same_after_fewer_images(zoo, known=80)
 
 
 @pytest.mark.parametrize("family", METHODS)
