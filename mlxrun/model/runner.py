@@ -234,8 +234,8 @@ class ModelRunner:
         row = RowState(tokens, inputs, sampling, cache, newest, hit=hit, grammar=grammar, scoring=scoring)
         row.prompt_length, row.media = len(request.prompt), request.media
         row.adapter = self._adapter.row_adapters.find(request.adapter and request.adapter.name)
-        if self._methods.shares_pages and request.media is None and not request.positions:
-            row.page_keys = compute_page_keys(request.prompt, row.adapter, self._methods.grid)
+        if self._methods.shares_pages:
+            row.page_keys = compute_page_keys(request, row.adapter, self._methods.grid)
         return row
 
     def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:

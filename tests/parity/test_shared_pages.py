@@ -13,6 +13,7 @@ from mlxrun.model import runner
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.paged.page_table import PageTable
 from mlxrun.scheduler import prefill_planner
+from mlxrun.scheduler.request import Request
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
@@ -154,8 +155,8 @@ def test_without_a_prefix_cache_nothing_is_shared(zoo: Zoo) -> None:
 def test_pages_of_other_prompts_are_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation twin: a name that does not cover all tokens before it."""
 
-    def name_by_place(tokens: Sequence[int], adapter: int, grid: int) -> tuple[bytes, ...]:
-        return tuple(bytes([i]) for i in range((len(tokens) - 1) // PAGE))
+    def name_by_place(request: Request, adapter: int, grid: int) -> tuple[bytes, ...]:
+        return tuple(bytes([i]) for i in range((len(request.prompt) - 1) // PAGE))
 
     monkeypatch.setattr(runner, "compute_page_keys", name_by_place)
     events = engine_driver.run_requests(make_engine(zoo), list_asks())
