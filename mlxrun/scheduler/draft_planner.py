@@ -162,7 +162,7 @@ class DraftPlanner:
         """Whether one drafted token gains more than it costs, with all rows like this one."""
         acceptance = state.acceptance
         cost += WAITING_COST + self.row_cost
-        return acceptance is not None and _may_draft(state) and acceptance.rate > cost
+        return acceptance is not None and _may_draft(state) and acceptance.expect(1) > cost
 
     def _choose(self, decoding: Sequence[RequestState]) -> DraftChoice:
         """The choice that gives the most tokens in the time that it takes; nothing if no drafts give more.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from mlxrun.config.settings import SpeculationSettings
+from mlxrun.scheduler.acceptance import Acceptance
 from mlxrun.scheduler.checked_source import CheckedSource
 from mlxrun.scheduler.draft_planner import DraftPlanner
+from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.memory_budget import RequestLimits
 from mlxrun.scheduler.request import Request, SamplingParams
 from mlxrun.scheduler.row_drafter import RowDrafter
@@ -312,6 +314,32 @@ def test_a_source_reads_nothing_while_no_row_of_a_forward_is_free() -> None:
     assert source.asked and driver.outputs["new 0"] == [*range(100, 160)]
 
 
+def test_each_place_of_a_draft_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source as a head is: first tokens are right, and later ones wrong. The twin takes all places to be
+    alike, of which half are right, and drafts further ones in vain."""
+
+    class Head(FakeSource):
+        def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> list[tuple[int, ...]]:
+            drafts = super().propose(rows, limits)
+            return [draft[:1] + (0,) * (len(draft) - 1) for draft in drafts]
+
+    def measure() -> tuple[float, float]:
+        """The mean depth of drafts, and tokens in the time of a step."""
+        source = Head(predict_new)
+        driver = run_source(source, max_tokens=501)
+        depths = [max(limits) for limits in source.asked]
+        time = sum(1 + 0.2 * bool(plan.drafts) for plan in driver.plans if plan.decode)
+        return sum(depths) / len(depths), 501 / (time + source.cost * sum(depths))
+
+    depth, speed = measure()
+    estimate = Acceptance._estimate_rates
+    monkeypatch.setattr(
+        Acceptance, "_estimate_rates", lambda known, count: [sum(estimate(known, 2)) / 2] * count
+    )
+    other_depth, other_speed = measure()
+    assert depth < 1.3 < 1.9 < other_depth and speed > 1.05 * other_speed
+
+
 @pytest.mark.parametrize(
     ("share", "cost", "least", "most"), [(0.0, 0.05, 0.97, 1), (0.5, 0.3, 0.97, 1), (0.8, 0.15, 1.7, 2.2)]
 )
@@ -353,6 +381,6 @@ def test_nothing_is_learnt_from_a_step_that_failed() -> None:
     assert driver.scheduler.step_failed(StepPlan(), RuntimeError("planted")) == []
     known = state.acceptance
     assert known is not None
-    before = known.rate
+    before = known.expect(1)
     driver.planner.record(state, [SampledToken(1)], 0)
-    assert abs(known.rate - before) < 0.01, "a token that nobody drafted counts as a rejected one"
+    assert abs(known.expect(1) - before) < 0.01, "a token that nobody drafted counts as a rejected one"
