@@ -7,20 +7,23 @@ from mlxrun.model.tiny.vision_configs import VisionFamily
 from mlxrun.model.tiny.vision_media import IMAGE
 
 VISION: dict[str, VisionFamily] = {
-    "qwen2_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"hidden_size": 64}, flat=True),
+    "qwen2_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"hidden_size": 64}, flat=True, wrapped=True),
     "qwen2_5_vl": VisionFamily(
         4,
         "grid",
         text=parts.MROPE,
         tower={"window_size": 32, "fullatt_block_indexes": [1]},
         flat=True,
+        wrapped=True,
     ),
-    "qwen3_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "qwen3_vl"}),
-    "qwen3_vl_moe": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "qwen3_vl_moe"}),
-    "qwen3_5": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5"}),
-    "qwen3_5_moe": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5_moe"}),
-    "glm4v": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "glm4v"}),
-    "glm4v_moe": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "glm4v_moe"}),
+    "qwen3_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "qwen3_vl"}, wrapped=True),
+    "qwen3_vl_moe": VisionFamily(
+        4, "grid", text=parts.MROPE, tower={"model_type": "qwen3_vl_moe"}, wrapped=True
+    ),
+    "qwen3_5": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5"}, wrapped=True),
+    "qwen3_5_moe": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5_moe"}, wrapped=True),
+    "glm4v": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "glm4v"}, wrapped=True),
+    "glm4v_moe": VisionFamily(4, "grid", text=parts.MROPE, tower={"model_type": "glm4v_moe"}, wrapped=True),
     "dots_ocr": VisionFamily(4, "grid", tower={"hidden_size": 64, "embed_dim": 64}),
     "gemma4": VisionFamily(
         4, "typed", text=parts.GEMMA4, tower=parts.GEMMA4_TOWER, own={"vision_soft_tokens_per_image": 4}
@@ -58,8 +61,8 @@ VISION: dict[str, VisionFamily] = {
         16, text={"model_type": "gemma", "num_image_tokens": 16}, tower=parts.SIGLIP | {"projection_dim": 64}
     ),
     "mllama": VisionFamily(1, "aspects", text=parts.MLLAMA, tower=parts.MLLAMA_TOWER),
-    "indic_ocr": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5"}),
-    "qwen4_exp": VisionFamily(4, "grid", text=parts.QWEN4, tower=parts.FLAT),
+    "indic_ocr": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5"}, wrapped=True),
+    "qwen4_exp": VisionFamily(4, "grid", text=parts.QWEN4, tower=parts.FLAT, wrapped=True),
     "qwen3_omni_moe": VisionFamily(4, "grid", own=parts.OMNI, wrapped=True),
     "cohere_compass": VisionFamily(4, "grid", text=parts.COMPASS, wrapped=True),
     "ernie4_5_moe_vl": VisionFamily(
