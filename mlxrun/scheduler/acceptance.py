@@ -2,8 +2,8 @@
 
 A model's predictions are known only once it has made them, so that a row which does not draft learns nothing.
 What is known of it therefore fades: after some tokens it is expected again to draft as well as the others,
-and these as well as at the start, and it tries. Later tokens of a draft are accepted less often than the first,
-above all those of a head, so that each place has counts of its own. Only counts decide, never times.
+and these as well as at the start, and it tries. A head's later tokens are accepted less often than its first
+ones, so that each place of a draft has counts of its own. Only counts decide, never times.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ class Acceptance:
 
     def __init__(self, others: Acceptance | None = None) -> None:
         self._others = others
-        self._counts: list[
-            tuple[float, float]
-        ] = []  # by place in a draft: compared tokens, and accepted ones
+        self._counts: list[tuple[float, float]] = []  # by place in a draft: compared and accepted tokens
         self.pending = 0
 
     def expect(self, count: int) -> float:
@@ -54,9 +52,6 @@ class Acceptance:
 
     def _learn(self, tokens: int, compared: int, accepted: int) -> None:
         self._counts += [(0.0, 0.0)] * (compared - len(self._counts))
-        for place, counts in enumerate(self._counts):
+        for place, (known, held) in enumerate(self._counts):
             share = 0.5 ** (1 / FADING if place < compared else tokens / IDLE_FADING)
-            self._counts[place] = (
-                counts[0] * share + (place < compared),
-                counts[1] * share + (place < accepted),
-            )
+            self._counts[place] = known * share + (place < compared), held * share + (place < accepted)
