@@ -49,8 +49,8 @@ SECONDS = 0.6  # after which nothing is timed with more rows
 GRAPHS, GRAPH_SECONDS, MAX_REPEATS = 3, 0.004, 16  # timed graphs, their length, and products in each
 SLOW_SECONDS = 0.3  # after which no graph is timed again
 CPU_OUTPUTS = 512  # columns of a product that is timed on a CPU
-# Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix, which is padded to 8
-# rows. 8B in 4 bit on an H200, ms a step: 10.3 with 2 rows one by one, 18.4 with 4, and 16.0 padded.
+# Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix, padded to 8 rows.
+# 8B in 4 bit on an H200, ms a step: 10.3 with 2 rows one by one, 18.4 with 4, and 16.0 padded.
 FIXED_TABLES: Mapping[str, MethodTable] = {
     "cuda": MethodTable(((3, "library"), (128, "flat"), (256, "dequantized"))),
     "metal": MethodTable(),
