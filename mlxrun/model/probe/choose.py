@@ -73,7 +73,10 @@ def choose_methods(
     candidate = _choose_candidate(template, config, quantization is None)
     if not config.engine.probe:
         return _add_quantization(ProbeReport(candidate, (), adapter.weights), quantization)
-    with use_library_products(adapter.model):
+    # In half precision, products round each row by itself meanwhile; in float32 they need not, and on a CPU
+    # that takes thrice as long.
+    rounds = uses_gpu() or config.model.dtype not in ("auto", "float32")
+    with use_library_products(adapter.model) if rounds else nullcontext():
         reference = Reference(adapter, vocab)
         methods, checks = _TextLadder(reference, candidate, quantization).compare()
         windows = tuple(ComparedWindow(size, min(size, REDUCED)) for size in list_windows(template))

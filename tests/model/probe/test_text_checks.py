@@ -262,6 +262,16 @@ def test_bits_that_depend_on_the_rows_beside(
     assert list_failed(probe_model(zoo.text(family))) == []
 
 
+@pytest.mark.parametrize(("dtype", "library"), [("float32", False), ("bfloat16", True)])
+def test_only_half_precision_is_compared_by_the_librarys_products(
+    zoo: Zoo, dtype: str, library: bool, monkeypatch: Patch
+) -> None:
+    used: list[Any] = []
+    original = choose.use_library_products
+    monkeypatch.setattr(choose, "use_library_products", lambda model: used.append(model) or original(model))
+    assert list_failed(probe_model(zoo.text("llama"), dtype=dtype)) == [] and bool(used) is library
+
+
 def test_nothing_is_copied_for_a_prefix_cache_that_is_off(zoo: Zoo) -> None:
     report = probe_model(zoo.text("llama"), backend="none")
     assert "snapshot" not in {check.name for check in report.checks} and not report.methods.snapshots
