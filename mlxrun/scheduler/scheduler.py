@@ -15,7 +15,7 @@ from mlxrun.config.settings import SchedulerSettings, SpeculationSettings
 from mlxrun.errors import Overloaded, RequestError, is_out_of_memory, wrap_model_error
 from mlxrun.scheduler.draft_planner import DraftPlanner
 from mlxrun.scheduler.memory_budget import RequestLimits
-from mlxrun.scheduler.preemption import choose_victims, rank_urgency
+from mlxrun.scheduler.preemption import Preemption
 from mlxrun.scheduler.prefill_planner import PrefillPlanner
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
@@ -64,6 +64,7 @@ class Scheduler:
         self.drafts = drafts or DraftPlanner(SpeculationSettings())
         queue = self._waiting_queue = WaitingQueue(settings, clock)
         self._row_limit = RowLimit(settings.max_running)
+        self._preemption = Preemption(self._row_limit, self.token_budget, queue)
         self._prefill_planner = PrefillPlanner(queue, self.token_budget, cache, chunk, aligned_chunks)
         self._requests: dict[str, RequestState] = {}  # all unfinished requests, in order of arrival
         self._rows_to_free: list[str] = []  # the runner frees them in the next step
@@ -122,7 +123,7 @@ class Scheduler:
         Where nothing runs, a request waits for the snapshots of the rows before it to be stored, which takes
         a step or two: it may go on from the answer of one of them.
         """
-        clear_pool = self._preempt_for_memory()
+        clear_pool = self._preemption.preempt_for_memory(self._running, self._preempt)
         queue = self._waiting_queue.order_requests(self._requests.values(), self.has_rows_to_free)
         is_stored = snapshots_are_stored and not self._final_snapshots
         admitted = self._admit(queue) if is_stored or self._running else ()
@@ -203,7 +204,7 @@ class Scheduler:
         for state in (s for s in queue if not s.running):
             if running and not state.suspect and self._prefix_cache.should_wait_for_prefix(state.id):
                 continue
-            if not self._can_run(state, running) and not self._preempt_background(state, running):
+            if not self._preemption.make_room(state, running, self._preempt):
                 break
             if not state.scores.complete:
                 start = state.scores.next_position
@@ -220,47 +221,6 @@ class Scheduler:
             state.start_running(hit, costs.get_max_sampling_chunk(state.request) if costs else 0)
             admitted.append(Admission(state.request, tuple(state.output), hit))
         return tuple(admitted)
-
-    def _can_run(self, state: RequestState, running: Sequence[RequestState], use_cache: bool = True) -> bool:
-        """Whether a row and memory are left. Beside other requests, background ones get half of the rows."""
-        if not running and not self.token_budget.wanted_by_texts:
-            return True
-        max_rows = self._row_limit.rows
-        background = sum(s.request.background for s in running)
-        if state.request.background and background < len(running) and 2 * background >= max_rows:
-            return False
-        return len(running) < max_rows and self.token_budget.can_admit(running, state, use_cache)
-
-    def _preempt_background(self, state: RequestState, running: list[RequestState]) -> bool:
-        """Preempt as few background rows as needed for a request that is not in the background, or none if
-        that is not enough. Returns whether the request can run now."""
-        background = [s for s in self._sort_by_urgency(running) if s.request.background]
-        live = [s for s in running if not s.request.background]
-        # Preempting a row unpins its prefix cache entries, so the memory of the cache does not count yet.
-        if state.request.background or not background or not self._can_run(state, live, use_cache=False):
-            return False
-        for victim in choose_victims(background, lambda rows: self._can_run(state, [*live, *rows], False)):
-            running.remove(victim)
-            self._preempt(victim)
-        left = [s for s in background if s.running]
-        while left and not self._can_run(state, running):
-            running.remove(left[-1])
-            self._preempt(left.pop())
-        return self._can_run(state, running)
-
-    def _preempt_for_memory(self) -> bool:
-        """Preempt the least urgent rows if the next step does not fit in memory; whether that was so."""
-        running = self._running
-        if len(running) < 2 or self.token_budget.fits_next_step(running):
-            return False
-        running = self._sort_by_urgency(running)
-        while len(running) > 1 and not self.token_budget.fits_next_step(running):
-            self._preempt(running.pop())
-        return True
-
-    def _sort_by_urgency(self, states: Sequence[RequestState]) -> list[RequestState]:
-        now = self._clock()
-        return sorted(states, key=lambda s: rank_urgency(s, self._waiting_queue.is_overdue(s, now)))
 
     def _preempt(self, state: RequestState) -> None:
         """Free the row; its tokens are computed again once it is admitted again. A token in flight is still

@@ -41,9 +41,9 @@ class WaitingQueue:
             queue = overdue + [s for s in queue if not self._has_waited_long(s, now)]
         return sorted(queue, key=lambda s: s.request.background)  # stable
 
-    def is_overdue(self, state: RequestState, now: float) -> bool:
+    def is_overdue(self, state: RequestState) -> bool:
         """Whether it came more than `aging` seconds ago and still has prefill left."""
-        return self._has_waited_long(state, now) and state.remaining_prefill > 0
+        return self._has_waited_long(state, self._clock()) and state.remaining_prefill > 0
 
     def _has_waited_long(self, state: RequestState, now: float) -> bool:
         return 0 < self._max_wait < now - state.arrival_time

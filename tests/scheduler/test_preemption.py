@@ -10,9 +10,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from mlxrun.scheduler import scheduler as module
+from mlxrun.scheduler import preemption as module
 from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.scheduler.preemption import choose_victims, rank_urgency
+from mlxrun.scheduler.preemption import Preempt, Preemption, choose_victims, rank_urgency
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.scheduler.request import Request
 from mlxrun.scheduler.request_state import RequestState
@@ -138,14 +138,14 @@ def test_the_property_sees_a_wrong_choice(wrong: Any, monkeypatch: pytest.Monkey
 def test_the_property_sees_rows_preempted_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """The property fails if rows are preempted before it is known whether that helps."""
 
-    def ask(self: Scheduler, entry: RequestState, running: list[RequestState]) -> bool:
+    def ask(self: Preemption, entry: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
         for row in [e for e in self._sort_by_urgency(running)[::-1] if e.request.background]:
             if not self._can_run(entry, running):
                 running.remove(row)
-                self._preempt(row)
+                preempt(row)
         return self._can_run(entry, running)
 
-    monkeypatch.setattr(Scheduler, "_preempt_background", ask)
+    monkeypatch.setattr(Preemption, "_preempt_background", ask)
     with pytest.raises(AssertionError):
         holds()
 
