@@ -9,7 +9,10 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered
+from mlxrun.model.probe import choose, text_checks
 from mlxrun.model.probe.kernel_check import LENGTHS, KernelCheck, KernelError
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.probe_driver import list_failed, probe_model
 
 QUERIES, KEYS = mx.zeros((2, 4, 1, 32)), mx.zeros((512, 2, 32))
 ROWS = PagedRows(mx.array([[1], [0]]), mx.array([3, 0]), mx.array([1]))
@@ -66,3 +69,24 @@ def test_a_slow_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", read_clock)
     with pytest.raises(KernelError, match="takes"):
         KernelCheck(attend_slowly)(QUERIES, KEYS, KEYS, ROWS, 0.2, None)
+
+
+def fail_to_compile(*args: Any) -> mx.array:
+    raise RuntimeError("[metal_kernel] the source does not compile")
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("kernel", [attend, fail_to_compile, attend_by_company, attend_past_the_first_page])
+def test_a_model_decodes_without_a_kernel_that_fails(
+    zoo: Zoo, kernel: Any, reproducible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU that nobody has seen: loading goes on, with attention by groups of rows."""
+    monkeypatch.setattr(choose, "uses_gpu", lambda: True)
+    monkeypatch.setattr(text_checks, "uses_gpu", lambda: True)
+    monkeypatch.setattr(text_checks, "KernelCheck", lambda: KernelCheck(kernel, timed=False))
+    report = probe_model(zoo.text("llama"), reproducible=reproducible)
+    works = kernel is attend
+    assert list_failed(report) == ([] if works else ["decode paged"])
+    assert report.methods.decode == ("compiled" if works else "ragged")
+    failed = [check for check in report.checks if not check.passed]
+    assert all(check.instead == "attention by groups of rows of similar length" for check in failed)
