@@ -47,7 +47,8 @@ class DraftChoice:
 class DraftPlanner:
     """`max_rows`: rows of one decode forward, of which a draft takes one for each token; 0: nothing is
     drafted, for the reason in `problem` (None: by the config). `source`: a model that drafts; `looks_up`:
-    whether n-grams are looked up; `row_cost`: what a row adds to a forward, in steps of one row."""
+    whether n-grams are looked up; `row_cost`: what a row adds to a forward, in steps of one row. `declined`:
+    how often a row that may draft did not in a step, since no draft was expected to pay or to be ready."""
 
     settings: SpeculationSettings
     max_rows: int = 0
@@ -57,6 +58,7 @@ class DraftPlanner:
     row_cost: float = 0.0
     counts: DraftCounts = field(default_factory=DraftCounts)
     modelled: DraftCounts = field(default_factory=DraftCounts)  # those of the source among them
+    declined: int = 0
     _acceptance: Acceptance = field(default_factory=Acceptance)  # of the source's drafts for all rows
 
     def describe(self) -> dict[str, Any]:
@@ -72,6 +74,7 @@ class DraftPlanner:
             "configured": self.settings.method,
             "problem": problem,
             **asdict(self.counts),
+            "declined": self.declined,
             "row_cost": round(self.row_cost, 3),
             "model": {"cost": source and round(source.cost, 3), **asdict(self.modelled)},
         }
@@ -91,6 +94,12 @@ class DraftPlanner:
         """Give rows of the next step a `draft`. `fits`: whether the running rows fit in memory with it."""
         if not self.max_rows:
             return
+        self._plan_drafts(decoding, running, fits)
+        self.declined += sum(_may_draft(state) and not state.draft for state in decoding)
+
+    def _plan_drafts(
+        self, decoding: Sequence[RequestState], running: Sequence[RequestState], fits: Callable[..., bool]
+    ) -> None:
         if self.looks_up:
             self._index_prompts(decoding)
         self._advance_source(decoding)

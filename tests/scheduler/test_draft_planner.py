@@ -90,6 +90,7 @@ def test_a_row_that_copies_gets_many_tokens_a_step() -> None:
     assert driver.outputs["a"] == [PERIOD[i % 6] for i in range(101)]
     counts = driver.planner.counts
     assert counts.accepted == counts.drafted and counts.steps <= 22
+    assert driver.planner.declined < counts.steps  # only at first
     assert steps < 60
     assert max(len(draft) for plan in driver.plans for draft in plan.drafts.values()) == 4
 
@@ -97,8 +98,10 @@ def test_a_row_that_copies_gets_many_tokens_a_step() -> None:
 def test_a_row_with_new_tokens_never_waits() -> None:
     driver = Driver()
     driver.add("new")
+    driver.add("barred", speculation=False)
     driver.run()
     assert driver.waits == 0 and driver.planner.counts.drafted == 0
+    assert driver.planner.describe()["declined"] == 100  # the other row has as many steps
 
 
 def test_one_row_that_copies_does_not_hold_up_many() -> None:
