@@ -195,6 +195,18 @@ def test_pages_of_eight_rows_about_one_image(zoo: Zoo, monkeypatch: Patch) -> No
     assert count_pages()[0] - most == (ROWS - 1) * common
 
 
+@pytest.mark.parametrize("family", mark_sweep(vision_models.VISION, ("qwen3_vl", "gemma3", "qwen3_5")))
+def test_questions_about_one_image_at_once_compute_it_once(zoo: Zoo, family: str) -> None:
+    """Also where no chunk ends between the image and the questions, and with states and windows."""
+    cases: Cases = {str(i): [["look well at this: " * 4, ONE, f"{i}?"]] for i in range(4)}
+    engine = make_engine(zoo, family, chunk=512)
+    asks = [ask.request for ask in list_asks(engine, family, cases)]
+    events = engine_driver.run_requests(engine, asks)
+    assert find_wrong(zoo, family, events, cases) == set()
+    cached = [events[ask.id].num_cached_tokens >= ask.image_spans[-1][1] for ask in asks]
+    assert cached == [False, True, True, True]
+
+
 def test_images_whose_tokens_see_each_other_are_shared_together(tmp_path: Path, monkeypatch: Patch) -> None:
     """Up to the last image, a page is named by all that is before the end of it: no image is shared where
     another one follows that differs."""

@@ -11,6 +11,17 @@ from mlxrun.scheduler.request import FinishReason, HitKind, Request, SamplingPar
 from tests.helpers.engine_fakes import merge_events
 
 
+@pytest.mark.parametrize(
+    ("boundaries", "points"), [((), (40,)), ((10, 30), (10, 30, 40)), ((10, 45), (10, 45)), ((40,), (40,))]
+)
+def test_questions_part_behind_the_last_image(boundaries: tuple[int, ...], points: tuple[int, ...]) -> None:
+    request = Request("a", tuple(range(50)), SamplingParams(max_tokens=1), image_spans=((12, 15), (35, 40)))
+    request = dataclasses.replace(request, boundaries=boundaries)
+    assert request.branch_points == points
+    assert dataclasses.replace(request, image_spans=()).branch_points == boundaries
+    assert dataclasses.replace(request, image_spans=((35, 50),)).branch_points == boundaries
+
+
 def test_events_merge_into_one() -> None:
     """Tokens concatenate, and the other fields take the latest value."""
     score = TokenLogprob(-1.0)
