@@ -167,7 +167,7 @@ def test_bytes_are_those_of_each_request_alone(
     }
     methods = ComputeMethods("paged", fixed_width=ROWS, grid=16)
     cold = make_engine(zoo, family, methods=methods, reproducible=True, backend="none")
-    asks, alone = list_asks(cold, family, cases), {}
+    asks, alone = list_asks(cold, family, cases), dict[str, TokenEvent]()
     for ask in asks:
         alone |= engine_driver.run_requests(cold, [ask.request])
     watch, engine = PageWatch(monkeypatch), make_engine(zoo, family, methods=methods, reproducible=True)
