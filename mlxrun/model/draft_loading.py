@@ -12,13 +12,8 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ConfigError, MlxrunError
 from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import (
-    LoadedModelInfo,
-    load_model_info,
-    log_weights,
-    make_draft_error,
-    make_draft_settings,
-)
+from mlxrun.model.model_files import make_draft_error, make_draft_settings
+from mlxrun.model.model_info import LoadedModelInfo, load_model_info, log_weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,21 @@
-"""Finds a model's files, and computes the digests that identify them in a manifest."""
+"""Finds a model's files and those of its draft model, and reads the small ones."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mlxrun.config.contradictions import explain_missing_config
 from mlxrun.config.settings import ModelSettings
-from mlxrun.errors import ConfigError, ModelLoadError
-from mlxrun.model.load_progress import LoadProgress
+from mlxrun.errors import ConfigError, MlxrunError, ModelLoadError
 
 log = logging.getLogger(__name__)
 GGUF = ".gguf"
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
-_FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
-_BLOCK = 1 << 16
-_SAMPLES = 1024
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
@@ -40,6 +36,28 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
         raise ModelLoadError(f"model.path: there is no folder {folder}")
     return _download(settings, weights)
+
+
+def make_draft_settings(settings: ModelSettings) -> ModelSettings:
+    """The settings of the draft model beside a model with these."""
+    assert settings.draft is not None
+    own = ModelSettings(path=settings.draft, kind="text", dtype=settings.dtype)
+    return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
+
+
+def make_draft_error(error: MlxrunError) -> ConfigError:
+    """What a user who named a draft model is told, for an error of loading a model with such settings."""
+    reason = str(error).removeprefix("model.path: ").removeprefix("model.kind: ")
+    return ConfigError(f"model.draft: {reason}")
+
+
+def find_draft_folder(settings: ModelSettings, weights: bool = True) -> Path:
+    """The folder of the draft model beside a model with these settings, as `find_model_folder` has it.
+    ConfigError if there is none."""
+    try:
+        return find_model_folder(make_draft_settings(settings), weights)
+    except MlxrunError as error:
+        raise make_draft_error(error) from error
 
 
 def _download(settings: ModelSettings, weights: bool) -> Path:
@@ -105,71 +123,3 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ModelLoadError(f"{path}: not a list of JSON objects")
     return value
-
-
-class LateDigests(Mapping[str, str]):
-    """Digests by name, for which files are read when they are asked for. `sources`: for each name, what
-    computes its digest and perhaps others."""
-
-    def __init__(self, sources: Mapping[str, Callable[[], Mapping[str, str]]]) -> None:
-        self._sources = sources
-
-    def __getitem__(self, name: str) -> str:
-        return self._sources[name]()[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-
-def compute_digests(
-    folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
-) -> dict[str, str]:
-    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: whether Python
-    files of the folder may run, and are part of the model."""
-    weights = list_weight_files(folder) + (sorted(adapter.glob("*")) if adapter else [])
-    weights += sorted(folder.rglob("*.py")) if code else []
-    weights += sorted(folder.glob("*sentence*.json"))  # of sentence-transformers: prompts, the activation
-    if (folder / "modules.json").is_file():  # and pooling, further layers
-        weights += [folder / "modules.json"]
-        weights += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
-    tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
-    tokenizer += [folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]
-    total = sum(path.stat().st_size for path in weights if path.is_file())
-    progress = LoadProgress(f"reading the files of {folder.name} for their digests", total)
-    return {
-        "model": _hash_files([folder / "config.json", *weights], progress),
-        "tokenizer": _hash_files(tokenizer, progress),
-        "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
-    }
-
-
-def digest_adapter(folder: Path) -> str:
-    """sha256 of the files of a LoRA adapter."""
-    return _hash_files(sorted(folder.glob("*")), LoadProgress(f"reading {folder.name} for its digest", 0))
-
-
-def _hash_files(paths: list[Path], progress: LoadProgress) -> str:
-    total = hashlib.sha256()
-    for path in paths:
-        if path.is_file():
-            total.update(f"{path.name}:{path.stat().st_size}:".encode())
-            _hash_file(total, path, progress)
-    return total.hexdigest()
-
-
-def _hash_file(total: hashlib._Hash, path: Path, progress: LoadProgress) -> None:
-    """Hash the file, or evenly spaced blocks of it if all of it would take seconds."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if size <= _FULL_HASH_BYTES:
-            while block := file.read(1 << 20):
-                total.update(block)
-                progress.add(len(block))
-            return
-        for i in range(_SAMPLES):
-            file.seek(i * (size - _BLOCK) // (_SAMPLES - 1))
-            total.update(file.read(_BLOCK))
-        progress.add(size)

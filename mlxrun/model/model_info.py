@@ -6,13 +6,12 @@ else. It implements mlxrun.text.model_info.ModelInfo.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,21 @@ import numpy as np
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
 from mlxrun.config.video_sampling import VideoSampling
-from mlxrun.errors import ConfigError, MediaError, MlxrunError, ModelLoadError
+from mlxrun.errors import ConfigError, MediaError, ModelLoadError
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import GgufHeader, read_header
 from mlxrun.model.gguf.tokenizer import make_tokenizer
 from mlxrun.model.lora.adapter_files import check_adapter_files
+from mlxrun.model.model_digests import digest_adapter, make_digests
+from mlxrun.model.model_facts import (
+    collect_eos_ids,
+    read_context_length,
+    read_sampling_defaults,
+    read_template,
+)
 from mlxrun.model.model_files import (
-    LateDigests,
     check_remote_code,
     check_weights,
-    compute_digests,
-    digest_adapter,
     find_model_folder,
     list_weight_files,
     read_json,
@@ -49,10 +52,7 @@ from mlxrun.model.vision.video_inputs import (
 from mlxrun.scheduler.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 log = logging.getLogger(__name__)
-DEFAULT_CONTEXT = 32_768
-_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _ASPECT_RATIO = re.compile(r"aspect ratio must be smaller than (?P<least>[\d.]+)(?:, got (?P<got>[\d.]+))?")
-_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ def load_model_info(
 ) -> LoadedModelInfo:
     """Load everything except the weights. `weights`: download them too if the model comes from the hub;
     `announce`: log that they are about to be loaded. Who does not know yet whether they will be calls
-    `log_weights` later. `digest`: read its files for digests now, not only when these are asked for, on a
-    thread that may not be able to wait. Those of a draft model are read when asked for."""
+    `log_weights` later. `digest`: read its files for digests now, not when one is first asked for, perhaps on
+    a thread that must not wait. Those of its draft model are read when asked for."""
     folder = find_model_folder(settings, weights)
     gguf = read_header(folder) if folder.is_file() else None
     if weights and announce:
@@ -172,13 +172,13 @@ def load_model_info(
     vision = kind.vision
     generation = read_json(folder / "generation_config.json") if gguf is None else {}
     tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
-    template = _read_template(folder, settings, tokenizer)
+    template = read_template(folder, settings, tokenizer)
     pooled = read_pooled_model(folder, config, settings, tokenizer)
-    context_length = _read_context_length(settings, config)
+    context_length = read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
     processor = _load_processor(folder, config, settings) if vision else None
-    digests = _make_digests(settings, folder, template, gguf, weights)
+    digests = make_digests(settings, folder, template, gguf, weights)
     if digest:
         digests["model"]
     return LoadedModelInfo(
@@ -186,10 +186,10 @@ def load_model_info(
         config=config,
         tokenizer=tokenizer,
         chat_template=template,
-        eos_ids=_collect_eos_ids(config, generation, tokenizer),
+        eos_ids=collect_eos_ids(config, generation, tokenizer),
         context_length=context_length,
         vision=vision,
-        defaults=_read_defaults(generation),
+        defaults=read_sampling_defaults(generation),
         name=settings.names[0] if settings.names else _get_own_name(settings, folder),
         names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
@@ -228,46 +228,6 @@ def _read_adapters(
     return tuple(found)
 
 
-def make_draft_settings(settings: ModelSettings) -> ModelSettings:
-    """The settings of the draft model beside a model with these."""
-    assert settings.draft is not None
-    own = ModelSettings(path=settings.draft, kind="text", dtype=settings.dtype)
-    return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
-
-
-def make_draft_error(error: MlxrunError) -> ConfigError:
-    """What a user who named a draft model is told, for an error of loading a model with such settings."""
-    reason = str(error).removeprefix("model.path: ").removeprefix("model.kind: ")
-    return ConfigError(f"model.draft: {reason}")
-
-
-def _make_digests(
-    settings: ModelSettings, folder: Path, template: str | None, gguf: GgufHeader | None, weights: bool
-) -> LateDigests:
-    """Those of the model, and `draft`, of the files of the draft model, which may take part in what answers
-    are. ConfigError if there is no such model."""
-
-    @functools.cache
-    def digest_model() -> dict[str, str]:
-        adapter = Path(settings.adapter) if settings.adapter else None
-        found = compute_digests(folder, adapter, template, code=settings.trust_remote_code)
-        return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
-
-    own = dict.fromkeys(("model", "tokenizer", "template"), digest_model)
-    if settings.draft is None:
-        return LateDigests(own)
-    try:
-        draft = find_model_folder(make_draft_settings(settings), weights)
-    except MlxrunError as error:
-        raise make_draft_error(error) from error
-
-    @functools.cache
-    def digest_draft() -> dict[str, str]:
-        return {"draft": compute_digests(draft, None, None)["model"]}
-
-    return LateDigests(own | {"draft": digest_draft})
-
-
 def _get_own_name(settings: ModelSettings, folder: Path) -> str:
     """The model's own name: the hub id, or the name of the folder or of the GGUF file."""
     path = Path(settings.path).expanduser()
@@ -281,61 +241,6 @@ def _get_gguf_kind(settings: ModelSettings) -> ModelKind:
     if settings.kind != "text" and settings.kind != "auto":
         raise ModelLoadError(f"model.kind: {settings.kind}, but GGUF files are loaded as text models only")
     return ModelKind(False)
-
-
-def _read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
-    if settings.chat_template is not None:
-        try:
-            return Path(settings.chat_template).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"model.chat_template: {error}") from error
-    if folder.is_file():
-        return tokenizer.chat_template
-    own = folder / "chat_template.json"  # older vision models
-    where = own if own.is_file() else folder
-    found = read_json(own).get("chat_template") if own.is_file() else tokenizer.chat_template
-    if isinstance(found, dict):  # several named templates
-        found = found.get("default")
-    if found is not None and not isinstance(found, str):
-        raise ModelLoadError(f"{where}: chat_template must be a string or named strings, not {found!r:.60}")
-    return found
-
-
-def _collect_eos_ids(
-    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
-) -> frozenset[int]:
-    """Every token that one of the model's files names as an end token."""
-    found: set[Any] = {tokenizer.eos_token_id}
-    for source in (generation, config, config.get("text_config") or {}):
-        value = source.get("eos_token_id")
-        found |= set(value) if isinstance(value, list) else {value}
-    return frozenset(i for i in found if isinstance(i, int))
-
-
-def _read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
-    sources = (config.get("text_config") or {}, config)
-    found = [source[key] for source in sources for key in _CONTEXT_KEYS if source.get(key)]
-    wanted = settings.context_length
-    if wanted is not None and found and wanted > (most := max(int(found[0]), *map(_read_extended, sources))):
-        log.warning(
-            "model.context_length is %d, but the model's config allows %d tokens; answers beyond may be bad",
-            wanted,
-            most,
-        )
-    return wanted or int(found[0] if found else DEFAULT_CONTEXT)
-
-
-def _read_extended(config: Mapping[str, Any]) -> int:
-    """The context that the scaling of positions, such as YaRN's, makes of the original one; 0 for none."""
-    scaling = config.get("rope_scaling") or {}
-    return int((scaling.get("original_max_position_embeddings") or 0) * (scaling.get("factor") or 1))
-
-
-def _read_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Sampling values that the model's authors recommend; do_sample: false means greedy."""
-    if generation.get("do_sample") is False:
-        return {"temperature": 0.0}
-    return {k: float(generation[k]) for k in _DEFAULTS if isinstance(generation.get(k), (int, float))}
 
 
 def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:

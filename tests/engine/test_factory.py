@@ -19,6 +19,7 @@ from mlxrun.config.settings import (
 from mlxrun.engine import factory
 from mlxrun.engine.factory import build_engine
 from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.model import model_digests
 from mlxrun.model import model_info as model_info_module
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import load_model_info
@@ -83,14 +84,14 @@ def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
 ) -> None:
     """Those for its digest only where somebody asks for that. A CPU drafts nothing."""
     folder, draft, read = str(zoo.text("llama")), str(zoo.text("qwen3")), list[str]()
-    for name in ("load_tokenizer", "compute_digests"):
-        real = getattr(model_info_module, name)
+    for module, name in ((model_info_module, "load_tokenizer"), (model_digests, "compute_digests")):
+        real = getattr(module, name)
 
         def count(path: Path, *given: Any, name: str = name, real: Any = real, **more: Any) -> Any:
             read.extend([name] * (path == Path(draft)))
             return real(path, *given, **more)
 
-        monkeypatch.setattr(model_info_module, name, count)
+        monkeypatch.setattr(module, name, count)
     config = Config(model=ModelSettings(path=folder, draft=draft), prefill=PrefillSettings(sparse))
     info = build_engine(config).model_info
     assert read == ["load_tokenizer"] * (sparse == "draft" or uses_gpu())

@@ -19,7 +19,8 @@ from PIL import Image
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import MediaError, ModelLoadError
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import DEFAULT_CONTEXT, LoadedModelInfo, load_model_info
+from mlxrun.model.model_facts import DEFAULT_CONTEXT
+from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.tiny.byte_tokenizer import EOS, PAD, write_json
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo

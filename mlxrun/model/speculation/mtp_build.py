@@ -16,8 +16,8 @@ from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.hidden_tap import HiddenTap, find_hidden_tap
-from mlxrun.model.model_files import find_model_folder, read_json
-from mlxrun.model.model_info import LoadedModelInfo, make_draft_settings
+from mlxrun.model.model_files import find_draft_folder, read_json
+from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
@@ -52,7 +52,7 @@ def load_mtp_source(
     if config.model.draft is not None and config.prefill.sparse == "off":
         if not names_split_head(config.model):
             return f"model.draft {config.model.draft} is no head that was split off a checkpoint"
-        split = find_model_folder(make_draft_settings(config.model))
+        split = find_draft_folder(config.model)
     found = find_mtp_head(model_info, split)
     if isinstance(found, str):
         return found
@@ -91,7 +91,7 @@ def names_split_head(settings: ModelSettings) -> bool:
     """Whether `model.draft` is a head, which mlx-vlm has split off a checkpoint, and no model."""
     if settings.draft is None:
         return False
-    config = read_json(find_model_folder(make_draft_settings(settings)) / "config.json")
+    config = read_json(find_draft_folder(settings) / "config.json")
     return str(config.get("model_type")).endswith("_mtp")
 
 

@@ -1,0 +1,78 @@
+"""What a model's files say of its prompts and answers: the chat template, the tokens that end an answer, the
+longest context, and values for sampling.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import ModelLoadError
+from mlxrun.model.model_files import read_json
+
+log = logging.getLogger(__name__)
+DEFAULT_CONTEXT = 32_768
+_CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
+_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
+    """The chat template of the settings, else that of the model's files; None if there is none.
+    ModelLoadError if it cannot be read."""
+    if settings.chat_template is not None:
+        try:
+            return Path(settings.chat_template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelLoadError(f"model.chat_template: {error}") from error
+    if folder.is_file():
+        return tokenizer.chat_template
+    own = folder / "chat_template.json"  # older vision models
+    where = own if own.is_file() else folder
+    found = read_json(own).get("chat_template") if own.is_file() else tokenizer.chat_template
+    if isinstance(found, dict):  # several named templates
+        found = found.get("default")
+    if found is not None and not isinstance(found, str):
+        raise ModelLoadError(f"{where}: chat_template must be a string or named strings, not {found!r:.60}")
+    return found
+
+
+def collect_eos_ids(
+    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
+) -> frozenset[int]:
+    """Every token that one of the model's files names as an end token."""
+    found: set[Any] = {tokenizer.eos_token_id}
+    for source in (generation, config, config.get("text_config") or {}):
+        value = source.get("eos_token_id")
+        found |= set(value) if isinstance(value, list) else {value}
+    return frozenset(i for i in found if isinstance(i, int))
+
+
+def read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
+    """Tokens of the longest prompt with its answer: those of the settings, else those of the config. Logs a
+    warning if the settings want more than the config allows."""
+    sources = (config.get("text_config") or {}, config)
+    found = [source[key] for source in sources for key in _CONTEXT_KEYS if source.get(key)]
+    wanted = settings.context_length
+    if wanted is not None and found and wanted > (most := max(int(found[0]), *map(_read_extended, sources))):
+        log.warning(
+            "model.context_length is %d, but the model's config allows %d tokens; answers beyond may be bad",
+            wanted,
+            most,
+        )
+    return wanted or int(found[0] if found else DEFAULT_CONTEXT)
+
+
+def _read_extended(config: Mapping[str, Any]) -> int:
+    """The context that the scaling of positions, such as YaRN's, makes of the original one; 0 for none."""
+    scaling = config.get("rope_scaling") or {}
+    return int((scaling.get("original_max_position_embeddings") or 0) * (scaling.get("factor") or 1))
+
+
+def read_sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling values that the model's authors recommend; do_sample: false means greedy."""
+    if generation.get("do_sample") is False:
+        return {"temperature": 0.0}
+    return {k: float(generation[k]) for k in _DEFAULTS if isinstance(generation.get(k), (int, float))}
