@@ -155,9 +155,9 @@ class Request:
 
     @property
     def branch_points(self) -> tuple[int, ...]:
-        """`boundaries`; the end of the last image if none is behind it, where questions about images part; and
-        where the answers to one question part: before the token that predicts the first wanted one of a prompt
-        whose beginning is not scored."""
+        """`boundaries`; the end of the last image if none is behind it, where questions about images part;
+        and where the answers to one question part: before the token that predicts the first wanted one of a
+        prompt whose beginning is not scored."""
         points, size = set(self.boundaries), len(self.prompt)
         points |= {stop for _, stop in self.image_spans[-1:] if max(points, default=0) < stop < size}
         if self.params.prompt_logprobs is not None and 1 < self.score_from < size:
