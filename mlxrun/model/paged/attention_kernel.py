@@ -27,12 +27,10 @@ MAX_HEADS = 4  # query heads of a block, whose sums are in registers
 @dataclass(frozen=True, slots=True)
 class PagedRows:
     """Where the tokens of a forward's rows lie. `tables` int32 [rows, columns]: page i of a row is in column
-    i % columns; `lengths` int32 [rows]: tokens, the newest included, 0 for a dummy row; `columns` int32
-    [1]."""
+    i % columns; `lengths` int32 [rows]: tokens, the newest included, 0 for a dummy row."""
 
     tables: mx.array
     lengths: mx.array
-    columns: mx.array
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +77,15 @@ def attend_pages(
     split, join = _compile(shape)
     constants, parts = _list_constants(shape), _count_parts(shape)
     partial = split(
-        inputs=[queries, keys, values, rows.tables, rows.lengths, rows.columns],
+        inputs=[queries, keys, values, rows.tables, rows.lengths],
         template=constants,
         grid=(columns * WARPS * 32, kv_heads * parts, count),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(count, heads, columns, value_dim + 2)],
         output_dtypes=[mx.float32],
     )[0]
-    given = rows.columns if sinks is None else sinks
     attended: mx.array = join(
-        inputs=[partial, rows.lengths, rows.columns, given],
+        inputs=[partial, rows.lengths, rows.lengths if sinks is None else sinks],
         template=constants,
         grid=(heads * value_dim * TEAMS, count, 1),
         threadgroup=(value_dim * TEAMS, 1, 1),
@@ -104,7 +101,7 @@ def _compile(shape: _Shape) -> tuple[Any, Any]:
     make = mx.fast.cuda_kernel if shape.backend == "cuda" else mx.fast.metal_kernel
     header = f"{kernel_source.DIALECTS[shape.backend].header}\n#define SCALE {shape.scale!r}f\n"
     name = hashlib.blake2b(repr(shape).encode(), digest_size=6).hexdigest()
-    inputs = ["queries", "keys", "values", "tables", "lengths", "columns_given"]
+    inputs = ["queries", "keys", "values", "tables", "lengths"]
     split = make(
         name=f"paged_split_{name}",
         input_names=inputs,
@@ -114,7 +111,7 @@ def _compile(shape: _Shape) -> tuple[Any, Any]:
     )
     join = make(
         name=f"paged_join_{name}",
-        input_names=["parts", "lengths", "columns_given", "sinks"],
+        input_names=["parts", "lengths", "sinks"],
         output_names=["attended"],
         source=kernel_source.render_join(shape.backend),
         header=header,

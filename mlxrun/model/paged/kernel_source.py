@@ -77,8 +77,9 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 
 # Inputs: queries [rows, KV_HEADS * GROUP, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike,
-# tables [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows],
-# columns_given [1]. Output: parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest score, weight.
+# tables [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. Output:
+# parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest score, weight. Shapes are arguments of a
+# launch; a number in an array of one stays in the host's memory on CUDA, where each read takes a microsecond.
 _SPLIT = """
   const int row = $BLOCK_Z;
   const int kv = $BLOCK_Y / PARTS;                   // KV head
@@ -92,7 +93,7 @@ _SPLIT = """
   if (stop <= start) return;
   const int lane = $THREAD % 32, warp = $THREAD / 32;
   const int lane_of_key = lane % LANES, key_of_warp = lane / LANES;
-  const int columns = columns_given[0];
+  const int columns = tables_shape[1];
   const long base = (long)tables[row * columns + page_index % columns] * PAGE_TOKENS;
   float q[HEADS][KEY_PART], sum[HEADS][VALUE_PART], top[HEADS], weight[HEADS];
   UNROLLED
@@ -179,7 +180,7 @@ _JOIN = """
   const int length = lengths[row];
   const int low = (WINDOW > 0 && length > WINDOW) ? length - WINDOW : 0;
   const int splits = (length + PAGE_TOKENS - 1) / PAGE_TOKENS - low / PAGE_TOKENS;
-  const DEVICE float* own = parts + ((long)row * NUM_HEADS + head) * columns_given[0] * (VALUE_DIM + 2);
+  const DEVICE float* own = parts + ((long)row * NUM_HEADS + head) * parts_shape[2] * (VALUE_DIM + 2);
   SHARED float tops[TEAMS], all_weights[TEAMS], sums[TEAMS][VALUE_DIM];
   float highest = -1e30f, total = 0, weights = 0;
   for (int s = team; s < splits; s += TEAMS) highest = MAX(highest, own[s * (VALUE_DIM + 2) + VALUE_DIM]);

@@ -21,6 +21,7 @@ from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, atte
 from mlxrun.model.paged.page_pool import PagePool
 from mlxrun.model.paged.page_table import PageTable, round_pages
 from mlxrun.model.paged.paged_cache import Attend, PagedCache
+from mlxrun.model.paged.step_numbers import StepNumbers
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.ragged.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
@@ -69,6 +70,8 @@ class PagedDecodeBatch:
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
         self._lengths: dict[str, int] = {}
+        self._ends, self._deltas = StepNumbers(), StepNumbers()  # lengths, and what positions differ from them
+        self._slots = {window: StepNumbers() for window in self._tables}  # of the new tokens
         self._layout: DraftLayout | None = None  # of a forward with drafts, for recurrent layers
 
     @property
@@ -168,9 +171,11 @@ class PagedDecodeBatch:
         }
         padding = [0] * (self._choose_width(len(ids)) - len(ids))
         if padding:
-            tokens = mx.concatenate([tokens, mx.array(padding, tokens.dtype)])
+            tokens = mx.pad(tokens, (0, len(padding)))
         places = [self._locate(table, ids, ends, padding) for table in self._tables.values()]
-        lengths, turned = (mx.array([*x, *padding], dtype=mx.int32) for x in (ends, positions))
+        lengths = self._ends.follow([*ends, *padding], len(ids))
+        deltas = [position - end for position, end in zip(positions, ends, strict=True)]
+        turned = (lengths + self._deltas.follow([*deltas, *padding], 0))[: tokens.shape[0]]
         self._layout = None
         if max(counts) > 1 and self._states.layers:
             self._layout = lay_out_drafts(self._recurrence, counts, len(ends) + len(padding), self._width)
@@ -193,14 +198,14 @@ class PagedDecodeBatch:
         pools: Sequence[tuple[mx.array, mx.array]],
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """Logits [rows, V] and the pools with the new tokens: a function of arrays, which can be compiled.
-        `places`: tables and slots for each window."""
+        `lengths`, and `places` (tables and slots for each window): see StepNumbers."""
         self._restore_pools(pools)
-        rows = lengths.shape[0]
+        rows = tokens.shape[0]
         located = {
-            window: (PagedRows(tables, lengths, mx.array([tables.shape[1]], dtype=mx.int32)), slots)
+            window: (PagedRows(tables, lengths[:rows]), slots[:rows])
             for window, (tables, slots) in zip(self._tables, places, strict=True)
         }
-        offsets = mx.maximum(lengths - 1, 0)
+        offsets = mx.maximum(lengths - 1, 0)[:rows]
         layers = list(self._layers)
         for i, window, cache in zip(self._keyed, self._windows, self._step_caches, strict=True):
             cache.begin_step(*located[window], offsets)
@@ -256,7 +261,7 @@ class PagedDecodeBatch:
         self, table: PageTable, ids: Sequence[str], ends: Sequence[int], padding: Sequence[int]
     ) -> tuple[mx.array, mx.array]:
         """Give the rows pages for their new tokens. Returns tables [rows, columns], and the new tokens' slots
-        [rows]; dummy rows write to page 0."""
+        as StepNumbers makes them; dummy rows write to page 0."""
         self._grow(table.window, table.count_missing_for_step(self._lengths))
         changed = [table.extend_row(rid, n) for rid, n in self._lengths.items()]
         layout = (*ids, str(len(padding)))
@@ -267,7 +272,7 @@ class PagedDecodeBatch:
             known = layout, mx.array(columns, dtype=mx.int32)
             self._columns[table.window] = known
         slots = [table.find_slot(rid, end - 1) for rid, end in zip(ids, ends, strict=True)]
-        return known[1], mx.array([*slots, *padding], dtype=mx.int32)
+        return known[1], self._slots[table.window].follow([*slots, *padding], len(ids))
 
     # -- reading ----------------------------------------------------------------------------------------
 

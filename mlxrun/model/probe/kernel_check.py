@@ -126,8 +126,7 @@ def _make_random(size: int, like: mx.array, seed: int) -> mx.array:
 
 
 def _make_rows(tables: np.ndarray[Any, np.dtype[np.int32]], lengths: tuple[int, ...]) -> PagedRows:
-    columns = mx.array([tables.shape[1]], dtype=mx.int32)
-    return PagedRows(mx.array(tables), mx.array(lengths, dtype=mx.int32), columns)
+    return PagedRows(mx.array(tables), mx.array(lengths, dtype=mx.int32))
 
 
 def _measure(compute: Callable[[], mx.array]) -> float:

@@ -15,7 +15,7 @@ from tests.helpers.model_fixtures import Zoo
 from tests.helpers.probe_driver import list_failed, probe_model
 
 QUERIES, KEYS = mx.zeros((2, 4, 1, 32)), mx.zeros((512, 2, 32))
-ROWS = PagedRows(mx.array([[1], [0]]), mx.array([3, 0]), mx.array([1]))
+ROWS = PagedRows(mx.array([[1], [0]]), mx.array([3, 0]))
 
 
 def attend(*args: Any) -> mx.array:
@@ -33,7 +33,7 @@ def attend_by_company(*args: Any) -> mx.array:
 
 def attend_past_the_first_page(*args: Any) -> mx.array:
     rows = args[3]
-    return attend_gathered(*args[:3], PagedRows(rows.tables[:, :1], rows.lengths, rows.columns), *args[4:])
+    return attend_gathered(*args[:3], PagedRows(rows.tables[:, :1], rows.lengths), *args[4:])
 
 
 def test_the_librarys_own_attention_passes_and_each_shape_is_compared_once() -> None:
