@@ -23,7 +23,7 @@ from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.prompt_inputs import PromptInputs, place_tokens
 from mlxrun.model.sparse import explicit_positions
 from mlxrun.model.sparse.explicit_positions import PositionedRope
-from mlxrun.model.sparse.position_check import PlacedCache
+from mlxrun.model.sparse.position_check import make_placed_caches, place_caches
 from mlxrun.model.sparse.prompt_draft import PromptDraft
 from mlxrun.scheduler.request import FinishReason, Request
 from tests.helpers import engine_driver, text_models
@@ -59,11 +59,10 @@ def compute_with_gaps(folder: Path, prompt: Sequence[int], positions: Sequence[i
     from mlx_lm.models.cache import make_prompt_cache
 
     model, _ = load(str(folder))
-    caches = [PlacedCache() for _ in make_prompt_cache(model)]
+    caches = make_placed_caches(make_prompt_cache(model))
 
     def call(ids: Sequence[int], position: int) -> mx.array:
-        for cache in caches:
-            cache.offset = position
+        place_caches(caches, position)
         logits: mx.array = model(mx.array([list(ids)]), cache=caches)[0, -1]
         mx.eval(logits)
         return logits - mx.logsumexp(logits)
@@ -127,6 +126,9 @@ def test_a_prompt_of_which_all_is_kept(zoo: Zoo, family: str) -> None:
         ("llama", "grouped"),
         ("llama", "row_by_row"),
         ("gemma2", None),
+        ("qwen3_next", None),
+        ("qwen3_next", "paged"),
+        *(pytest.param(name, None, marks=pytest.mark.sweep) for name in ("nemotron_h", "lfm2", "falcon_h1")),
     ],
 )
 def test_rows_with_gaps_among_others(
@@ -151,10 +153,22 @@ def preempt_once(engine: Engine) -> Callable[[int], None]:
     return each
 
 
-def test_a_preempted_row(zoo: Zoo, answer: Callable[..., Answer]) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_a_preempted_row(zoo: Zoo, answer: Callable[..., Answer], family: str) -> None:
     """Its answer so far is computed again, behind the whole prompt."""
-    engine = make_engine(zoo)
-    check_asks(zoo, answer, "llama", engine, list_asks()[:1], each=preempt_once(engine))
+    engine = make_engine(zoo, family)
+    check_asks(zoo, answer, family, engine, list_asks()[:1], each=preempt_once(engine))
+
+
+def test_a_draft_with_recurrent_states(zoo: Zoo, answer: Callable[..., Answer]) -> None:
+    """Its attention layers score, and its states see each token once."""
+    options = {"draft": str(zoo.text("qwen3_next")), "prefill": PrefillSettings("draft", KEEP, 256)}
+    engine = engine_driver.make_real_engine(zoo.text("llama"), **options)
+    check_asks(zoo, answer, "llama", engine, list_asks())
+    assert engine.selection is not None and engine.selection.counts.prompts == 2
+    adapter = engine.selection.draft._adapter
+    scores = [PromptDraft(adapter, KEEP, 4096).score(LONG, limit) for limit in (64, 300)]
+    assert np.allclose(*scores, rtol=1e-3) and scores[0].max() > 0
 
 
 def test_a_prompt_that_is_aborted_while_it_is_read(zoo: Zoo, answer: Callable[..., Answer]) -> None:
@@ -207,14 +221,15 @@ def decode_behind_the_kept_tokens(monkeypatch: Patch) -> None:
     )
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 @pytest.mark.parametrize("plant", [ignore_positions_of_prompts, decode_behind_the_kept_tokens])
 def test_wrong_positions_are_found(
-    zoo: Zoo, answer: Callable[..., Answer], monkeypatch: Patch, plant: Callable[[Patch], None]
+    zoo: Zoo, answer: Callable[..., Answer], monkeypatch: Patch, plant: Callable[[Patch], None], family: str
 ) -> None:
-    engine = make_engine(zoo)
+    engine = make_engine(zoo, family)
     plant(monkeypatch)
     with pytest.raises(AssertionError, match="logprobs|is not"):
-        check_asks(zoo, answer, "llama", engine, list_asks()[:1])
+        check_asks(zoo, answer, family, engine, list_asks()[:1])
 
 
 def test_a_preempted_answer_at_wrong_positions_is_found(
@@ -238,9 +253,9 @@ def test_a_preempted_answer_at_wrong_positions_is_found(
 # -- the prefix cache ---------------------------------------------------------------------------------
 
 
-def ask_for_the_kept_tokens(zoo: Zoo) -> tuple[Request, Any]:
+def ask_for_the_kept_tokens(zoo: Zoo, family: str) -> tuple[Request, Any]:
     """A plain request whose prompt is what was kept of an earlier one, and its event."""
-    engine = make_engine(zoo)
+    engine = make_engine(zoo, family)
     engine_driver.run_requests(engine, list_asks()[:1])
     assert engine.selection is not None
     kept = [LONG[at] for at in engine.selection._chosen[tuple(LONG)]]
@@ -248,17 +263,19 @@ def ask_for_the_kept_tokens(zoo: Zoo) -> tuple[Request, Any]:
     return request, engine_driver.run_requests(engine, [replace(request, sparse=False)])["kept"]
 
 
-def test_rows_with_gaps_are_not_cached(zoo: Zoo) -> None:
-    request, event = ask_for_the_kept_tokens(zoo)
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_rows_with_gaps_are_not_cached(zoo: Zoo, family: str) -> None:
+    request, event = ask_for_the_kept_tokens(zoo, family)
     assert event.num_cached_tokens == 0
-    engine_driver.check_answer(event, zoo.answer("llama", request.prompt, COUNT))
+    engine_driver.check_answer(event, zoo.answer(family, request.prompt, COUNT))
 
 
-def test_cached_rows_with_gaps_are_found(zoo: Zoo, monkeypatch: Patch) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_cached_rows_with_gaps_are_found(zoo: Zoo, monkeypatch: Patch, family: str) -> None:
     monkeypatch.setattr(TrackedRequest, "storable", True)
-    request, event = ask_for_the_kept_tokens(zoo)
+    request, event = ask_for_the_kept_tokens(zoo, family)
     assert event.num_cached_tokens > 0
-    assert engine_driver.has_other_answer(event, zoo.answer("llama", request.prompt, COUNT))
+    assert engine_driver.has_other_answer(event, zoo.answer(family, request.prompt, COUNT))
 
 
 def test_a_cached_prompt_is_computed_whole(zoo: Zoo) -> None:
@@ -269,28 +286,26 @@ def test_a_cached_prompt_is_computed_whole(zoo: Zoo) -> None:
     engine_driver.check_answer(event, zoo.answer("llama", LONG, COUNT))
 
 
-def ask_behind_a_cached_prefix(zoo: Zoo) -> tuple[Engine, Any]:
+def ask_behind_a_cached_prefix(zoo: Zoo, family: str) -> tuple[Engine, Any]:
     """A long prompt whose first tokens another request has computed, and its event."""
     prompt = (*LONG, *OTHER, *LONG)
-    engine = make_engine(zoo, keep=0.5)
+    engine = make_engine(zoo, family, keep=0.5)
     before = engine_driver.make_text_request("before", prompt[:300], max_tokens=1)
     engine_driver.run_requests(engine, [replace(before, sparse=False)])
     ask = engine_driver.make_text_request("a", prompt, max_tokens=COUNT)
     return engine, engine_driver.run_requests(engine, [ask])["a"]
 
 
-def check_cached_prefix(engine: Engine, event: Any, answer: Callable[..., Answer]) -> None:
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_a_cached_prefix_is_used_whole_and_tokens_behind_it_are_left_out(
+    zoo: Zoo, answer: Callable[..., Answer], family: str
+) -> None:
+    engine, event = ask_behind_a_cached_prefix(zoo, family)
     assert engine.selection is not None
     ((prompt, positions),) = engine.selection._chosen.items()
     assert event.num_cached_tokens == 300 and event.num_left_out > 200
     assert positions[:300] == tuple(range(300))
-    engine_driver.check_answer(event, answer("llama", prompt, positions))
-
-
-def test_a_cached_prefix_is_used_whole_and_tokens_behind_it_are_left_out(
-    zoo: Zoo, answer: Callable[..., Answer]
-) -> None:
-    check_cached_prefix(*ask_behind_a_cached_prefix(zoo), answer)
+    engine_driver.check_answer(event, answer(family, prompt, positions))
 
 
 def test_a_hit_beyond_the_first_gap_is_found(
@@ -321,7 +336,7 @@ def replace_id(ask: TimedRequest, name: str) -> TimedRequest:
     ("family", "why"),
     [
         ("gemma3_text", "it has sliding windows"),
-        ("mamba2", "it has recurrent states"),
+        ("mamba2", "it has no attention"),
         ("gpt_bigcode", "its tokens cannot be computed at given positions: logits differ"),
     ],
 )

@@ -6,6 +6,7 @@ token's position; the engine computes them in chunks, and decodes beside a row w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.prompt_inputs import place_tokens
 from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import flatten_caches
+from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, unflatten_caches
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 
 LENGTHS = (9, 23)  # tokens of the prompts: one beside it, and that with gaps
@@ -55,6 +56,20 @@ class PlacedCache:
         if return_array:
             return mx.arange(self.held, self.held + N)[:, None] >= mx.arange(self.held + N)[None]
         return None if N == 1 else "causal"
+
+
+def make_placed_caches(template: Sequence[Any]) -> list[Any]:
+    """Empty caches that can be placed, and the library's own for recurrent states. `template`: unused."""
+    layers = flatten_caches(template)
+    placed = [PlacedCache() if get_kind(layer) is LayerKind.KV else layer for layer in layers]
+    return unflatten_caches(template, placed)
+
+
+def place_caches(caches: Sequence[Any], position: int) -> None:
+    """The next token that is computed has this position."""
+    for cache in flatten_caches(caches):
+        if isinstance(cache, PlacedCache):
+            cache.offset = position
 
 
 class PositionCheck:
@@ -111,11 +126,10 @@ class PositionCheck:
         }
 
     def _make_placed_caches(self) -> list[Any]:
-        return [PlacedCache() for _ in flatten_caches(self._adapter.make_cache())]
+        return make_placed_caches(self._adapter.make_cache())
 
-    def _call(self, ids: list[int], position: int, caches: list[PlacedCache]) -> mx.array:
-        for cache in caches:
-            cache.offset = position
+    def _call(self, ids: list[int], position: int, caches: list[Any]) -> mx.array:
+        place_caches(caches, position)
         logits: mx.array = self._adapter.text_model(mx.array([ids]), cache=caches)
         mx.eval(logits)
         return logits

@@ -16,7 +16,14 @@ import numpy as np
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged.attention import use_engine_attention
-from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
+from mlxrun.model.ragged.layer_caches import (
+    LayerKind,
+    flatten_caches,
+    get_kind,
+    list_all_arrays,
+    reserve_capacity,
+    unflatten_caches,
+)
 from mlxrun.model.sparse.attention_scores import AttentionScores, ScoringCache
 from mlxrun.model.sparse.token_choice import Scores, choose_tokens
 
@@ -24,8 +31,9 @@ WINDOW = 32  # last tokens of a prompt, whose attention is scored
 
 
 class PromptDraft:
-    """`adapter`: the draft model, all of whose layers keep all keys. `keep`: share of the tokens that are
-    kept. `max_tokens`: of a prompt that it can read. `layers_per_launch`: see use_engine_attention."""
+    """`adapter`: the draft model, whose layers keep all keys, or recurrent states. `keep`: share of the
+    tokens that are kept. `max_tokens`: of a prompt that it can read. `layers_per_launch`: see
+    use_engine_attention."""
 
     def __init__(self, adapter: Adapter, keep: float, max_tokens: int, layers_per_launch: int = 0) -> None:
         self._adapter = adapter
@@ -74,7 +82,11 @@ class PromptDraft:
     def _score(self) -> Scores:
         """Compute the last tokens."""
         scores = AttentionScores(len(self._tokens))
-        caches = [ScoringCache(layer, scores) for layer in self._cache]
+        layers = [
+            ScoringCache(layer, scores) if get_kind(layer) is LayerKind.KV else layer
+            for layer in flatten_caches(self._cache)
+        ]
+        caches = unflatten_caches(self._cache, layers)
         ids = mx.array([self._tokens[self._computed :]])
         self._adapter.prefill(ids, caches, self._computed, TEXT_ONLY)
         return np.array(scores.total)
