@@ -30,7 +30,7 @@ TRIAL = 2 * WINDOW  # tokens of the prompt that a draft model scores when it is 
 READ_LAYERS = 2 / 3
 _OTHER_CACHES = {
     LayerKind.WINDOW: "has sliding windows",
-    LayerKind.OTHER: "has caches of another kind than keys and values",
+    LayerKind.OTHER: "has caches of another kind than keys, values and states",
 }
 
 
@@ -122,6 +122,5 @@ def _make_error(reason: str) -> ConfigError:
 def _find_cache_problem(adapter: Adapter) -> str | None:
     """Why tokens cannot be left out or scored. Recurrent layers know no positions, so they may be there."""
     kinds = {get_kind(layer) for layer in flatten_caches(adapter.make_cache())}
-    if LayerKind.KV not in kinds:
-        return "has no attention"
-    return next((problem for kind, problem in _OTHER_CACHES.items() if kind in kinds), None)
+    problem = next((problem for kind, problem in _OTHER_CACHES.items() if kind in kinds), None)
+    return problem or (None if LayerKind.KV in kinds else "has no attention")
