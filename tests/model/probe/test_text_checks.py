@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlxrun.model.adapter import Adapter
+from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.probe import choose
 from mlxrun.model.ragged import layer_caches, row_group
 from mlxrun.model.snapshot.snapshots import SnapshotCodec, StatePayload
@@ -270,6 +270,23 @@ def test_only_half_precision_is_compared_by_the_librarys_products(
     original = choose.use_library_products
     monkeypatch.setattr(choose, "use_library_products", lambda model: used.append(model) or original(model))
     assert list_failed(probe_model(zoo.text("llama"), dtype=dtype)) == [] and bool(used) is library
+
+
+@pytest.mark.parametrize(("family", "most"), [("llama", 45), ("mamba2", 45), ("qwen3_vl", 60)])
+def test_the_checks_take_few_forwards(zoo: Zoo, family: str, most: int, monkeypatch: Patch) -> None:
+    """Loading a large model must not take much longer for them: each forward reads all weights."""
+    calls: list[int] = []
+    for kind in (Adapter, VisionAdapter):
+        for name in ("prefill", "decode"):
+            original = kind.__dict__[name]
+
+            def count(self: Any, ids: mx.array, *given: Any, own: Any = original) -> mx.array:
+                calls.append(ids.size)
+                return own(self, ids, *given)
+
+            monkeypatch.setattr(kind, name, count)
+    probe_model(zoo.vision(family) if family == "qwen3_vl" else zoo.text(family))
+    assert 20 < len(calls) <= most and sum(calls) < 8 * most, (len(calls), sum(calls))
 
 
 def test_nothing_is_copied_for_a_prefix_cache_that_is_off(zoo: Zoo) -> None:
