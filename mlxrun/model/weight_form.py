@@ -103,6 +103,10 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     if config.engine.reproducible:
         held = held or (may_hold and backend != "metal")
     elif not held:
+        if backend == "cuda":
+            log.info(
+                "weights: timing products; where MLX has not kept their kernels yet, it compiles for a minute"
+            )
         seconds = time_products(model, dtype, may_hold)
         table = choose_table(seconds, table)
         held = may_hold and is_held_faster(seconds)

@@ -18,9 +18,9 @@ from mlxrun.model.paged import kernel_source
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.ragged.attention import NotRaggedError
 
-WARPS = 8  # of a block of the first kernel, 32 threads each
+WARPS = 4  # of a block of the first kernel, 32 threads each
 TEAMS = 4  # threads that join the parts of a row, for each number of its result
-UNROLL = 2  # keys that a thread reads before it computes
+MIN_UNROLL = 2  # keys that a thread reads before it computes; as many as the block has query heads, if more
 MAX_HEADS = 4  # query heads of a block, whose sums are in registers
 
 
@@ -123,11 +123,12 @@ def _compile(shape: _Shape) -> tuple[Any, Any]:
 def _list_constants(shape: _Shape) -> list[tuple[str, Any]]:
     lanes = _count_lanes(shape.key_dim, shape.value_dim, shape.dtype.size)
     parts = _count_parts(shape)
+    heads = shape.heads // shape.kv_heads // parts
     numbers = {
         "KV_HEADS": shape.kv_heads,
         "NUM_HEADS": shape.heads,
         "PARTS": parts,
-        "HEADS": shape.heads // shape.kv_heads // parts,
+        "HEADS": heads,
         "KEY_DIM": shape.key_dim,
         "VALUE_DIM": shape.value_dim,
         "LANES": lanes,
@@ -136,7 +137,7 @@ def _list_constants(shape: _Shape) -> list[tuple[str, Any]]:
         "KEYS_A_WARP": 32 // lanes,
         "WARPS": WARPS,
         "TEAMS": TEAMS,
-        "UNROLL": UNROLL,
+        "UNROLL": max(MIN_UNROLL, heads),
         "PAGE_TOKENS": PAGE,
         "WINDOW": shape.window,
         "SINKS": int(shape.sinks),
