@@ -70,7 +70,7 @@ class PagedDecodeBatch:
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
         self._lengths: dict[str, int] = {}
-        self._ends, self._deltas = StepNumbers(), StepNumbers()  # lengths, and what positions differ from them
+        self._ends, self._deltas = StepNumbers(), StepNumbers()  # lengths, and positions less these
         self._slots = {window: StepNumbers() for window in self._tables}  # of the new tokens
         self._layout: DraftLayout | None = None  # of a forward with drafts, for recurrent layers
 
