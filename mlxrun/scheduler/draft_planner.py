@@ -85,6 +85,8 @@ class DraftPlanner:
             return False
         if any(state.draft for state in states):
             return True
+        if self.source is None and not any(state.drafter and state.drafter.predicts for state in states):
+            return False  # as in most steps, which are short where rows are few
         decoding = [state for state in states if state.decoding and not state.exhausted]
         return any(state.num_in_flight for state in decoding) and bool(self._choose(decoding).rows)
 

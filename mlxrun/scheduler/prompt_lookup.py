@@ -37,8 +37,8 @@ class PromptLookup:
         self._place, self.run = 0, None
         for token in tokens:
             self._tokens.append(token)
-            self._add_ngram()
-        self._find_place()
+            self._add_ngram(self._hash_end())
+        self._find_place(self._hash_end())
 
     def append(self, token: int) -> int | None:
         """Take in the next token. If it ends a run of predicted tokens, returns the length of that run."""
@@ -49,9 +49,10 @@ class PromptLookup:
             else:
                 ended, self.run, self._place = self.run, None, 0
         self._tokens.append(token)
+        head = self._hash_end()
         if self.run is None:
-            self._find_place()
-        self._add_ngram()
+            self._find_place(head)
+        self._add_ngram(head)
         return ended
 
     def propose(self, count: int) -> tuple[int, ...]:
@@ -66,24 +67,24 @@ class PromptLookup:
 
     def _hash_end(self) -> int:
         """The chain of the newest n-gram."""
-        value = 0
-        for token in self._tokens[-self._min :]:
-            value = ((value ^ token) * _MULTIPLIER) & 0xFFFFFFFF
+        tokens, value = self._tokens, 0
+        for back in range(-min(self._min, len(tokens)), 0):
+            value = ((value ^ tokens[back]) * _MULTIPLIER) & 0xFFFFFFFF
         return value >> (32 - TABLE_BITS)
 
-    def _add_ngram(self) -> None:
+    def _add_ngram(self, head: int) -> None:
         """Put the newest n-gram into its chain."""
-        if len(self._tokens) < self._min:
+        end = len(self._tokens)
+        if end < self._min:
             self._previous.append(0)
             return
-        head, end = self._hash_end(), len(self._tokens)
         self._previous.append(self._heads[head])
         self._heads[head] = end
 
-    def _find_place(self) -> None:
-        """Look the newest tokens up. The chain may or may not have their own n-gram yet."""
+    def _find_place(self, head: int) -> None:
+        """Look the newest tokens up in their chain, which may or may not have their own n-gram yet."""
         end, best = len(self._tokens), self._min - 1
-        place = self._heads[self._hash_end()] if end > self._min else 0
+        place = self._heads[head] if end > self._min else 0
         for _ in range(MAX_CANDIDATES):
             if place == 0:
                 break

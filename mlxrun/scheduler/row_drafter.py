@@ -30,6 +30,11 @@ class RowDrafter:
         """Tokens of the row that are known here."""
         return len(self._lookup)
 
+    @property
+    def predicts(self) -> bool:
+        """Whether a next token is predicted."""
+        return self._lookup.run is not None
+
     def read_prompt(self, tokens: Sequence[int]) -> None:
         """Take in tokens that were not sampled since the last call."""
         self._lookup.extend(tokens)
