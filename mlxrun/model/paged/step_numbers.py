@@ -1,9 +1,9 @@
 """Numbers of a forward's rows that grow by one from step to step, kept on the device.
 
 An array made from Python's numbers lies in memory that CUDA shares between host and device. The first kernel
-that reads it waits until its page has moved, and so does the host when it writes there again; arrays of 8 bytes
-never move, and each read of them takes a microsecond or more. So what a step needs is computed from what the
-last one had, where that is possible, and has at least FEWEST numbers.
+that reads it waits until its page has moved, and so does the host when it writes there again; an array of 8
+bytes never moves, and each read of it takes a microsecond or more. So what a step needs is computed from what
+the last one had, where that is possible, and has at least FEWEST numbers.
 """
 
 from __future__ import annotations
