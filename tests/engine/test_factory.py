@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -80,9 +82,10 @@ def test_a_bad_draft_is_found_before_weights_are_read(
 
 @pytest.mark.parametrize("sparse", ["off", "draft"])
 def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
-    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, sparse: Any
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sparse: Any
 ) -> None:
     """Those for its digest only where somebody asks for that. A CPU drafts nothing."""
+    caplog.set_level(logging.INFO)
     folder, draft, read = str(zoo.text("llama")), str(zoo.text("qwen3")), list[str]()
     for module, name in ((model_info_module, "load_tokenizer"), (model_digests, "compute_digests")):
         real = getattr(module, name)
@@ -92,9 +95,13 @@ def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
             return real(path, *given, **more)
 
         monkeypatch.setattr(module, name, count)
-    config = Config(model=ModelSettings(path=folder, draft=draft), prefill=PrefillSettings(sparse))
-    info = build_engine(config).model_info
-    assert read == ["load_tokenizer"] * (sparse == "draft" or uses_gpu())
+    model, speculation = ModelSettings(path=folder, draft=draft), SpeculationSettings("auto")
+    info = build_engine(
+        Config(model=model, prefill=PrefillSettings(sparse), speculation=speculation)
+    ).model_info
+    is_used = sparse == "draft" or uses_gpu()
+    assert read == ["load_tokenizer"] * is_used
+    assert re.findall(r"loading \S+ from (\S+),", caplog.text) == [folder, *[draft] * is_used]
     read.clear()
     assert info.digests["draft"] == info.digests["draft"] and read == ["compute_digests"]
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mlxrun.config.settings import ModelSettings
 from mlxrun.model import model_digests
 from mlxrun.model.model_digests import compute_digests
 from mlxrun.model.model_files import EMBEDDED
+from mlxrun.model.model_info import load_model_info
 
 
 @pytest.fixture
@@ -68,3 +70,16 @@ def test_large_files_are_sampled_at_both_ends(folder: Path, monkeypatch: pytest.
         path.write_bytes(data)
         assert compute_digests(folder, None, None)["model"] != before, index
         data[index] ^= 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_files_are_read_once_when_a_model_is_loaded_or_when_somebody_asks(
+    folder: Path, at_once: bool
+) -> None:
+    found = [compute_digests(folder, None, None)["model"]]
+    info = load_model_info(ModelSettings(path=str(folder)), digest=at_once)
+    for _ in range(2):
+        with (folder / "model.safetensors").open("ab") as file:
+            file.write(b" ")
+        found.append(compute_digests(folder, None, None)["model"])
+        assert info.digests["model"] == found[0 if at_once else 1]

@@ -402,6 +402,8 @@ def test_one_model_chooses_tokens_and_drafts(zoo: Zoo) -> None:
     without = engine_driver.run_requests(engine, [replace(ask, speculation=False) for ask in asks])
     assert engine.scheduler.drafts.counts == counts
     assert all(is_same(found[ask.id], without[ask.id]) for ask in asks)
+    chooses = make_engine(zoo, small, prefill=sparse, speculation=SpeculationSettings("ngram"))
+    assert chooses.selection is not None and chooses.scheduler.drafts.describe()["method"] == "ngram"
     for prefill in (sparse, PrefillSettings()):
         with pytest.raises(ConfigError, match=r"of the weights are model\.draft") as caught:
             make_engine(zoo, small, prefill=prefill, memory_limit=1000)

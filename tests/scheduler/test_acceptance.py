@@ -66,3 +66,30 @@ def test_rows_that_all_failed_are_tried_again() -> None:
     for row in rows * 400:
         record(row, 0, 0)
     assert all(row.expect(1) > 0.6 for row in rows)
+
+
+def test_a_later_place_is_expected_to_be_like_the_one_before_it() -> None:
+    known = Acceptance()
+    for _ in range(20):
+        record(known, 1, 1)
+    assert known.expect(3) > 2.8
+
+
+def test_one_wrong_draft_says_less_than_those_of_the_others() -> None:
+    others = Acceptance()
+    for _ in range(20):
+        record(Acceptance(others), 4, 4)
+    new = Acceptance(others)
+    record(new, 4, 0)
+    assert 0.7 < new.expect(1) < 0.9
+
+
+def test_copied_tokens_are_tokens_without_a_draft() -> None:
+    """A step may give a row several that were looked up: none of the source's."""
+    copying, plain = Acceptance(), Acceptance()
+    for known in (copying, plain):
+        record(known, 4, 3)
+    copying.record(5, 4)
+    for _ in range(5):
+        plain.record(1, 0)
+    assert copying.expect(4) == pytest.approx(plain.expect(4))

@@ -199,3 +199,15 @@ def test_entries_pinned_by_preempted_rows_can_be_evicted() -> None:
     scheduler.add(make_request("a", 60, 4))
     freed = step(scheduler)
     assert [e.id for e in scheduler.requests if e.running] == ["b0", "b1", "a"] and freed == ["b2"]
+
+
+def test_the_most_urgent_row_stays_though_it_does_not_fit() -> None:
+    """Else nothing would run, and nothing get smaller."""
+    scheduler = Scheduler(make_settings(), RequestLimits(300), clock=Clock())
+    for name in "abc":
+        scheduler.add(make_request(name, 5, 3))
+    step(scheduler)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler.token_budget, "fits_next_step", lambda rows: False)
+        freed = step(scheduler)
+    assert freed == ["c", "b"]

@@ -112,9 +112,19 @@ def test_a_step_with_drafts_is_measured_as_one() -> None:
         drafting, waiting = make_pace(step_ms=61, chunk=16), 0.012 - launching
         once = [(decode, launching), (wait, waiting)]
         record_all(drafting, *once * 3, (both, launching), (wait, waiting + 0.02), *once, times=8)
+        idle = make_pace(step_ms=61, chunk=16)  # again and again
+        for _ in range(8):
+            record_all(idle, *once * 3, (both, launching), (wait, waiting + 0.02), *once)
         for decodes in (True, False):
             expected = ahead.limit_tokens(4096, decodes)
-            assert drafting.limit_tokens(4096, decodes) == expected > 1200
+            assert drafting.limit_tokens(4096, decodes) == idle.limit_tokens(4096, decodes) == expected > 1200
+
+
+def test_a_prompt_whose_first_token_is_waited_for_is_measured_as_one_step() -> None:
+    """5,689 tokens a second, of whose time a third is that of the launch."""
+    pace = make_pace()
+    record_all(pace, (plan(512), 0.03), (StepPlan(), 0.06), times=4)
+    assert pace.limit_tokens(4096, False) == 1024
 
 
 def test_a_few_tokens_say_nothing() -> None:

@@ -100,18 +100,19 @@ def make_draft(
 
 
 def _cut_layers(adapter: Adapter) -> None:
-    """Leave out the last layers, if the model computes without them."""
+    """Leave out the last layers, if the model computes without them and some of the others attend."""
     layers = getattr(adapter.model, "layers", None)
     if not isinstance(layers, list):
         return
     cut = layers[math.ceil(READ_LAYERS * len(layers)) :]
     del layers[len(layers) - len(cut) :]
     try:
-        has_caches = len(run_trial_forward(adapter)[0]) == len(layers)
+        caches = run_trial_forward(adapter)[0]
+        is_whole = len(caches) == len(layers) and _find_cache_problem(adapter) is None
     except Exception as error:  # a library may raise anything for what it was not made for
         log.debug("all layers of the draft model are used: %s", error)
-        has_caches = False
-    if not has_caches:
+        is_whole = False
+    if not is_whole:
         layers += cut
 
 

@@ -96,6 +96,24 @@ def test_a_fixed_width_is_compiled_at_once(compiled: list[tuple[int, ...]]) -> N
     assert mx.allclose(found, run_steps(make_batch(), 2), atol=1e-6).item()
 
 
+@pytest.mark.parametrize("width", [0, 6])
+def test_a_step_within_a_page_takes_nothing_from_the_host(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two: what is needed is the last step's and one more, also beside dummy rows. A row that goes back
+    takes some."""
+    batch, tokens = make_batch(width=width), mx.array([1, 2, 3])
+    make, made = mx.array, list[Any]()
+    monkeypatch.setattr(mx, "array", lambda *given, **more: made.append(given) or make(*given, **more))
+    counts = []
+    for step in range(8):
+        if step == 5:
+            batch.accept({"a": 4})
+        mx.eval(batch.forward(decode, tokens, [n + 9 for n in batch.lengths]))
+        counts.append(len(made))
+    assert counts[1] == counts[4] < counts[5] and counts[6] == counts[7]
+
+
 def test_a_batch_that_is_dropped_is_freed() -> None:
     batch = make_batch(compiled=True)
     run_steps(batch, 1)

@@ -21,7 +21,7 @@ def test_any_sequence_of_steps_gives_the_numbers_that_were_asked_for(monkeypatch
     monkeypatch.setattr(step_numbers, "MOST_STEPS", 5)
     rng, numbers = random.Random(0), StepNumbers()
     values, rows, dummies = [3, 9], 2, 0
-    for _ in range(300):
+    for _ in range(2000):
         kind = rng.randrange(12)
         if kind == 0:  # rows join or leave
             rows, dummies = rng.randrange(1, 7), rng.randrange(3)

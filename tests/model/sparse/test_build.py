@@ -13,6 +13,8 @@ from mlxrun.config.settings import Config, ModelSettings, PrefillSettings
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.model_info import load_model_info
+from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.sparse import build
 from mlxrun.model.sparse.build import _cut_layers, make_draft
 
 
@@ -40,6 +42,20 @@ def test_the_last_layers_are_left_out_where_the_model_computes_without_them(
     model: Any = ListModel(uses, caches)
     _cut_layers(Adapter(model))
     assert model.layers == list(range(left))
+
+
+def test_layers_stay_where_only_the_last_ones_attend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a hybrid of few layers: recurrent ones have no scores."""
+    model: Any = ListModel(None, None)
+    monkeypatch.setattr(build, "get_kind", lambda cache: cache)
+    kinds = [LayerKind.STATE] * 6 + [LayerKind.KV] * 3
+    model.make_cache = lambda: kinds[: len(model.layers)]
+    monkeypatch.setattr(build, "run_trial_forward", lambda adapter: (adapter.make_cache(), 7))
+    _cut_layers(Adapter(model))
+    assert len(model.layers) == 9
+    kinds[5] = LayerKind.KV
+    _cut_layers(Adapter(model))
+    assert len(model.layers) == 6
 
 
 def test_layers_that_are_no_list_stay() -> None:
