@@ -19,6 +19,7 @@ from mlxrun.api.anthropic.fields import (
     THINKING,
     TOOL,
     TOOL_CHOICES,
+    VIDEOS,
 )
 from mlxrun.api.anthropic.file_sources import FILE_SOURCE
 from mlxrun.api.anthropic.typed_tools import TYPED_KINDS
@@ -58,6 +59,8 @@ def _build_content(role: str) -> Schema:
     blocks = {name: BLOCKS[name] for name in ALLOWED[role]}
     if "image" in blocks:
         blocks["image"] = _replace(blocks["image"], "source", _build_echoed({**SOURCES, **_FILES}))
+    if "video" in blocks:
+        blocks["video"] = _replace(blocks["video"], "source", _build_echoed(VIDEOS))
     if "document" in blocks:
         content = _replace(DOCUMENTS["content"], "content", _build_content("document"))
         sources = _build_echoed({**DOCUMENTS, **_FILES, "content": content})

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from mlxrun.api.anthropic import fields
+from mlxrun.api.anthropic.openapi_schema import build_schema
 from mlxrun.api.anthropic.response import build_error
 from mlxrun.config.settings import Config, MediaSettings, ServerSettings
 from mlxrun.errors import (
@@ -210,6 +211,37 @@ def test_bad_images_are_named(source: Json, param: str) -> None:
     assert refused(body(user(text("a"), image)), EYES).param == f"messages.0.content.1.{param}"
     turns = [*CALLED, *user({**RESULT, "content": [text("a"), image]})]
     assert refused(body(turns), EYES).param == f"messages.2.content.0.content.1.{param}"
+
+
+VIDEO = {"type": "base64", "media_type": "video/mp4", "data": "anVuaw=="}
+LINKED = {"type": "url", "url": "https://example.com/x.mp4"}
+
+
+@pytest.mark.parametrize(
+    ("source", "param", "said"),
+    [
+        (VIDEO, "source.data", "does not accept videos"),
+        (LINKED, "source.url", "does not accept videos"),
+        (VIDEO | {"media_type": "image/png"}, "source.media_type", "'image/png'"),
+        (LINKED | {"url": "file:///etc/passwd"}, "source.url", "'file:///etc/passwd'"),
+        ({"type": "file", "file_id": "f"}, "source.type", "send it as base64"),
+    ],
+)
+def test_bad_videos_are_named(source: Json, param: str, said: str) -> None:
+    """/openapi.json allows what is of the right shape."""
+    given = body(user(text("a"), {"type": "video", "source": source}))
+    error = refused(given, EYES)
+    assert error.param == f"messages.0.content.1.{param}" and said in str(error)
+    assert Draft202012Validator(build_schema(fields.BODY)).is_valid(given) is (source in (VIDEO, LINKED))
+
+
+def test_videos_are_in_messages_of_the_user_only() -> None:
+    video = {"type": "video", "source": VIDEO}
+    for turns, where in (
+        ([*CALLED, *user({**RESULT, "content": [video]})], "messages.2.content.0.content.0"),
+        ([*user(text("a")), {"role": "assistant", "content": [video]}], "messages.1.content.0"),
+    ):
+        assert refused(body(turns), EYES).param == f"{where}.type"
 
 
 def test_images_need_a_model_that_sees() -> None:
