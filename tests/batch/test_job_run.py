@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxrun.batch import job_run
 from mlxrun.batch.job_run import JobOptions, JobRun
 from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.errors import ConfigError, JobError
@@ -92,6 +94,21 @@ async def test_done_lines_are_not_run_again(tmp_path: Path) -> None:
     assert [path.read_bytes() for path in (bench.paths.out, bench.paths.errors)] == files
     assert second.scores.list_rows() == first.scores.list_rows()
     assert not bench.paths.dropped.exists()
+
+
+async def test_files_are_read_for_digests_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a large draft model take seconds, in which a server has to answer others."""
+    threads: list[threading.Thread] = []
+    real = job_run.collect_settings
+    monkeypatch.setattr(
+        job_run,
+        "collect_settings",
+        lambda *given: threads.append(threading.current_thread()) or real(*given),  # type: ignore[func-returns-value]
+    )
+    await Bench(write_job(tmp_path, MIXED)).run()
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
 
 
 async def test_changed_lines_run_again(tmp_path: Path) -> None:
