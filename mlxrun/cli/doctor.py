@@ -103,7 +103,7 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
     from mlxrun.text.template import check_template
 
     try:
-        model_info = load_model_info(config.model)
+        model_info = load_model_info(config.model, digest=False)
         check_template(model_info, config.model.chat_template)
         yield report_model(config.model.path, model_info)
         engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
