@@ -206,6 +206,7 @@ class EntryStore:
 
     def clear(self) -> None:
         """Remove all entries but those that running requests use, and those that these depend on."""
+        self._delete_retired(now=True)
         pinned = [entry for entry in self.index.entries.values() if entry.pins]
         needed = {e for entry in pinned for e in (entry, *self.index.iterate_ancestors(entry))}
         for entry in list(self.index.entries.values()):

@@ -268,9 +268,11 @@ class PrefixCache(PrefixCacheInterface):
         self._store.clear()
         log.info("the prefix cache was cleared")
 
+    @contain_failures(NoneType)
     def shutdown(self) -> None:
         if self._disk_tier is not None:
             self._disk_tier.close()
+            self._store.enforce_budgets()  # what was waiting for the writes to end
 
     # -- shared -----------------------------------------------------------------------------------------
 

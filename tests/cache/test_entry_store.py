@@ -215,18 +215,19 @@ def test_shorter_entries_leave_the_disk_once_the_longer_one_is_there() -> None:
     check_integrity(cache)
 
 
+class SlowDiskTier(FakeDiskTier):
+    """Accepts entries, and writes none of them before `written` is set."""
+
+    written = False
+
+    def is_stored(self, entry: CacheEntry) -> bool:
+        return self.written and super().is_stored(entry)
+
+
 def test_a_shorter_entry_stays_on_disk_until_the_longer_one_is_there() -> None:
     """A disk that takes no more loses nothing that it has."""
 
-    class Slow(FakeDiskTier):
-        """Accepts entries, and writes none of them before `written` is set."""
-
-        written = False
-
-        def is_stored(self, entry: CacheEntry) -> bool:
-            return self.written and super().is_stored(entry)
-
-    files = Slow()
+    files = SlowDiskTier()
     cache = make_cache(disk_tier=files)
     serve(cache, "a", range(13))
     kept = set(files.files)
@@ -236,3 +237,28 @@ def test_a_shorter_entry_stays_on_disk_until_the_longer_one_is_there() -> None:
     files.written = True
     serve(cache, "c", [9, 9, 9, 9, 9])
     assert not kept <= set(files.files)
+
+
+def test_clearing_deletes_the_files_that_wait_for_longer_ones() -> None:
+    """Else a restart would find them."""
+    files = SlowDiskTier()
+    cache = make_cache(disk_tier=files)
+    for _ in range(2):
+        serve(cache, "a", range(13))
+        serve(cache, "b", range(15))
+        assert len(files.files) > len(list_entries(cache)), "the shorter entry's file waits"
+        cache.clear()
+        assert not files.files and not list_entries(cache) and cache.counters.disk_bytes == 0
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_shutting_down_deletes_the_files_that_waited(written: bool) -> None:
+    """If the longer ones are there by then."""
+    files = SlowDiskTier()
+    cache = make_cache(disk_tier=files)
+    serve(cache, "a", range(13))
+    kept = set(files.files)
+    serve(cache, "b", range(15))
+    files.written = written
+    cache.shutdown()
+    assert (kept <= set(files.files)) is not written
