@@ -21,9 +21,9 @@ def describe_machine(manifest: Mapping[str, Any]) -> str:
     return " · ".join(filter(None, (where, f"mlxrun {versions.get('mlxrun', '?')}")))
 
 
-def describe_times(manifest: Mapping[str, Any]) -> str:
+def describe_times(manifest: Mapping[str, Any], *, is_running: bool = False) -> str:
     """When the first run of a job began and the last ended, and how many there were; without those that had
-    nothing to do."""
+    nothing to do. `is_running`: whether the last one still runs."""
     runs = list_working_runs(manifest)
     if not runs:
         return ""
@@ -33,7 +33,7 @@ def describe_times(manifest: Mapping[str, Any]) -> str:
         text += end.strftime(" to %H:%M" if end.date() == start.date() else " to %d %b %Y %H:%M")
     text += " UTC"
     if len(runs) > 1:
-        broken = sum(run.get("ended") is None for run in runs)
+        broken = sum(run.get("ended") is None for run in (runs[:-1] if is_running else runs))
         text += f", in {len(runs)} runs" + (f", {broken} of them killed" if broken else "")
     return text
 

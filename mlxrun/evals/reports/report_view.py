@@ -18,6 +18,7 @@ from mlxrun.evals.reports.shown_text import (
     format_share,
     pluralize_count,
 )
+from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
 from mlxrun.scoring.score_groups import ScoreGroup
 
 MOST_REASONS = 30
@@ -243,9 +244,10 @@ def list_facts(runs: ReportRuns) -> list[str]:
 
 def _describe_run(run: ReportRun, *, with_label: bool) -> str:
     label = f"{run.label}: {describe_model(run)} · " if with_label else ""
-    state = "" if run.folder.state == "done" else f"{run.folder.state}, "
+    state = "" if run.folder.state == DONE else f"{run.folder.state}, "
     mixed = "answers of several versions or devices" if run.manifest.get("mixed") else ""
-    parts = (facts.describe_times(run.manifest), facts.describe_machine(run.manifest), mixed)
+    times = facts.describe_times(run.manifest, is_running=run.folder.state == RUNNING)
+    parts = (times, facts.describe_machine(run.manifest), mixed)
     return state + label + " · ".join(filter(None, parts))
 
 

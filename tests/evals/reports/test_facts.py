@@ -18,6 +18,13 @@ def test_times() -> None:
     assert facts.describe_times({"runs": [killed, *runs]}) == (
         "21 Nov 2026 09:00 to 22 Nov 2026 13:06 UTC, in 2 runs, 1 of them killed"
     )
+    running = {"started": "2026-11-23T01:00:00+00:00", "ended": None}
+    jobs = {"runs": [*runs, running]}, {"runs": [killed, *runs, running]}
+    assert [facts.describe_times(job, is_running=True).split("UTC")[1] for job in jobs] == [
+        ", in 2 runs",
+        ", in 3 runs, 1 of them killed",
+    ]
+    assert facts.describe_times(jobs[0]).endswith("in 2 runs, 1 of them killed")
     idle = {"started": "2026-11-23T01:00:00+00:00", "ended": "2026-11-23T01:00:01+00:00"}
     idle |= dict.fromkeys(("computed", "reused", "done", "failed"), 0)  # type: ignore[arg-type]
     assert facts.describe_times({"runs": [*runs, idle]}) == "22 Nov 2026 13:05 to 13:06 UTC"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 from mlxrun.evals.reports import report_view
@@ -33,6 +36,18 @@ async def test_one_run(tmp_path: Path) -> None:
         ("failed", "failed", 2),
         ("cut", "cut", 1),
     ]
+
+
+async def test_a_job_that_runs_again_was_not_killed(tmp_path: Path) -> None:
+    runs = await read_lines(tmp_path, chats(2))
+    folder = runs.runs[0].folder
+    folder.manifest["runs"].append(folder.manifest["runs"][0] | {"ended": None})
+    (fact,) = report_view.list_facts(runs)
+    assert fact.startswith("unfinished, ") and ", in 2 runs, 1 of them killed" in fact
+    status = {"state": "running", "pid": os.getpid(), "updated": datetime.now(UTC).isoformat()}
+    folder.paths.status.write_text(json.dumps(status))
+    (fact,) = report_view.list_facts(runs)
+    assert fact.startswith("running, ") and ", in 2 runs" in fact and "killed" not in fact
 
 
 async def test_a_run_without_scores(tmp_path: Path) -> None:
