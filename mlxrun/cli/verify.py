@@ -132,7 +132,10 @@ async def _verify(
         click.echo(f"{run.name}: the digests of all records, of the output and of the job file are right")
     else:
         records = f"of {pluralize(finished, 'record')} and of the job file"
-        click.echo(f"{run.name}: the digests {records} are right; the output is not finished and has none")
+        rest = "the output is not finished and has none"
+        if run.state == DONE:
+            rest = "no line was answered, so that there is no output"
+        click.echo(f"{run.name}: the digests {records} are right; {rest}")
     numbers = choose_lines(run, sample, seed)
     if not numbers:
         click.echo(f"{run.name}: no line was answered, so none was run again")

@@ -131,7 +131,11 @@ def test_what_cannot_be_verified(
 def test_a_run_without_answers(tmp_path: Path, fake_engine: list[Any], capsys: Prints) -> None:
     job = run_job(tmp_path, lines=["not JSON"])
     assert main(["verify", str(job)]) == 0
-    assert "no line was answered, so none was run again" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert (
+        "of 1 record and of the job file are right; no line was answered, so that there is no output\n" in out
+    )
+    assert "no line was answered, so none was run again" in out and "not finished" not in out
 
 
 def test_an_unfinished_run_is_said_to_be_one(tmp_path: Path, fake_engine: list[Any], capsys: Prints) -> None:
