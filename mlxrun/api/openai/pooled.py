@@ -29,7 +29,7 @@ from mlxrun.api.openai.pooled_texts import (
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import InternalError
 from mlxrun.scheduler.request import PooledModel, Request, SamplingParams
-from mlxrun.text.field_errors import check_keys, check_type, get_required, reject, reject_unsupported
+from mlxrun.text.field_errors import check_keys, get_json_type, get_required, reject, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.workers import run_on_text
 
@@ -121,7 +121,8 @@ def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str
             reject(name, "missing", code="missing_field")
     if url == EMBEDDING_URL:
         if not isinstance(given["input"], str | list):
-            check_type(given["input"], list, "input")
+            found = get_json_type(given["input"])
+            reject("input", f"expected a string or an array, got {found}", code="invalid_type")
     else:
         read_documents(given["documents"])
     return given
@@ -135,8 +136,10 @@ def read_documents(items: Sequence[Any]) -> tuple[str, ...]:
         param = f"documents[{at}]"
         if isinstance(item, dict):
             check_keys(item, ("text",), param)
-            item, param = get_required(item, "text", str, param), f"{param}.text"
-        found.append(check_type(item, str, param))
+            item = get_required(item, "text", str, param)
+        elif not isinstance(item, str):
+            reject(param, f"expected a string or an object, got {get_json_type(item)}", code="invalid_type")
+        found.append(item)
     return tuple(found)
 
 

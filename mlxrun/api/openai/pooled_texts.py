@@ -61,19 +61,20 @@ def check_generates(model_info: ModelInfo) -> None:
 
 
 def encode_inputs(given: Mapping[str, Any], model_info: ModelInfo) -> list[PooledTokens]:
-    """The tokens of `input`: a text, texts, token ids or lists of them."""
+    """The tokens of `input`, a string or a list: a text, texts, token ids or lists of them."""
     pooled = find_pooled_model(model_info, "embed")
     value, most = given["input"], _read_most(given, pooled)
     texts: list[tuple[str, Any]]
     if isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int):
         texts = [("input", value)]
-    elif isinstance(value, list):
+    else:
         check_count("input", len(value))
         texts = [(f"input[{at}]", each) for at, each in enumerate(value)]
-    else:
-        found = get_json_type(value)
-        reject("input", f"expected a string or an array, got {found}", code="invalid_type")
-    expected = str if isinstance(texts[0][1], str) else list
+    first = texts[0][1]
+    if not isinstance(first, str | list):
+        found = get_json_type(first)
+        reject("input[0]", f"expected a string or an array of token ids, got {found}", code="invalid_type")
+    expected = str if isinstance(first, str) else list
     for param, each in texts:
         check_type(each, expected, param)
     prompt = _find_prompt(given, pooled, has_text=expected is str)

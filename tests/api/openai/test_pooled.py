@@ -233,6 +233,23 @@ def test_a_model_is_asked_only_for_what_it_gives() -> None:
     assert "generates no text" in str(refuse(check_generates, MODEL))
 
 
+@pytest.mark.parametrize(
+    ("url", "body", "said"),
+    [
+        (EMBED, {"input": 5}, "input: expected a string or an array, got integer"),
+        (EMBED, {"input": [{}]}, "input[0]: expected a string or an array of token ids, got object"),
+        (
+            RERANK,
+            {"query": "a", "documents": [5]},
+            "documents[0]: expected a string or an object, got integer",
+        ),
+    ],
+)
+def test_errors_name_all_types_that_are_allowed(url: str, body: dict[str, Any], said: str) -> None:
+    model = RERANKER if url == RERANK else MODEL
+    assert str(refuse(make, url, model, **body)) == said
+
+
 def test_bodies_are_checked_without_a_model() -> None:
     check_pooling_body(EMBED, {"input": [1, 2]})
     check_pooling_body(RERANK, {"query": "a", "documents": ["b"]})
