@@ -88,7 +88,7 @@ def _make_memory(
     model: LoadedModel, choosing: LoadedDraft | None, drafting: LoadedDraftModel | LoadedHead | None
 ) -> MemoryBudget:
     """The sum that admission checks, with images, what chooses tokens of prompts, and what drafts.
-    ConfigError if the weights alone exceed it."""
+    ConfigError if no request fits in it."""
     config, small = model.config, [each for each in (choosing, drafting) if each is not None]
     images = 0
     if model.info.vision:
@@ -99,22 +99,28 @@ def _make_memory(
         read_hidden_size(model.info.config),
         model.cache,
         model.vocab,
-        images + sum(each.nbytes for each in small),
+        sum(each.nbytes for each in small),
+        images,
         model.methods.quantization,
     )
     if drafting is not None:
         memory = replace(memory, footprint=memory.footprint.add(drafting.footprint))
-    if 0 < memory.limit < memory.weights:
-        own = "".join(f"; {each.describe()}" for each in small)
-        problem = f"{memory.explain_shortage(1, 1)}: no request can ever run{own}"
-        raise ConfigError(f"scheduler.memory_limit: {problem}")
+    _check_memory(memory, model.info, "".join(f"; {each.describe()}" for each in small))
     return memory
+
+
+def _check_memory(memory: MemoryBudget, info: LoadedModelInfo, note: str = "") -> None:
+    """ConfigError, with a note, if not even the shortest request fits."""
+    problem = memory.find_start_problem(pools=info.pooled is not None)
+    if problem is not None:
+        raise ConfigError(f"scheduler.memory_limit: {problem}: no request can ever run{note}")
 
 
 def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:
     """The engine of a model that only gives vectors."""
     runner = build_encoder_runner(config, model_info)
     memory = make_encoder_budget(config.scheduler, read_hidden_size(model_info.config), runner.nbytes)
+    _check_memory(memory, model_info)
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
     pooling = _make_pooling(config, runner, memory)

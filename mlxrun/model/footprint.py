@@ -96,8 +96,9 @@ def make_encoder_budget(settings: SchedulerSettings, hidden: int, weights: int) 
 
 
 def _get_limit(settings: SchedulerSettings) -> int:
-    """Bytes that may be used, without the headroom."""
-    return int((settings.memory_limit or get_memory_limit()) * (1 - settings.memory_headroom))
+    """Bytes that may be used, without the headroom; 0 if the device does not say."""
+    given = settings.memory_limit or get_memory_limit()
+    return max(1, int(given * (1 - settings.memory_headroom))) if given else 0
 
 
 def make_memory_budget(
@@ -107,16 +108,19 @@ def make_memory_budget(
     cache: Sequence[Any],
     vocab: int,
     beside: int = 0,
+    images: int = 0,
     quantization: KVQuantization | None = None,
 ) -> MemoryBudget:
     """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
-    `beside`: bytes that count as weights: what front ends may take for decoded images, and a draft model."""
+    `beside`: bytes that count as weights: a draft model; `images`: what front ends may take for decoded
+    images."""
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     weights = count_weight_bytes(model)
     logits = settings.max_running * vocab * 4 * 4
     return MemoryBudget(
         limit=_get_limit(settings),
-        weights=weights + logits + beside,
+        weights=weights + logits + beside + images,
+        images=images,
         transient=hidden * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache, quantization),
     )

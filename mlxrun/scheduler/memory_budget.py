@@ -57,13 +57,15 @@ class Footprint:
 class MemoryBudget:
     """The sum that admission checks, in bytes: weights + rows + transients <= limit.
 
-    `transient` is what one prompt token of a step needs for activations; `limit` 0 means unlimited.
+    `transient` is what one prompt token of a step needs for activations; `limit` 0 means unlimited. `images`:
+    bytes of `weights` that are kept for decoded images.
     """
 
     limit: int = 0
     weights: int = 0
     transient: int = 0
     footprint: Footprint = Footprint()
+    images: int = 0
 
     def compute_needed_bytes(
         self, lengths: Iterable[int], prefill_tokens: int, decoding: Iterable[int] = ()
@@ -108,10 +110,24 @@ class MemoryBudget:
         rows = footprint.compute_row_bytes(tokens) + footprint.compute_copy_bytes(tokens, decoding=False)
         transients = _format_bytes(self.transient * prefill_tokens)
         return (
-            f"weights {_format_bytes(self.weights)} + {tokens} tokens {_format_bytes(rows)} "
-            "(twice: joining copies) "
+            f"{self._describe_weights()} + {tokens} tokens {_format_bytes(rows)} (twice: joining copies) "
             f"+ transients {transients} > limit {_format_bytes(self.limit)}"
         )
+
+    def find_start_problem(self, pools: bool = False) -> str | None:
+        """Why not even the shortest request can ever run; None if it can. `pools`: whether that is a text for
+        its vector, whose row is not copied."""
+        if not pools:
+            return None if self.fits([2], 1) else self.explain_shortage(2, 1)
+        needed = self.compute_batch_bytes(1, 1)
+        if self.limit == 0 or self.weights + needed <= self.limit:
+            return None
+        sizes = f"1 token {_format_bytes(needed)} > limit {_format_bytes(self.limit)}"
+        return f"{self._describe_weights()} + {sizes}"
+
+    def _describe_weights(self) -> str:
+        images = f" + media.memory_bytes {_format_bytes(self.images)}" if self.images else ""
+        return f"weights {_format_bytes(self.weights - self.images)}{images}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import pytest
 
 from mlxrun.config.settings import (
     Config,
+    MediaSettings,
     ModelSettings,
     PrefillSettings,
     SchedulerSettings,
@@ -43,12 +44,32 @@ def test_weights_that_compute_nan(zoo: Zoo, tmp_path: Path) -> None:
         build_engine(Config(model=ModelSettings(path=str(folder))))
 
 
-def test_a_memory_limit_below_the_weights(zoo: Zoo) -> None:
-    config = Config(
-        model=ModelSettings(path=str(zoo.text("llama"))), scheduler=SchedulerSettings(memory_limit=10_000)
-    )
-    with pytest.raises(ConfigError, match=r"scheduler\.memory_limit: weights .* no request can ever run"):
-        build_engine(config)
+@pytest.mark.parametrize("limit", [1, 10_000])
+def test_a_memory_limit_below_the_weights(zoo: Zoo, tmp_path: Path, limit: int) -> None:
+    for folder in (zoo.text("llama"), build_pooling_model("bert", tmp_path / "bert")):
+        config = Config(
+            model=ModelSettings(path=str(folder)), scheduler=SchedulerSettings(memory_limit=limit)
+        )
+        with pytest.raises(ConfigError, match=r"scheduler\.memory_limit: weights .* no request can ever run"):
+            build_engine(config)
+
+
+def test_a_memory_limit_with_no_room_for_a_row(zoo: Zoo) -> None:
+    """The weights fit, and not even the shortest request beside them; a byte more, and that runs."""
+    folder, options = zoo.text("llama"), {"probe": False, "memory_headroom": 0.0}
+    memory = engine_driver.make_real_engine(folder, **options).scheduler.limits.memory
+    least = memory.compute_needed_bytes([2], 1)
+    with pytest.raises(ConfigError, match=r"weights .* \+ 2 tokens .* > limit .*: no request can ever run"):
+        engine_driver.make_real_engine(folder, memory_limit=least - 1, **options)
+    engine = engine_driver.make_real_engine(folder, memory_limit=least, **options)
+    asked = engine_driver.make_text_request("a", [5], max_tokens=1)
+    assert len(engine_driver.run_requests(engine, [asked])["a"].tokens) == 1
+
+
+def test_memory_for_images_is_named_where_it_does_not_fit(zoo: Zoo) -> None:
+    model, media = ModelSettings(path=str(zoo.vision("qwen2_5_vl"))), MediaSettings(memory_bytes=10**18)
+    with pytest.raises(ConfigError, match=r"weights \S+ kB \+ media\.memory_bytes 1000000\.0 TB \+"):
+        build_engine(Config(model=model, media=media))
 
 
 @pytest.mark.skipif(uses_gpu(), reason="has pages")

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.model.adapter import Adapter, run_trial_forward
-from mlxrun.model.footprint import PADDING_FACTOR, make_memory_budget, measure_footprint
+from mlxrun.model.footprint import (
+    PADDING_FACTOR,
+    make_encoder_budget,
+    make_memory_budget,
+    measure_footprint,
+)
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.runner_driver import load_tiny_adapter
@@ -59,5 +66,8 @@ def test_the_budget_has_room_for_weights_and_the_logits_of_all_rows(zoo: Zoo, ro
     assert budget.limit == 750_000_000
     one = make_memory_budget(SchedulerSettings(max_running=1), adapter.model, 64, cache, vocab)
     assert budget.weights - one.weights == (rows - 1) * vocab * 16
-    images = make_memory_budget(settings, adapter.model, 64, cache, vocab, beside=1000)
-    assert images.weights - budget.weights == 1000
+    more = make_memory_budget(settings, adapter.model, 64, cache, vocab, beside=1000, images=500)
+    assert more.weights - budget.weights == 1500 and more.images == 500
+    least = replace(settings, memory_limit=1)
+    assert make_memory_budget(least, adapter.model, 64, cache, vocab).limit == 1, "0 would be unlimited"
+    assert make_encoder_budget(least, 64, 1000).limit == 1

@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from mlxrun.errors import OutOfMemory
 from mlxrun.scheduler import token_budget
-from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
+from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.scheduler.request import FinishReason
 from mlxrun.scheduler.request_state import RequestState
 from tests.helpers.engine_fakes import (
@@ -105,6 +106,25 @@ def test_the_maximum_length_is_the_last_one_that_fits(chunk: int) -> None:
         fitting = [n for n in range(2, 60) if budget.fits([n], min(n, chunk))]
         if 2 in fitting:
             assert budget.find_max_length(2, 59, chunk) == max(fitting)
+
+
+def test_a_limit_is_refused_where_the_shortest_request_is() -> None:
+    """A text for its vector is not copied, and needs less."""
+    budget = MemoryBudget(0, 10, 2, Footprint(per_token=1, fixed=3, step=4), images=4)
+    assert budget.find_start_problem() is budget.find_start_problem(pools=True) is None
+    found = set()
+    for limit in range(1, 40):
+        limited = replace(budget, limit=limit)
+        refused = None
+        try:
+            RequestLimits(100, limited).compute_max_length(make_request("a", 1), 16)
+        except OutOfMemory as error:
+            refused = str(error).removeprefix("the prompt can never fit in memory: ")
+        assert limited.find_start_problem() == refused
+        found.add((refused is None, limited.find_start_problem(pools=True) is None))
+    assert found == {(False, False), (False, True), (True, True)}
+    problem = replace(budget, limit=18).find_start_problem(pools=True)
+    assert problem == "weights 6 B + media.memory_bytes 4 B + 1 token 9 B > limit 18 B"
 
 
 def test_max_tokens_does_not_count_against_memory() -> None:
