@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from mlxrun.cli.main import main
+from mlxrun.cli.serve import EPILOG
 from mlxrun.config.loading import load_config
 from mlxrun.errors import ConfigError
+from mlxrun.server.app import list_surfaces
 from tests.helpers.server_fakes import FakeEngine
 
 
@@ -64,6 +66,16 @@ def test_a_file_that_an_option_makes_right(capsys: pytest.CaptureFixture[str]) -
     assert main(["serve", "-c", "c.yaml", "--host", "127.0.0.1"]) == 3
     assert main(["serve", "-c", "c.yaml"]) == 2
     assert "server.host" in capsys.readouterr().err
+
+
+def test_the_help_and_the_readme_name_every_interface() -> None:
+    """Each by the first part of its paths, and in README.md by its key too."""
+    readme = Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    for surface in list_surfaces():
+        assert all(f"`apis.{name}`" in readme for name in surface.switches), surface.name
+        for endpoint in surface.endpoints:
+            first = endpoint.path.removeprefix("/v1").split("/")[1]
+            assert f"/{first}" in EPILOG and f"/{first}" in readme, endpoint.path
 
 
 async def test_the_engine_is_closed_if_the_batches_cannot_start(
