@@ -16,6 +16,7 @@ from mlxrun.config.byte_sizes import parse_bytes
 from mlxrun.config.nodes import ConfigNode, ConfigProblem
 from mlxrun.config.schema import EXTENDS, build_schema
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.yaml_source import render_yaml
 
 _TYPES = {
     "integer": "an integer",
@@ -120,7 +121,7 @@ def _describe_type_error(value: Any, shown: str, wanted: str | list[str], info: 
     if "boolean" in kinds and isinstance(value, str):
         hint = suggest_word(_YAML_1_1.get(value.lower()), str)
     elif "array" in kinds and isinstance(value, str) and shown != "***":
-        hint = f" (write [{value}])"
+        hint = f" (write {render_yaml([value])})"
     elif "string" in kinds and isinstance(value, int | float) and shown != "***":
         hint = f' (write "{shown}")'
     return f"{shown} is not {expected}{hint}"

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from mlxrun.config.nodes import Origin
+from mlxrun.config.yaml_source import parse_value
 from tests.helpers.config_files import load_errors
 
 
@@ -41,6 +45,15 @@ media:
         " (did you mean 'input'?)",
         "--set engine.max_errors: 0 is less than 1",
     ]
+
+
+@pytest.mark.parametrize("value", ["*", "a, b", "null", "1", "it's: #1", "]", "a\nb", "a.example"])
+def test_the_list_that_was_meant_is_yaml(value: str) -> None:
+    """What the hint says to write is read as a list of this value."""
+    (said,) = load_errors(f"server: {{cors_origins: {json.dumps(value)}}}")
+    assert said.endswith(")") and "server.cors_origins" in said
+    hint = said.split("(write ")[1][:-1]
+    assert parse_value(hint, "", Origin("file"), []).strip_origins() == [value]
 
 
 @pytest.mark.parametrize("section", ["tracing", "plugins"])
