@@ -9,6 +9,7 @@ from mlxrun.engine.model_loading import LoadedModel
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.draft_loading import load_draft_info, load_small_model
 from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.sparse.build import check_sparse_kind
 from mlxrun.model.speculation.draft_build import LoadedDraftModel, make_draft_model
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
 from mlxrun.model.speculation.step_times import measure_row_cost
@@ -33,11 +34,14 @@ def check_drafting(config: Config) -> None:
 
 
 def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
-    """The model of `model.draft`, if it may be used. ConfigError if its files show that it cannot be. `info`:
-    of the model that it is for."""
+    """The model of `model.draft`, if it may be used. ConfigError if its files show that it cannot be, or if
+    the model that it is for, that of `info`, is of a kind that cannot use it."""
     settings, method = config.model, config.speculation.method
     drafts = method == "draft" or (method == "auto" and not names_split_head(settings))
-    is_used = config.prefill.sparse != "off" or (drafts and find_device_problem() is None)
+    is_sparse = config.prefill.sparse != "off"
+    if is_sparse:
+        check_sparse_kind(info)
+    is_used = is_sparse or (drafts and find_device_problem() is None)
     return load_draft_info(settings, info) if is_used and settings.draft is not None else None
 
 

@@ -101,6 +101,13 @@ def test_a_bad_draft_is_found_before_weights_are_read(
             build_engine(Config(model=settings, prefill=PrefillSettings("draft")))
 
 
+def test_a_model_that_sees_is_refused_before_its_draft_is_compared(zoo: Zoo) -> None:
+    """Whose vocabulary is another one, which would be mended in vain."""
+    settings = ModelSettings(path="embedded", draft=str(zoo.text("llama")))
+    with pytest.raises(ConfigError, match=r"^prefill\.sparse: is not possible .* vision-language model"):
+        build_engine(Config(model=settings, prefill=PrefillSettings("draft")))
+
+
 @pytest.mark.parametrize("sparse", ["off", "draft"])
 def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sparse: Any

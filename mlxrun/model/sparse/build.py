@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
+from mlxrun.model.adapter import Adapter, run_trial_forward
 from mlxrun.model.draft_loading import SmallModel
 from mlxrun.model.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.machine.device import uses_cuda
@@ -50,10 +50,14 @@ class LoadedDraft:
         return f"{format_rounded(self.nbytes)} of the weights are {of}"
 
 
-def make_positioned(adapter: Adapter) -> PositionedAdapter:
-    """The adapter of a model that prefills sparsely. ConfigError if it cannot."""
-    if isinstance(adapter, VisionAdapter):
+def check_sparse_kind(model_info: LoadedModelInfo) -> None:
+    """ConfigError if a model of this kind cannot prefill sparsely, whatever its draft model is."""
+    if model_info.vision:
         raise _make_error("it is a vision-language model, whose positions are not those of a text")
+
+
+def make_positioned(adapter: Adapter) -> PositionedAdapter:
+    """The adapter of a model that prefills sparsely, of a kind that can. ConfigError if it cannot."""
     problem = _find_cache_problem(adapter)
     if problem is not None:
         raise _make_error(f"it {problem}")
