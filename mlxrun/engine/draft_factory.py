@@ -42,7 +42,21 @@ def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
     if is_sparse:
         check_sparse_kind(info)
     is_used = is_sparse or (drafts and find_device_problem() is None)
-    return load_draft_info(settings, info) if is_used and settings.draft is not None else None
+    if not is_used or settings.draft is None:
+        return None
+    draft = load_draft_info(settings, info)
+    if config.prefill.sparse != "off":
+        _check_sparse_prompts_fit(config.prefill.sparse_min_tokens, info, draft)
+    return draft
+
+
+def _check_sparse_prompts_fit(least: int, info: LoadedModelInfo, draft: LoadedModelInfo) -> None:
+    """ConfigError if no prompt that both models take is long enough to be computed sparsely."""
+    problem = f"prefill.sparse_min_tokens: {least} is longer than all prompts"
+    if least >= info.context_length:
+        raise ConfigError(f"{problem}: the context of {info.name} is {info.context_length}")
+    if least > draft.context_length:
+        raise ConfigError(f"{problem} that model.draft takes: its context is {draft.context_length}")
 
 
 def build_draft_planner(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import mlx.core as mx
 import pytest
@@ -108,6 +110,31 @@ def test_a_model_that_sees_is_refused_before_its_draft_is_compared(zoo: Zoo) -> 
         build_engine(Config(model=settings, prefill=PrefillSettings("draft")))
 
 
+def test_sparse_prompts_must_fit_both_models(
+    zoo: Zoo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose contexts are known from their files; a prompt of a model leaves room for an answer."""
+    loaded = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(factory, "load_model", loaded)
+    long, short = zoo.text("llama"), tmp_path / "short"
+    shutil.copytree(long, short)
+    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 1000}
+    (short / "config.json").write_text(json.dumps(config))
+
+    def build(model: Path, draft: Path, least: int) -> None:
+        settings = ModelSettings(path=str(model), draft=str(draft))
+        build_engine(Config(model=settings, prefill=PrefillSettings("draft", 0.5, least)))
+
+    said = r"prefill\.sparse_min_tokens: 100\d is longer than all prompts"
+    with pytest.raises(ConfigError, match=rf"{said}: the context of short is 1000"):
+        build(short, long, 1000)
+    with pytest.raises(ConfigError, match=rf"{said} that model\.draft takes: its context is 1000"):
+        build(long, short, 1001)
+    for model, draft, least in ((short, long, 999), (long, short, 1000)):
+        with pytest.raises(InterruptedError):
+            build(model, draft, least)
+
+
 @pytest.mark.parametrize("sparse", ["off", "draft"])
 def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, sparse: Any
@@ -125,7 +152,7 @@ def test_the_files_of_a_draft_model_are_read_once_and_only_if_it_is_used(
         monkeypatch.setattr(module, name, count)
     model, speculation = ModelSettings(path=folder, draft=draft), SpeculationSettings("auto")
     info = build_engine(
-        Config(model=model, prefill=PrefillSettings(sparse), speculation=speculation)
+        Config(model=model, prefill=PrefillSettings(sparse, 0.5, 256), speculation=speculation)
     ).model_info
     is_used = sparse == "draft" or uses_gpu()
     assert read == ["load_tokenizer"] * is_used
