@@ -231,7 +231,7 @@ class BatchQueue:
         if batch.status == "in_progress":
             async with self._run_lock:
                 self._running = batch
-                log.info("%s: started: %s", batch.id, batch.format_counts())
+                log.info("%s: started; lines: %d", batch.id, batch.request_counts["total"])
                 try:
                     batch.set_counts(await service.run(job, batch.set_counts, read_file, batch.stamp))
                 finally:

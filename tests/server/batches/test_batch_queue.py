@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import signal
 import threading
 from pathlib import Path
@@ -166,7 +167,7 @@ async def test_the_status_shows_running_and_waiting_batches(
         record.getMessage() for record in caplog.records if record.name == "mlxrun.server.batches.batch_queue"
     ]
     assert {record.levelname for record in caplog.records if record.name.startswith("mlxrun.")} == {"INFO"}
-    begun = f"{first['id']}: started: 0 of 30 lines done, 0 failed"
+    begun = f"{first['id']}: started; lines: 30"
     refused = (
         f"{bad['id']}: failed validation: line 1 is not a valid request"
         f" (GET /v1/batches/{bad['id']} says why)"
@@ -176,11 +177,28 @@ async def test_the_status_shows_running_and_waiting_batches(
     assert len(cancelled) == 1 and cancelled[0].endswith(" of 30 lines done, 0 failed")
     ours = [text for text in said if text.startswith(second["id"])]
     assert ours == [
-        f"{second['id']}: started: 0 of 2 lines done, 0 failed",
+        f"{second['id']}: started; lines: 2",
         f"{second['id']}: completed: 2 of 2 lines done, 0 failed",
     ]
     assert len(said) == 5
     assert not any(word in caplog.text for word in ("command", "retry-failed", "nonsense"))
+
+
+async def test_a_batch_that_goes_on_after_a_restart_is_not_said_to_begin(
+    place: ServerSetup, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its counts are those of its validation until its files are read."""
+    async with place.run(make_client(100)) as site:
+        made = await site.create(await site.upload(chats(30)))
+        async with asyncio.timeout(60):
+            while not ((running := (await _batches(site))["running"]) and running["done"]):
+                await asyncio.sleep(0.01)
+    caplog.set_level("INFO", "mlxrun")
+    async with place.run() as site:
+        await site.wait_until_ended(made["id"])
+    said = "\n".join(record.getMessage() for record in caplog.records)
+    assert f"{made['id']}: started; lines: 30\n" in said
+    assert re.search(r"continuing: \d+ of 30 lines done", said) and not re.search(r"\b0 of 30", said)
 
 
 async def _batches(site: RunningServer) -> Any:
