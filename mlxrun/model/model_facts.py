@@ -5,6 +5,7 @@ longest context, and values for sampling.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.model_files import read_json
 
 log = logging.getLogger(__name__)
+GENERATION = "generation_config.json"
 DEFAULT_CONTEXT = 32_768
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -40,14 +42,25 @@ def read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str 
 
 
 def collect_eos_ids(
-    config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
+    folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
 ) -> frozenset[int]:
-    """Every token that one of the model's files names as an end token."""
-    found: set[Any] = {tokenizer.eos_token_id}
-    for source in (generation, config, config.get("text_config") or {}):
+    """Every token that one of the model's files in `folder` names as an end token. Logs a warning of a value
+    that is none."""
+    text = config.get("text_config") or {}
+    sources = {GENERATION: generation, "config.json": config, "config.json: text_config": text}
+    found: list[Any] = [tokenizer.eos_token_id]
+    for name, source in sources.items():
         value = source.get("eos_token_id")
-        found |= set(value) if isinstance(value, list) else {value}
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, int) and not isinstance(each, bool):
+                found.append(each)
+            elif each is not None:
+                _warn_of_ignored(folder, name, "eos_token_id", each, "the id of a token")
     return frozenset(i for i in found if isinstance(i, int))
+
+
+def _warn_of_ignored(folder: Path, file: str, key: str, value: Any, wanted: str) -> None:
+    log.warning("%s: %s: %s %.60r is ignored, since it is not %s", folder, file, key, value, wanted)
 
 
 def read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
@@ -71,8 +84,16 @@ def _read_extended(config: Mapping[str, Any]) -> int:
     return int((scaling.get("original_max_position_embeddings") or 0) * (scaling.get("factor") or 1))
 
 
-def read_sampling_defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Sampling values that the model's authors recommend; do_sample: false means greedy."""
+def read_sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> dict[str, float]:
+    """Sampling values that the authors of the model in `folder` recommend; do_sample: false means greedy.
+    Logs a warning of a value that is none."""
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
-    return {k: float(generation[k]) for k in _DEFAULTS if isinstance(generation.get(k), (int, float))}
+    found = {}
+    for key in _DEFAULTS:
+        value = generation.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[key] = float(value)
+        elif value is not None:
+            _warn_of_ignored(folder, GENERATION, key, value, "a number")
+    return found

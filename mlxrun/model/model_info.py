@@ -27,6 +27,7 @@ from mlxrun.model.gguf.tokenizer import make_tokenizer
 from mlxrun.model.lora.adapter_files import check_adapter_files
 from mlxrun.model.model_digests import digest_adapter, make_digests
 from mlxrun.model.model_facts import (
+    GENERATION,
     collect_eos_ids,
     read_context_length,
     read_sampling_defaults,
@@ -170,7 +171,7 @@ def load_model_info(
     check_remote_code(settings, config, folder)
     kind = choose_kind(settings, config, folder) if gguf is None else _get_gguf_kind(settings)
     vision = kind.vision
-    generation = read_json(folder / "generation_config.json") if gguf is None else {}
+    generation = read_json(folder / GENERATION) if gguf is None else {}
     tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
     template = read_template(folder, settings, tokenizer)
     pooled = read_pooled_model(folder, config, settings, tokenizer)
@@ -186,10 +187,10 @@ def load_model_info(
         config=config,
         tokenizer=tokenizer,
         chat_template=template,
-        eos_ids=collect_eos_ids(config, generation, tokenizer),
+        eos_ids=collect_eos_ids(folder, config, generation, tokenizer),
         context_length=context_length,
         vision=vision,
-        defaults=read_sampling_defaults(generation),
+        defaults=read_sampling_defaults(folder, generation),
         name=settings.names[0] if settings.names else _get_own_name(settings, folder),
         names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
         aliases=(settings.path,),
