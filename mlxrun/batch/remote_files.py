@@ -47,7 +47,9 @@ class RemoteFile:
         try:
             self._fs, self._path = fsspec.url_to_fs(url)
         except ImportError as error:  # its text names the package
-            raise ConfigError(f"{url}: a package for such URLs is not installed: {error}") from error
+            raise ConfigError(
+                f"{url}: beside mlxrun[remote], a package for such URLs is needed: {error}"
+            ) from error
         except ValueError as error:
             raise ConfigError(f"{url}: {error}") from error
         except Exception as error:

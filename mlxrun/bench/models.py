@@ -127,7 +127,8 @@ def find_folder(name: str) -> Path:
     if (Path(name) / "config.json").is_file():
         return Path(name)
     raise ConfigError(
-        f"--model {name}: neither a preset ({', '.join(PRESETS)}) nor a local folder with a config.json"
+        f"--model {name}: neither embedded nor a preset ({', '.join(PRESETS)}) nor a local folder with a "
+        "config.json"
     )
 
 

@@ -27,7 +27,7 @@ Examples:
   mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
   mlxrun batch big.jsonl --ray                     a worker on each GPU of this machine (docs/scale.md)
   mlxrun batch big.jsonl --ray 10.0.0.1:6379       a worker on each GPU of a Ray cluster
-  mlxrun batch s3://bucket/big.jsonl               answers in s3://bucket/big.out.jsonl (mlxrun[remote])
+  mlxrun batch s3://bucket/big.jsonl               answers in s3://bucket/big.out.jsonl (mlxrun[remote], s3fs)
 
 \b
 A line of JOBS has OpenAI's batch format or a short one; an `eval` key scores the answer:

@@ -50,7 +50,8 @@ def command(
     """Check this machine and the model.
 
     "note" marks what works but could be better, "off" what must be fixed.
-    The exit code is 0, or 1 if something is off.
+    The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
+    the folder of a model, ends it before anything is checked, with exit code 2.
 
     With --sweep, check whether families of models (the model_type in config.json) are computed exactly.
     The exit code is 1 if one gives wrong answers.

@@ -52,9 +52,10 @@ docs/suites.md has every key.
 
 \b
 SUITE x.yaml writes x.out/suite.json and x.out/MODEL/TASK/VARIANT/job.jsonl for each cell, whose run is an
-ordinary one (see mlxrun batch --help). Each model is loaded once, and only if it has lines left. A model that
-cannot be loaded fails its cells alone, and is tried again by the next start. If a cell's job changes, its
-changed lines run again; with another model or other settings, the cell is refused unless --fresh is given.
+ordinary one (see mlxrun batch --help). Each model is loaded once, and only if it has lines left. One that
+cannot be loaded fails its cells alone, and is tried again by the next start; a model.path that is not the
+folder of a model is a mistake in the suite, and nothing runs. If a cell's job changes, its changed lines run
+again; with another model or other settings, the cell is refused unless --fresh is given.
 
 \b
 Exit codes: 0 all cells done; 1 some lines failed; 2 suite, config, or a decision is needed; 3 a model or the

@@ -106,7 +106,7 @@ def test_an_output_in_memory_gets_a_warning(caplog: pytest.LogCaptureFixture) ->
     ("url", "reason"),
     [
         ("nonsense://a/b", "Protocol not known: nonsense"),
-        ("s3://bucket/a", "a package for such URLs is not installed: Install s3fs"),
+        ("s3://bucket/a", r"beside mlxrun\[remote\], a package for such URLs is needed: Install s3fs"),
         ("memory://", "names no file"),
     ],
 )

@@ -54,7 +54,7 @@ def test_experts_are_quantised_and_their_routers_are_not(tmp_path: Path) -> None
 
 
 def test_folders_that_are_no_models_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="neither a preset .* nor a local folder"):
+    with pytest.raises(ConfigError, match="neither embedded nor a preset .* nor a local folder"):
         find_folder(str(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
     with pytest.raises(ConfigError, match="has no vocab_size"):

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from mlxrun.bench.models import PRESETS, write_model
 from mlxrun.cli.doctor import command
+from mlxrun.cli.main import main
 from mlxrun.model import doctor
 from mlxrun.model.machine import versions
 from mlxrun.model.model_files import EMBEDDED
@@ -96,6 +97,13 @@ def test_a_model_that_cannot_be_loaded_is_off_and_the_rest_is_shown(tmp_path: Pa
     findings = json.loads(result.stdout)["findings"]
     assert findings[-1]["level"] == "off" and findings[-1]["area"] == "model"
     assert any(f["name"] == "backend" for f in findings)
+
+
+def test_a_folder_that_is_no_model_is_a_mistake_in_the_config(tmp_path: Path) -> None:
+    """As in every command, and as the help says."""
+    assert main(["doctor", "--set", f"model.path={tmp_path}"]) == 2
+    said = " ".join((command.help or "").split())
+    assert "A mistake in the config, such as a model.path that is not the folder of a model" in said
 
 
 def test_a_broken_template_is_off(tmp_path: Path) -> None:

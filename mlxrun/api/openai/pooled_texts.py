@@ -40,7 +40,8 @@ def find_pooled_model(model_info: ModelInfo, task: Literal["embed", "score"]) ->
     if found is not None and found.task == task:
         return found
     if task == "score":
-        why = "is no reranker" + (": it gives embeddings (/v1/embeddings)" if found else "")
+        hint = " (a Qwen3-Reranker is one with model.kind: reranker in the config)"
+        why = "is no reranker" + (": it gives embeddings (/v1/embeddings)" if found else hint)
     elif found is not None:
         why = "is a reranker, which gives scores (/v1/rerank)"
     else:

@@ -222,7 +222,7 @@ def test_a_model_is_asked_only_for_what_it_gives() -> None:
         (EMBED, chat, "model.pooling"),
         (EMBED, RERANKER, "/v1/rerank"),
         (RERANK, MODEL, "/v1/embeddings"),
-        (RERANK, chat, "no reranker"),
+        (RERANK, chat, "no reranker (a Qwen3-Reranker is one with model.kind: reranker"),
     ):
         error = refuse(
             make, url, model, **({"input": "a"} if url == EMBED else {"query": "a", "documents": ["b"]})
