@@ -24,6 +24,7 @@ from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
 from mlxrun.model.ragged.drafted_state import route_states
+from mlxrun.model.tensor_files import check_tensor_files
 from mlxrun.model.weight_check import check_loading
 from mlxrun.model.weight_form import settle_weights
 
@@ -38,6 +39,8 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
             model = apply_adapter(model, settings.adapter, vision=info.vision)
         adapters = read_adapters(model, settings.adapters, vision=info.vision)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
+        if isinstance(error, RuntimeError):
+            check_tensor_files(info.folder)
         raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
     dtype = _choose_dtype(settings)
     if dtype is None and info.gguf is not None:

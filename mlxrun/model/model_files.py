@@ -90,6 +90,17 @@ def check_weights(folder: Path) -> None:
         raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
 
 
+def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
+    """ModelLoadError if the config in `folder` does not name the architecture."""
+    name = config.get("model_type")
+    if (name and isinstance(name, str)) or (name is None and "model_file" in config):
+        return
+    wrong = "is missing" if name is None else f"is {name!r:.60}"
+    raise ModelLoadError(
+        f"{folder / 'config.json'}: model_type {wrong}; it must name the model's architecture, such as llama"
+    )
+
+
 def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> None:
     """ModelLoadError if the model is Python code in its folder, which the libraries would run."""
     if "model_file" in config and not settings.trust_remote_code:

@@ -34,6 +34,7 @@ from mlxrun.model.model_facts import (
     read_template,
 )
 from mlxrun.model.model_files import (
+    check_architecture,
     check_remote_code,
     check_weights,
     find_model_folder,
@@ -168,6 +169,8 @@ def load_model_info(
     if gguf is not None:
         check_tensor_types(gguf)
     config = read_json(folder / "config.json") if gguf is None else make_config(gguf)
+    if gguf is None:
+        check_architecture(config, folder)
     check_remote_code(settings, config, folder)
     kind = choose_kind(settings, config, folder) if gguf is None else _get_gguf_kind(settings)
     vision = kind.vision

@@ -88,15 +88,19 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
             found |= json.loads(index.read_bytes())["weight_map"].keys()
         for file in files if not found else []:
             found |= read_header_names(file)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{folder}: the names of the weights cannot be read: {error}") from error
     return frozenset(found) if found or files else None
 
 
 def read_header_names(file: Path) -> set[str]:
-    """The names of the tensors in a safetensors file. OSError, ValueError or struct.error if it has none."""
-    with file.open("rb") as opened:
-        (size,) = struct.unpack("<Q", opened.read(8))
-        if size > _MAX_HEADER:
-            raise ValueError(f"{file.name} has a damaged header")
-        return set(json.loads(opened.read(size))) - {"__metadata__"}
+    """The names of the tensors in a safetensors file. ModelLoadError if they cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            (size,) = struct.unpack("<Q", opened.read(8))
+            if size > _MAX_HEADER:
+                raise ValueError("its header is damaged")
+            return set(json.loads(opened.read(size))) - {"__metadata__"}
+    except (OSError, ValueError, TypeError, struct.error) as error:
+        reason = "the names of its weights cannot be read, perhaps after an incomplete download"
+        raise ModelLoadError(f"{file}: {reason}: {error}") from error

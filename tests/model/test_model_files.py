@@ -63,6 +63,16 @@ def test_json_files(tmp_path: Path) -> None:
             read_json(path)
 
 
+@pytest.mark.parametrize(
+    ("config", "said"), [("{}", "is missing"), ('{"model_type": 3}', "is 3"), ('{"model_type": ""}', "is ''")]
+)
+@pytest.mark.parametrize("kind", ["auto", "text", "vision", "embedding"])
+def test_a_config_without_an_architecture(tmp_path: Path, config: str, said: str, kind: Any) -> None:
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ModelLoadError, match=rf"config\.json: model_type {said}; it must name"):
+        load_model_info(ModelSettings(path=str(tmp_path), kind=kind))
+
+
 def test_the_revision_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub id with its revision; without the weights where only the texts are needed."""
     asked: list[Any] = []

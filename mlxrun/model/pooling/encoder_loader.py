@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.pooling.encoders import make_encoder, rename_weight
 from mlxrun.model.pooling.score_head import is_head_weight
+from mlxrun.model.tensor_files import read_tensors
 
 log = logging.getLogger(__name__)
 # Tensors that checkpoints have beside the encoder, and that no vector depends on.
@@ -27,7 +28,7 @@ def load_encoder(
     """The encoder, and the tensors of a head in float32. ModelLoadError if weights are missing."""
     tensors: dict[str, mx.array] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        tensors |= mx.load(str(file))
+        tensors |= read_tensors(file)
     if config.get("quantization"):
         raise ModelLoadError(f"{folder}: quantized encoders are not supported; use the original weights")
     head = {name: value.astype(mx.float32) for name, value in tensors.items() if is_head_weight(name)}

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.pooling.sentence_config import DenseModule, PoolingMode, SentenceConfig
+from mlxrun.model.tensor_files import read_tensors
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "identity": lambda x: x,
@@ -88,7 +89,7 @@ def _load_linear(module: DenseModule) -> tuple[mx.array, mx.array | None]:
     path = module.folder / "model.safetensors"
     if not path.is_file():
         raise ModelLoadError(f"{path}: the weights of the Dense module are missing")
-    tensors = mx.load(str(path))
+    tensors = read_tensors(path)
     if "linear.weight" not in tensors or tensors["linear.weight"].shape[0] != module.size:
         raise ModelLoadError(f"{path}: no linear.weight of {module.size} rows")
     bias = tensors.get("linear.bias")
