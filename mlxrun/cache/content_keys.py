@@ -12,12 +12,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 from mlxrun.cache.entry import CacheEntry, Key
-from mlxrun.scheduler.content_ids import MASK
+from mlxrun.scheduler.content_ids import MASK, compute_digest
 from mlxrun.scheduler.step_plan import SnapshotKind
-
-
-def compute_digest(*parts: bytes) -> Key:
-    return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 class AdapterSalt:

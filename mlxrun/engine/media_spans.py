@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 
 import numpy as np
 
 from mlxrun.errors import RequestError
+from mlxrun.scheduler.content_ids import compute_digest
 from mlxrun.scheduler.request import Request
 
 
@@ -21,7 +21,7 @@ def join_media_spans(request: Request) -> Request:
         return replace(request, image_spans=((0, len(request.prompt)),), image_digests=())
     stop = spans[-1][1]
     content = np.array(request.prompt[:stop], np.int64).tobytes()
-    digest = hashlib.blake2b(b"".join(digests) + content, digest_size=16).digest()
+    digest = compute_digest(*digests, content)
     known = len(digests) == len(spans)
     return replace(request, image_spans=((0, stop),), image_digests=(digest,) if known else ())
 
@@ -29,6 +29,5 @@ def join_media_spans(request: Request) -> Request:
 def join_digests(request: Request) -> Request:
     """The request with digests that each cover all its images. Images that are encoded together round
     otherwise than each alone, so that the same bytes come of the same images only."""
-    every = b"".join(request.image_digests)
-    joined = (hashlib.blake2b(own + every, digest_size=16).digest() for own in request.image_digests)
-    return replace(request, image_digests=tuple(joined))
+    every = request.image_digests
+    return replace(request, image_digests=tuple(compute_digest(own, *every) for own in every))

@@ -14,6 +14,11 @@ IDS_PER_HASH = 8  # ids that one hash yields
 MASK = (1 << 63) - 1
 
 
+def compute_digest(*parts: bytes) -> bytes:
+    """The digest of 16 bytes by which content is known."""
+    return blake2b(b"".join(parts), digest_size=16).digest()
+
+
 def has_known_content(request: Request) -> bool:
     """Whether its prompt has content ids: not that of images whose tokens are not known."""
     spans, digests = request.image_spans, request.image_digests
@@ -38,8 +43,7 @@ def build_content_ids(
 def _build_image_ids(image_digest: bytes, tokens: array[int]) -> array[int]:
     """Return one id for each token of the image; they depend on the tokens too, as the layout of an image may
     differ."""
-    content = blake2b(image_digest, digest_size=16).digest() + tokens.tobytes()
-    seed = blake2b(content, digest_size=16).digest()
+    seed = compute_digest(compute_digest(image_digest), tokens.tobytes())
     blocks = range(-(-len(tokens) // IDS_PER_HASH))
     words = array("q")
     words.frombytes(b"".join(blake2b(seed + i.to_bytes(8, "little")).digest() for i in blocks))
