@@ -13,7 +13,7 @@ from typing import Any
 from mlxrun.config.settings import Config
 from mlxrun.errors import PromptTooLong
 from mlxrun.scheduler.request import SamplingParams
-from mlxrun.text.field_errors import check_type, get_json_type, reject
+from mlxrun.text.field_errors import check_type, reject, reject_type
 from mlxrun.text.infill import find_infill_end_ids
 from mlxrun.text.model_info import ModelInfo
 
@@ -97,8 +97,7 @@ def read_stop_strings(value: Any) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
-        found = get_json_type(value)
-        reject("stop", f"expected a string or an array of strings, got {found}", code="invalid_type")
+        reject_type("stop", value, "a string or an array of strings")
     if len(value) > MAX_STOPS:
         reject("stop", f"at most {MAX_STOPS} stop strings are allowed, got {len(value)}")
     for i, stop in enumerate(value):

@@ -70,11 +70,15 @@ def suggest(name: str, options: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def reject_type(param: str, value: Any, expected: str) -> NoReturn:
+    """Refuses a value of another JSON type than those that are expected, in words."""
+    reject(param, f"expected {expected}, got {get_json_type(value)}", code="invalid_type")
+
+
 def check_type(value: Any, expected: type, param: str) -> Any:
     """Returns `value` if it has the expected JSON type."""
     if type(value) is not expected:
-        found = get_json_type(value)
-        reject(param, f"expected {get_json_type(expected())}, got {found}", code="invalid_type")
+        reject_type(param, value, get_json_type(expected()))
     return value
 
 

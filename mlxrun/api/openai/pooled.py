@@ -29,7 +29,7 @@ from mlxrun.api.openai.pooled_texts import (
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.errors import InternalError
 from mlxrun.scheduler.request import PooledModel, Request, SamplingParams
-from mlxrun.text.field_errors import check_keys, get_json_type, get_required, reject, reject_unsupported
+from mlxrun.text.field_errors import check_keys, get_required, reject, reject_type, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.workers import run_on_text
 
@@ -121,8 +121,7 @@ def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str
             reject(name, "missing", code="missing_field")
     if url == EMBEDDING_URL:
         if not isinstance(given["input"], str | list):
-            found = get_json_type(given["input"])
-            reject("input", f"expected a string or an array, got {found}", code="invalid_type")
+            reject_type("input", given["input"], "a string or an array")
     else:
         read_documents(given["documents"])
     return given
@@ -138,7 +137,7 @@ def read_documents(items: Sequence[Any]) -> tuple[str, ...]:
             check_keys(item, ("text",), param)
             item = get_required(item, "text", str, param)
         elif not isinstance(item, str):
-            reject(param, f"expected a string or an object, got {get_json_type(item)}", code="invalid_type")
+            reject_type(param, item, "a string or an object")
         found.append(item)
     return tuple(found)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from mlxrun.errors import PromptTooLong, RequestError
 from mlxrun.scheduler.request import PooledModel
-from mlxrun.text.field_errors import check_type, get_json_type, reject, reject_choice, reject_unsupported
+from mlxrun.text.field_errors import check_type, reject, reject_choice, reject_type, reject_unsupported
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.prompt import check_text, check_token_ids
 from mlxrun.text.template import get_image_markers
@@ -73,8 +73,7 @@ def encode_inputs(given: Mapping[str, Any], model_info: ModelInfo) -> list[Poole
         texts = [(f"input[{at}]", each) for at, each in enumerate(value)]
     first = texts[0][1]
     if not isinstance(first, str | list):
-        found = get_json_type(first)
-        reject("input[0]", f"expected a string or an array of token ids, got {found}", code="invalid_type")
+        reject_type("input[0]", first, "a string or an array of token ids")
     expected = str if isinstance(first, str) else list
     for param, each in texts:
         check_type(each, expected, param)

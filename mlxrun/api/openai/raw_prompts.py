@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from mlxrun.text.field_errors import check_type, get_json_type, reject, reject_unsupported
+from mlxrun.text.field_errors import check_type, reject, reject_type, reject_unsupported
 from mlxrun.text.infill import build_infill_ids, find_infill_format
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.prompt import RenderedPrompt, build_raw_prompt, check_text
@@ -70,8 +70,7 @@ def _build_raw_prompts(prompt: Any, suffix: str, model_info: ModelInfo) -> list[
         for param, each in prompts:
             check_type(each, expected, param)
     else:
-        found = get_json_type(prompt)
-        reject("prompt", f"expected a string or an array, got {found}", code="invalid_type")
+        reject_type("prompt", prompt, "a string or an array")
     for param, each in prompts:
         if isinstance(each, list) and set(map(type, each)) != {int}:
             for i, token in enumerate(each):

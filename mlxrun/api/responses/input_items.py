@@ -21,6 +21,7 @@ from mlxrun.text.field_errors import (
     quote,
     reject,
     reject_choice,
+    reject_type,
     reject_unsupported,
 )
 from mlxrun.text.ignored_fields import select_known
@@ -133,8 +134,7 @@ def _read_parts(content: Any, param: str, role: str, strict: bool) -> list[Item]
     if content is None:
         reject(param, "missing", code="missing_field")
     if not isinstance(content, list):
-        found = get_json_type(content)
-        reject(param, f"expected a string or an array of parts, got {found}", code="invalid_type")
+        reject_type(param, content, "a string or an array of parts")
     return [_read_part(part, f"{param}[{i}]", role, strict) for i, part in enumerate(content)]
 
 
