@@ -68,14 +68,21 @@ def make_decode_batch(
     methods: ComputeMethods,
     shortest: int | None = None,
     attend: Attend | None = None,
+    *,
+    compiled_at_once: bool = False,
 ) -> AnyDecodeBatch:
-    """An empty decode batch that works by these methods. `shortest`: see DecodeBatch. `attend`: see
-    PagedDecodeBatch."""
+    """An empty decode batch that works by these methods. `shortest`: see DecodeBatch. `attend`,
+    `compiled_at_once`: see PagedDecodeBatch."""
     one_pass, width = methods.decode == "ragged", methods.fixed_width
     if uses_pages(methods.decode) and can_batch(template):
-        compiled = methods.decode == "compiled"
-        how = methods.recurrence
-        return PagedDecodeBatch(template, width=width, compiled=compiled, recurrence=how, attend=attend)
+        return PagedDecodeBatch(
+            template,
+            width=width,
+            compiled=methods.decode == "compiled",
+            recurrence=methods.recurrence,
+            attend=attend,
+            compiled_at_once=compiled_at_once,
+        )
     if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
         return RowByRowBatch()
     return DecodeBatch(

@@ -38,7 +38,8 @@ COMPILE_AFTER = 32
 class PagedDecodeBatch:
     """`template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
     the forward is compiled, for each of a few widths; not for models with recurrent states. `recurrence`:
-    see ComputeMethods. `attend`: in place of the kernel."""
+    see ComputeMethods. `attend`: in place of the kernel. `compiled_at_once`: in the first step,
+    not after some in the same shapes."""
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class PagedDecodeBatch:
         compiled: bool = False,
         recurrence: DraftRecurrence = "passes",
         attend: Attend | None = None,
+        compiled_at_once: bool = False,
     ) -> None:
         self._template = template
         self._layers = flatten_caches(template)
@@ -65,7 +67,7 @@ class PagedDecodeBatch:
         self._width = width
         self._recurrence = recurrence
         self._compiles = compiled
-        self.compile_after = COMPILE_AFTER
+        self._compile_after = 0 if compiled_at_once else COMPILE_AFTER
         self._decode: DecodeCall | None = None
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
@@ -233,7 +235,7 @@ class PagedDecodeBatch:
             return self._compiles
         shapes = tuple(table.capacity for table in self._tables.values()), *(t.shape for t, _ in places)
         self._steps[shapes] += 1
-        return self._steps[shapes] > self.compile_after
+        return self._steps[shapes] > self._compile_after
 
     def _restore_pools(self, pools: Sequence[tuple[mx.array, mx.array]]) -> None:
         for pool, (keys, values) in zip(self._pools, pools, strict=True):

@@ -62,9 +62,8 @@ class DraftCheck:
         return logits
 
     def _start_batch(self) -> PagedDecodeBatch:
-        batch = make_decode_batch(self._reference.make_cache(), self._methods)
+        batch = make_decode_batch(self._reference.make_cache(), self._methods, compiled_at_once=True)
         assert isinstance(batch, PagedDecodeBatch), "drafts need pages"
-        batch.compile_after = 0
         rows = [
             JoiningRow(str(i), len(prompt) - 1, self._reference.copy_filled(i))
             for i, prompt in enumerate(self._reference.prompts)

@@ -12,7 +12,6 @@ import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.probe.kernel_check import KernelCheck
 from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
 from mlxrun.model.probe.rounded_update import RoundedUpdate
@@ -72,9 +71,8 @@ class TextChecks:
         methods = ComputeMethods(method, fixed_width=width, quantization=quantization)
         # The paged method's kernel is compared with the library's; the compiled one's is the same.
         attend = KernelCheck() if method == "paged" and uses_gpu() else None
-        batch = make_decode_batch(self._reference.make_cache(), methods, SHORTEST, attend)
-        if isinstance(batch, PagedDecodeBatch):
-            batch.compile_after = 0
+        empty = self._reference.make_cache()
+        batch = make_decode_batch(empty, methods, SHORTEST, attend, compiled_at_once=True)
         inputs = [[p[-1], *a] for p, a in zip(self._prompts, self._reference.answers, strict=True)]
         logits: ProbeLogits = {}
         starts = [0, *[1 if quantization is None else 2] * (len(self._rows) - 1)]
@@ -105,9 +103,7 @@ class TextChecks:
             sources = [self._sharing[i % 2] for i in range(min(others, methods.fixed_width - 1))]
             sources.insert(index * len(sources) // max(len(companies) - 1, 1), 0)
             names = [str(i) if i == 0 else f"{i} at {at}" for at, i in enumerate(sources)]
-            batch = make_decode_batch(self._reference.make_cache(), methods)
-            if isinstance(batch, PagedDecodeBatch):
-                batch.compile_after = 0
+            batch = make_decode_batch(self._reference.make_cache(), methods, compiled_at_once=True)
             batch.update(
                 set(names),
                 [

@@ -13,7 +13,6 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.prompt_inputs import place_tokens
@@ -100,9 +99,8 @@ class PositionCheck:
         for start in range(0, len(kept) - 1, CHUNK):
             ids = kept[start : min(start + CHUNK, len(kept) - 1)]
             self._adapter.prefill(mx.array([ids]), cache, start, inputs)
-        batch = make_decode_batch(self._adapter.make_cache(), replace(self._methods, quantization=None))
-        if isinstance(batch, PagedDecodeBatch):
-            batch.compile_after = 0
+        methods = replace(self._methods, quantization=None)
+        batch = make_decode_batch(self._adapter.make_cache(), methods, compiled_at_once=True)
         beside = JoiningRow("0", LENGTHS[0] - 1, self._reference.copy_filled(0))
         batch.update({"0", "1"}, [beside, JoiningRow("1", len(kept) - 1, cache)])
         logits: ProbeLogits = {}

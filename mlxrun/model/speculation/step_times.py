@@ -32,9 +32,8 @@ def time_step(adapter: Adapter, methods: ComputeMethods, count: int = 1) -> floa
     cache = adapter.make_cache()
     adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
     mx.eval(list_all_arrays(cache))
-    batch = make_decode_batch(adapter.make_cache(), methods)
+    batch = make_decode_batch(adapter.make_cache(), methods, compiled_at_once=True)
     assert isinstance(batch, PagedDecodeBatch)
-    batch.compile_after = 0
     batch.update(set(), [JoiningRow("trial", 2, cache)])
     decode = adapter.make_decode([BASE] * count * (TIMED_STEPS + 2))
     seconds = []
