@@ -45,7 +45,7 @@ def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
     if not is_used or settings.draft is None:
         return None
     draft = load_draft_info(settings, info)
-    if config.prefill.sparse != "off":
+    if is_sparse:
         _check_sparse_prompts_fit(config.prefill.sparse_min_tokens, info, draft)
     return draft
 

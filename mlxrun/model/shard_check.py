@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import read_json
+from mlxrun.model.model_files import list_weight_files, read_json
 from mlxrun.model.model_kind import read_header_names
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,6 @@ def check_shards(folder: Path) -> None:
 def _list_names(folder: Path) -> set[str]:
     """The names of the weights in the files that are there. ModelLoadError if one cannot be read."""
     found: set[str] = set()
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in list_weight_files(folder):
         found |= read_header_names(file)
     return found
