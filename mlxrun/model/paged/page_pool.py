@@ -57,6 +57,12 @@ class PagePool:
         return RowKeysValues(keys, values, int(slots.size))
 
 
+def find_slots(tables: mx.array, positions: mx.array) -> mx.array:
+    """The slots [rows] of tokens at these positions. `tables`: as in PagedRows."""
+    columns = (positions // PAGE % tables.shape[1])[:, None]
+    return mx.take_along_axis(tables, columns, axis=1)[:, 0] * PAGE + positions % PAGE
+
+
 def _grow(array: mx.array, tokens: int) -> mx.array:
     return mx.concatenate([array, mx.zeros((tokens - array.shape[0], *array.shape[1:]), array.dtype)])
 

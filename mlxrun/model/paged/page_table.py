@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,12 @@ def round_pages(pages: int) -> int:
 @dataclass(slots=True)
 class _RowPages:
     """`first`: index in the row of the first of `pages`; `keys`: of those that further rows may share, which
-    come before all others."""
+    come before all others. `limit`: the most tokens for which the pages stay as they are."""
 
     first: int
     pages: list[int] = field(default_factory=list)
     keys: Sequence[bytes] = ()
+    limit: int = 0
 
 
 class PageTable:
@@ -82,6 +83,7 @@ class PageTable:
         known = [page for page in shared if page is not None]  # the first ones: keys name all tokens before
         own = [heapq.heappop(self._free) for _ in range(first + len(known), self._find_last(length) + 1)]
         self._rows[rid] = row = _RowPages(first, known + own, keys if self.window is None else ())
+        row.limit = self._find_limit(row)
         self._shared |= zip(row.keys, row.pages, strict=False)
         self._holders.update(row.pages[: len(row.keys)])
         return len(known) * PAGE
@@ -96,7 +98,12 @@ class PageTable:
                 self._shared.pop(key, None)
                 heapq.heappush(self._free, page)
 
-    def count_missing_for_step(self, lengths: dict[str, int]) -> int:
+    def find_outgrown(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Of these rows and their next lengths, those whose pages have to change for it."""
+        rows = self._rows
+        return {rid: n for rid, n in lengths.items() if n > rows[rid].limit}
+
+    def count_missing_for_step(self, lengths: Mapping[str, int]) -> int:
         """Pages that have to be added before rows can have so many tokens."""
         needed = sum(
             max(self._find_last(n) - row.first - len(row.pages) + 1, 0)
@@ -105,9 +112,8 @@ class PageTable:
         )
         return max(needed - len(self._free), 0)
 
-    def extend_row(self, rid: str, length: int) -> bool:
-        """Give a row the pages for so many tokens, and free those before its window. True if its pages have
-        changed."""
+    def extend_row(self, rid: str, length: int) -> None:
+        """Give a row the pages for so many tokens, and free those before its window."""
         row = self._rows[rid]
         missing = self._find_last(length) - row.first - len(row.pages) + 1
         for _ in range(missing):
@@ -116,12 +122,7 @@ class PageTable:
         for _ in range(passed):
             heapq.heappush(self._free, row.pages.pop(0))
             row.first += 1
-        return missing > 0 or passed > 0
-
-    def find_slot(self, rid: str, position: int) -> int:
-        """Where a row's token is in the pools."""
-        row = self._rows[rid]
-        return row.pages[position // PAGE - row.first] * PAGE + position % PAGE
+        row.limit = self._find_limit(row)
 
     def list_slots(self, rid: str, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int32]]:
         """Where a row's tokens `start` to `stop` are in the pools."""
@@ -153,6 +154,13 @@ class PageTable:
         self._holders = Counter({new[page]: count for page, count in self._holders.items()})
         self.capacity, self._free = len(old), []
         return old
+
+    def _find_limit(self, row: _RowPages) -> int:
+        """The most tokens for which a row neither lacks a page nor has one before its window."""
+        filled = (row.first + len(row.pages)) * PAGE
+        return (
+            filled if self.window is None else min(filled, (row.first + 1) * PAGE + self.window + SLACK - 1)
+        )
 
     def _find_first(self, length: int) -> int:
         """Index of the first page that a row of so many tokens needs."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
-from mlxrun.model.paged.page_pool import PagePool
+from mlxrun.model.paged.page_pool import PagePool, find_slots
 from mlxrun.model.paged.page_table import PageTable, round_pages
 from mlxrun.model.paged.paged_cache import Attend, PagedCache
 from mlxrun.model.paged.step_numbers import StepNumbers
@@ -72,8 +72,7 @@ class PagedDecodeBatch:
         self._compiled: Callable[..., Any] = _compile(self)
         self._steps: Counter[tuple[Any, ...]] = Counter()  # by the shapes of a forward
         self._lengths: dict[str, int] = {}
-        self._ends, self._deltas = StepNumbers(), StepNumbers()  # lengths, and positions less these
-        self._slots = {window: StepNumbers() for window in self._tables}  # of the new tokens
+        self._ends, self._deltas = StepNumbers(), StepNumbers()  # lengths, and rotary positions less these
         self._layout: DraftLayout | None = None  # of a forward with drafts, for recurrent layers
 
     @property
@@ -165,49 +164,49 @@ class PagedDecodeBatch:
     ) -> mx.array:
         """Logits [tokens, V] of `tokens` at these rotary positions, one for each row, or `counts[i]` for row
         i, one row after the other. Each is added to its row."""
-        counts = counts or [1] * len(self._lengths)
-        ids = [rid for rid, count in zip(self._lengths, counts, strict=True) for _ in range(count)]
-        ends = [n + i + 1 for n, count in zip(self.lengths, counts, strict=True) for i in range(count)]
-        self._lengths = {
-            rid: n + count for (rid, n), count in zip(self._lengths.items(), counts, strict=True)
-        }
+        ids, ends = self.ids, [n + 1 for n in self._lengths.values()]
+        if counts is not None:
+            ids = [rid for rid, count in zip(ids, counts, strict=True) for _ in range(count)]
+            ends = [end + i for end, count in zip(ends, counts, strict=True) for i in range(count)]
+        self._lengths = dict(zip(ids, ends, strict=True))  # of a row with drafts, the last end
         padding = [0] * (self._choose_width(len(ids)) - len(ids))
         if padding:
             tokens = mx.pad(tokens, (0, len(padding)))
-        places = [self._locate(table, ids, ends, padding) for table in self._tables.values()]
+        tables = [self._locate(table, ids, len(padding)) for table in self._tables.values()]
         lengths = self._ends.follow([*ends, *padding], len(ids))
         deltas = [position - end for position, end in zip(positions, ends, strict=True)]
-        turned = (lengths + self._deltas.follow([*deltas, *padding], 0))[: tokens.shape[0]]
+        turns = self._deltas.follow([*deltas, *padding], 0)
         self._layout = None
-        if max(counts) > 1 and self._states.layers:
-            self._layout = lay_out_drafts(self._recurrence, counts, len(ends) + len(padding), self._width)
+        if counts is not None and max(counts) > 1 and self._states.layers:
+            self._layout = lay_out_drafts(self._recurrence, counts, tokens.shape[0], self._width)
         pools = [(pool.keys, pool.values) for pool in self._pools]
         for pool in self._pools:
             pool.keys = pool.values = None  # so that the forward may write in place
         if self._decode != decode:
             self._decode, self._compiled = decode, _compile(self)
-        compute = self._compiled if self._is_compiled(places) else self._compute
-        logits, pools = compute(tokens, turned, lengths, places, pools)
+        compute = self._compiled if self._is_compiled(tables) else self._compute
+        logits, pools = compute(tokens, lengths, turns, tables, pools)
         self._restore_pools(pools)
         return logits[: len(ids)]
 
     def _compute(
         self,
         tokens: mx.array,
-        positions: mx.array,
         lengths: mx.array,
-        places: Sequence[tuple[mx.array, mx.array]],
+        deltas: mx.array,
+        tables: Sequence[mx.array],
         pools: Sequence[tuple[mx.array, mx.array]],
     ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
         """Logits [rows, V] and the pools with the new tokens: a function of arrays, which can be compiled.
-        `lengths`, and `places` (tables and slots for each window): see StepNumbers."""
+        `lengths`, and `deltas` of the rotary positions: see StepNumbers. `tables`: for each window."""
         self._restore_pools(pools)
         rows = tokens.shape[0]
+        positions, lengths = (lengths + deltas)[:rows], lengths[:rows]
+        offsets = mx.maximum(lengths - 1, 0)
         located = {
-            window: (PagedRows(tables, lengths[:rows]), slots[:rows])
-            for window, (tables, slots) in zip(self._tables, places, strict=True)
+            window: (PagedRows(table, lengths), find_slots(table, offsets))
+            for window, table in zip(self._tables, tables, strict=True)
         }
-        offsets = mx.maximum(lengths - 1, 0)[:rows]
         layers = list(self._layers)
         for i, window, cache in zip(self._keyed, self._windows, self._step_caches, strict=True):
             cache.begin_step(*located[window], offsets)
@@ -228,12 +227,12 @@ class PagedDecodeBatch:
         written = [(pool.keys, pool.values) for pool in self._pools]
         return logits, written
 
-    def _is_compiled(self, places: Sequence[tuple[mx.array, mx.array]]) -> bool:
+    def _is_compiled(self, tables: Sequence[mx.array]) -> bool:
         """Whether this step is computed by the compiled forward: a fixed width always, as all its steps must
         round alike."""
         if not self._compiles or self._width:
             return self._compiles
-        shapes = tuple(table.capacity for table in self._tables.values()), *(t.shape for t, _ in places)
+        shapes = tuple(table.capacity for table in self._tables.values()), *(table.shape for table in tables)
         self._steps[shapes] += 1
         return self._steps[shapes] > self._compile_after
 
@@ -259,22 +258,22 @@ class PagedDecodeBatch:
             self._states.accept([count - n + lengths.get(rid, n) for (rid, n), count in rows])
         self._lengths |= lengths
 
-    def _locate(
-        self, table: PageTable, ids: Sequence[str], ends: Sequence[int], padding: Sequence[int]
-    ) -> tuple[mx.array, mx.array]:
-        """Give the rows pages for their new tokens. Returns tables [rows, columns], and the new tokens' slots
-        as StepNumbers makes them; dummy rows write to page 0."""
-        self._grow(table.window, table.count_missing_for_step(self._lengths))
-        changed = [table.extend_row(rid, n) for rid, n in self._lengths.items()]
-        layout = (*ids, str(len(padding)))
+    def _locate(self, table: PageTable, ids: Sequence[str], padding: int) -> mx.array:
+        """Give the rows pages for their new tokens. Returns the table [rows, columns]; dummy rows have page
+        0 alone."""
+        outgrown = table.find_outgrown(self._lengths)
+        if outgrown:
+            self._grow(table.window, table.count_missing_for_step(outgrown))
+            for rid, length in outgrown.items():
+                table.extend_row(rid, length)
+        layout = (*ids, str(padding))
         known = self._columns.get(table.window)
-        if known is None or known[0] != layout or any(changed):
+        if known is None or known[0] != layout or outgrown:
             columns = table.list_columns(ids)
-            columns += [[0] * len(columns[0])] * len(padding)
+            columns += [[0] * len(columns[0])] * padding
             known = layout, mx.array(columns, dtype=mx.int32)
             self._columns[table.window] = known
-        slots = [table.find_slot(rid, end - 1) for rid, end in zip(ids, ends, strict=True)]
-        return known[1], self._slots[table.window].follow([*slots, *padding], len(ids))
+        return known[1]
 
     # -- reading ----------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxrun.model.paged.kernel_source import PAGE
+from mlxrun.model.paged.page_pool import find_slots
 from mlxrun.model.paged.page_table import SLACK, PageTable, round_pages
 
 
@@ -30,23 +32,29 @@ def test_a_slot_is_found_again_in_the_table_that_the_kernel_reads() -> None:
     table = make_table()
     for rid, length in (("a", 3), ("b", 5 * PAGE - 2)):
         table.add_row(rid, length)
-    columns = np.array(table.list_columns(["b", "a"]))
-    for row, (rid, length) in enumerate((("b", 5 * PAGE - 2), ("a", 3))):
-        for position in range(0, length, 97):
-            page = columns[row, position // PAGE % columns.shape[1]]
-            assert page * PAGE + position % PAGE == table.find_slot(rid, position)
+    tables = mx.array(table.list_columns(["b", "a"]), dtype=mx.int32)
+    for position in range(0, 5 * PAGE - 2, 97):
+        slots = find_slots(tables, mx.array([position, min(position, 2)], dtype=mx.int32))
+        places = ("b", position), ("a", min(position, 2))
+        assert slots.tolist() == [table.list_slots(rid, at, at + 1)[0] for rid, at in places]
 
 
 def test_a_row_takes_a_page_when_it_needs_one_and_frees_those_before_its_window() -> None:
     table = make_table(window=PAGE)
     table.add_row("a", PAGE)
-    assert not table.extend_row("a", PAGE) and table.extend_row("a", PAGE + 1)
-    for length in range(PAGE + 2, 6 * PAGE):
-        assert table.count_missing_for_step({"a": length}) == 0
+    assert table.find_outgrown({"a": PAGE}) == {} and table.find_outgrown({"a": PAGE + 1}) == {"a": PAGE + 1}
+    changes = 0
+    for length in range(PAGE + 1, 6 * PAGE):
+        before = table.list_columns("a"), table.used
+        outgrown = table.find_outgrown({"a": length})
         table.extend_row("a", length)
+        assert bool(outgrown) == ((table.list_columns("a"), table.used) != before)
+        changes += len(outgrown)
         first = length - PAGE
         assert len(table.list_slots("a", first, length)) == PAGE
-    assert table.used <= 1 + 3  # the window's tokens lie in two pages, or three with the slack
+    assert (
+        changes == 5 + 4 and table.used <= 1 + 3
+    )  # the window's tokens lie in two pages, or three with the slack
 
 
 def test_a_row_with_a_window_may_give_back_its_newest_tokens() -> None:
@@ -123,8 +131,8 @@ def test_a_shared_page_is_not_written_by_a_row_that_grows() -> None:
     for rid in "ab":
         table.add_row(rid, PAGE, KEYS[:1])
         table.extend_row(rid, PAGE + 1)
-    assert table.find_slot("a", PAGE) != table.find_slot("b", PAGE)
-    assert table.find_slot("a", 0) == table.find_slot("b", 0)
+    slots = {rid: table.list_slots(rid, 0, PAGE + 1).tolist() for rid in "ab"}
+    assert slots["a"][:PAGE] == slots["b"][:PAGE] and slots["a"][PAGE] != slots["b"][PAGE]
 
 
 def test_shared_pages_are_compacted_once() -> None:
