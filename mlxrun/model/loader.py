@@ -24,6 +24,7 @@ from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
 from mlxrun.model.ragged.drafted_state import route_states
+from mlxrun.model.ragged.softcapped_attention import route_softcaps
 from mlxrun.model.tensor_files import check_tensor_files
 from mlxrun.model.weight_check import check_loading
 from mlxrun.model.weight_form import settle_weights
@@ -55,6 +56,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     attach_adapters(model, rows, adapters, dtype)
     evaluate_parameters(model, info.name)
     attention.route_attention(model)
+    route_softcaps(model)
     route_states(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))

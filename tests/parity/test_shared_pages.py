@@ -64,7 +64,8 @@ def get_table(engine: Engine) -> PageTable:
     return tables[None]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+# deepseek_v3: latent attention; gemma2: a soft cap.
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next", "deepseek_v3", "gemma2"])
 @pytest.mark.parametrize("preempted", [0, 3])
 def test_answers_are_those_of_each_request_alone(zoo: Zoo, family: str, preempted: int) -> None:
     engine = make_engine(zoo, family)

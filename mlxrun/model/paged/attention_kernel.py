@@ -17,11 +17,16 @@ from mlxrun.model.machine.device import get_backend
 from mlxrun.model.paged import kernel_source
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.ragged.attention import NotRaggedError
+from mlxrun.model.ragged.scoring import Scoring, attend_arrays
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
-TEAMS = 4  # threads that join the parts of a row, for each number of its result
+TEAMS = (
+    4  # threads that join the parts of a row, for each number of its result, in a block of THREADS at most
+)
+THREADS = 1024
 MIN_UNROLL = 2  # keys that a thread reads before it computes; as many as the block has query heads, if more
 MAX_HEADS = 4  # query heads of a block, whose sums are in registers
+MAX_DIM = 512  # numbers of a key or value
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,56 +48,58 @@ class _Shape:
     kv_heads: int
     key_dim: int
     value_dim: int
+    turn_dim: int  # of rotary parts; 0: not the latent form
     scale: float
     window: int
     sinks: bool
+    cap: float
 
 
-def can_attend(heads: int, kv_heads: int, key_dim: int, value_dim: int) -> bool:
-    """Whether the kernel covers attention of this shape."""
-    fits = key_dim <= 256 and 32 <= value_dim <= 256 and heads % kv_heads == 0
-    return fits and bool(_list_lanes(key_dim, value_dim))
+def can_attend(heads: int, kv_heads: int, key_dim: int, value_dim: int, turn_dim: int = 0) -> bool:
+    """Whether the kernel covers attention of this shape. `turn_dim`: of rotary parts, in the latent form."""
+    fits = key_dim <= MAX_DIM and 32 <= value_dim <= MAX_DIM and heads % kv_heads == 0
+    return fits and bool(_list_lanes(key_dim, value_dim, turn_dim))
 
 
 def attend_pages(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    rows: PagedRows,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None = None,
+    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, scoring: Scoring
 ) -> mx.array:
-    """Attention of `queries` [rows, heads, 1, D] to `keys` and `values` [pages * PAGE, KV heads, D], each row
-    to its own newest `window` tokens (None: all); as [rows, heads, 1, D], zeros for dummy rows."""
+    """Attention of `queries` [rows, heads, 1, D] to `keys` and `values` [pages * PAGE, KV heads, D], as
+    [rows, heads, 1, D], zeros for dummy rows. NotRaggedError where the kernel does not cover the shape."""
     (count, heads), columns = queries.shape[:2], rows.tables.shape[1]
-    if not can_attend(heads, keys.shape[1], keys.shape[2], values.shape[2]):
-        raise NotRaggedError(f"{heads} heads of {keys.shape[2]}, which the kernel does not cover")
-    kv_heads, key_dim, value_dim = keys.shape[1], keys.shape[2], values.shape[2]
-    shape = _Shape(
-        get_backend(),
-        *(keys.dtype, heads, kv_heads, key_dim, value_dim),
-        *(scale, window or 0, sinks is not None),
-    )
+    shape = _describe_shape(queries, keys, values, scoring)
+    if not can_attend(heads, shape.kv_heads, shape.key_dim, shape.value_dim, shape.turn_dim):
+        raise NotRaggedError(f"{heads} heads of {shape.key_dim}, which the kernel does not cover")
     split, join = _compile(shape)
-    constants, parts = _list_constants(shape), _count_parts(shape)
+    constants, parts, width = _list_constants(shape), _count_parts(shape), shape.value_dim
+    positions = [] if scoring.positions is None else [scoring.positions]
     partial = split(
-        inputs=[queries, keys, values, rows.tables, rows.lengths],
+        inputs=[queries, keys, values, rows.tables, rows.lengths, *positions],
         template=constants,
-        grid=(columns * WARPS * 32, kv_heads * parts, count),
+        grid=(columns * WARPS * 32, shape.kv_heads * parts, count),
         threadgroup=(WARPS * 32, 1, 1),
-        output_shapes=[(count, heads, columns, value_dim + 2)],
+        output_shapes=[(count, heads, columns, width + 2)],
         output_dtypes=[mx.float32],
     )[0]
+    teams = _count_teams(shape)
     attended: mx.array = join(
-        inputs=[partial, rows.lengths, rows.lengths if sinks is None else sinks],
+        inputs=[partial, rows.lengths, rows.lengths if scoring.sinks is None else scoring.sinks],
         template=constants,
-        grid=(heads * value_dim * TEAMS, count, 1),
-        threadgroup=(value_dim * TEAMS, 1, 1),
-        output_shapes=[(count, heads, 1, value_dim)],
+        grid=(heads * width * teams, count, 1),
+        threadgroup=(width * teams, 1, 1),
+        output_shapes=[(count, heads, 1, width)],
         output_dtypes=[queries.dtype],
     )[0]
     return attended
+
+
+def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, scoring: Scoring) -> _Shape:
+    heads, (_, kv_heads, key_dim), width = queries.shape[1], keys.shape, values.shape[2]
+    latent = scoring.positions is not None
+    value_dim, turn_dim = (key_dim, width) if latent else (width, 0)
+    backend, window, sinks = get_backend(), scoring.window or 0, scoring.sinks is not None
+    sizes = (heads, kv_heads, key_dim, value_dim, turn_dim)
+    return _Shape(backend, keys.dtype, *sizes, scoring.scale, window, sinks, scoring.cap)
 
 
 @lru_cache(maxsize=256)
@@ -100,13 +107,15 @@ def _compile(shape: _Shape) -> tuple[Any, Any]:
     """The two kernels; they are compiled when they first run."""
     make = mx.fast.cuda_kernel if shape.backend == "cuda" else mx.fast.metal_kernel
     header = f"{kernel_source.DIALECTS[shape.backend].header}\n#define SCALE {shape.scale!r}f\n"
+    header += f"#define CAP {shape.cap!r}f\n"
+    latent = shape.turn_dim > 0
     name = hashlib.blake2b(repr(shape).encode(), digest_size=6).hexdigest()
-    inputs = ["queries", "keys", "values", "tables", "lengths"]
+    inputs = ["queries", "keys", "values", "tables", "lengths", *(["positions"] if latent else [])]
     split = make(
         name=f"paged_split_{name}",
         input_names=inputs,
         output_names=["parts"],
-        source=kernel_source.render_split(shape.backend),
+        source=kernel_source.render_split(shape.backend, latent, shape.cap > 0),
         header=header,
     )
     join = make(
@@ -121,7 +130,7 @@ def _compile(shape: _Shape) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=256)
 def _list_constants(shape: _Shape) -> list[tuple[str, Any]]:
-    lanes = _count_lanes(shape.key_dim, shape.value_dim, shape.dtype.size)
+    lanes = _count_lanes(shape)
     parts = _count_parts(shape)
     heads = shape.heads // shape.kv_heads // parts
     numbers = {
@@ -136,23 +145,31 @@ def _list_constants(shape: _Shape) -> list[tuple[str, Any]]:
         "VALUE_PART": shape.value_dim // lanes,
         "KEYS_A_WARP": 32 // lanes,
         "WARPS": WARPS,
-        "TEAMS": TEAMS,
+        "TEAMS": _count_teams(shape),
         "UNROLL": max(MIN_UNROLL, heads),
         "PAGE_TOKENS": PAGE,
         "WINDOW": shape.window,
         "SINKS": int(shape.sinks),
     }
+    if shape.turn_dim:
+        numbers |= {"TURN_DIM": shape.turn_dim, "TURN_PART": shape.turn_dim // lanes}
     return [("T", shape.dtype), *numbers.items()]
 
 
-def _list_lanes(key_dim: int, value_dim: int) -> list[int]:
-    """Numbers of threads that may share a key: powers of two that divide both sizes."""
-    return [lanes for lanes in (32, 16, 8, 4) if key_dim % lanes == value_dim % lanes == 0]
+def _list_lanes(*sizes: int) -> list[int]:
+    """Numbers of threads that may share a key: powers of two that divide all sizes."""
+    return [lanes for lanes in (32, 16, 8, 4) if all(size % lanes == 0 for size in sizes)]
 
 
-def _count_lanes(key_dim: int, value_dim: int, itemsize: int) -> int:
+def _count_lanes(shape: _Shape) -> int:
     """Threads that share a key, so that each reads close to 16 bytes of it."""
-    return min(_list_lanes(key_dim, value_dim), key=lambda lanes: abs(key_dim // lanes * itemsize - 16))
+    size, itemsize = shape.key_dim, shape.dtype.size
+    fitting = _list_lanes(size, shape.value_dim, shape.turn_dim)
+    return min(fitting, key=lambda lanes: abs(size // lanes * itemsize - 16))
+
+
+def _count_teams(shape: _Shape) -> int:
+    return min(TEAMS, THREADS // shape.value_dim)
 
 
 def _count_parts(shape: _Shape) -> int:
@@ -164,21 +181,12 @@ def _count_parts(shape: _Shape) -> int:
 
 
 def attend_gathered(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    rows: PagedRows,
-    scale: float,
-    window: int | None,
-    sinks: mx.array | None = None,
+    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, scoring: Scoring
 ) -> mx.array:
     """The same as `attend_pages`, with the library's attention over a copy of all pages."""
-    gathered = [_gather(pages, rows.tables) for pages in (keys, values)]
-    seen = _find_seen(rows, window)
-    extra = {} if sinks is None else {"sinks": sinks}
-    out = mx.fast.scaled_dot_product_attention(
-        queries, *gathered, scale=scale, mask=seen[:, None, None], **extra
-    )
+    gathered_keys, gathered_values = (_gather(pages, rows.tables) for pages in (keys, values))
+    seen = _find_seen(rows, scoring.window)[:, None, None]
+    out = attend_arrays(queries, gathered_keys, gathered_values, seen, scoring)
     return mx.where(rows.lengths[:, None, None, None] > 0, out, 0).astype(queries.dtype)
 
 

@@ -4,6 +4,9 @@
 tokens of a page, for one row and some heads that share a KV head; the second joins what a row's blocks found,
 as in Flash-Decoding (Dao et al., 2023). Which thread sums which tokens follows from a token's position in its
 row alone, so a row's result does not depend on the rows beside it.
+
+The latent form (multi-head latent attention, DeepSeek-V2, 2024): a token has a latent vector, which is key
+and value of all heads, and a rotary part, whose product with `positions` is added to its score.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ _CUDA_HEADER = """
 #define SHUFFLE_XOR(x, lanes) __shfl_xor_sync(0xffffffff, x, lanes)
 #define EXP(x) __expf(x)
 #define MAX(a, b) fmaxf(a, b)
+#define TANH(x) tanhf(x)
 """
 _METAL_HEADER = """
 #define DEVICE device
@@ -50,6 +54,7 @@ _METAL_HEADER = """
 #define SHUFFLE_XOR(x, lanes) simd_shuffle_xor(x, lanes)
 #define EXP(x) metal::fast::exp(x)
 #define MAX(a, b) metal::max(a, b)
+#define TANH(x) metal::precise::tanh(x)
 """
 
 # MLX finds the names of Metal's attributes in the source, so they cannot be macros.
@@ -76,8 +81,9 @@ DIALECTS: Mapping[str, Dialect] = {
     ),
 }
 
-# Inputs: queries [rows, KV_HEADS * GROUP, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike,
-# tables [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. Output:
+# Inputs: queries [rows, heads, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike, tables
+# [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. In the latent
+# form keys are latent vectors, values their rotary parts, and positions [rows, heads, 1, TURN_DIM]. Output:
 # parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest score, weight. Shapes are arguments of a
 # launch; a number in an array of one stays in the host's memory on CUDA, where each read takes a microsecond.
 _SPLIT = """
@@ -96,24 +102,27 @@ _SPLIT = """
   const int columns = tables_shape[1];
   const long base = (long)tables[row * columns + page_index % columns] * PAGE_TOKENS;
   float q[HEADS][KEY_PART], sum[HEADS][VALUE_PART], top[HEADS], weight[HEADS];
+  $DECLARE_POSITIONS
   UNROLLED
   for (int h = 0; h < HEADS; h++) {
     top[h] = -1e30f; weight[h] = 0;
     for (int i = 0; i < VALUE_PART; i++) sum[h][i] = 0;
-    const long at = ((long)row * KV_HEADS * PARTS * HEADS + head0 + h) * KEY_DIM + lane_of_key * KEY_PART;
+    const long head = (long)row * NUM_HEADS + head0 + h;
+    const long at = head * KEY_DIM + lane_of_key * KEY_PART;
     for (int i = 0; i < KEY_PART; i++) q[h][i] = float(queries[at + i]) * SCALE;
+    $READ_POSITIONS
   }
   const int tokens_a_turn = WARPS * KEYS_A_WARP * UNROLL;
   for (int turn = start / tokens_a_turn; turn * tokens_a_turn < stop; turn++) {
     Numbers<T, KEY_PART> k[UNROLL];
-    Numbers<T, VALUE_PART> v[UNROLL];
+    Numbers<T, $VALUE_NUMBERS> v[UNROLL];
     bool seen[UNROLL];
     for (int u = 0; u < UNROLL; u++) {
       const int token = turn * tokens_a_turn + (u * WARPS + warp) * KEYS_A_WARP + key_of_warp;
       seen[u] = token >= start && token < stop;
-      const long at = (base + (seen[u] ? token : start)) * KV_HEADS + kv;
-      k[u] = *(const DEVICE Numbers<T, KEY_PART>*)(keys + at * KEY_DIM + lane_of_key * KEY_PART);
-      v[u] = *(const DEVICE Numbers<T, VALUE_PART>*)(values + at * VALUE_DIM + lane_of_key * VALUE_PART);
+      const long own = ((base + (seen[u] ? token : start)) * KV_HEADS + kv) * LANES + lane_of_key;
+      k[u] = *(const DEVICE Numbers<T, KEY_PART>*)(keys + own * KEY_PART);
+      v[u] = *(const DEVICE Numbers<T, $VALUE_NUMBERS>*)(values + own * $VALUE_NUMBERS);
     }
     UNROLLED
     for (int h = 0; h < HEADS; h++) {
@@ -122,9 +131,11 @@ _SPLIT = """
       for (int u = 0; u < UNROLL; u++) {
         s[u] = 0;
         for (int i = 0; i < KEY_PART; i++) s[u] += q[h][i] * float(k[u].x[i]);
+        $ADD_POSITIONS
       }
       for (int o = LANES / 2; o > 0; o /= 2)
         for (int u = 0; u < UNROLL; u++) s[u] += SHUFFLE_XOR(s[u], o);
+      $CAP_SCORES
       for (int u = 0; u < UNROLL; u++) if (seen[u]) highest = MAX(highest, s[u]);
       const float shrink = EXP(top[h] - highest);
       top[h] = highest;
@@ -133,7 +144,7 @@ _SPLIT = """
       for (int u = 0; u < UNROLL; u++) {
         const float p = seen[u] ? EXP(s[u] - highest) : 0.0f;
         weight[h] += p;
-        for (int i = 0; i < VALUE_PART; i++) sum[h][i] += p * float(v[u].x[i]);
+        for (int i = 0; i < VALUE_PART; i++) sum[h][i] += p * float($VALUE[u].x[i]);
       }
     }
   }
@@ -166,7 +177,7 @@ _SPLIT = """
       total += all_sums[w][h][d] * c;
       weights += all_weights[w][h] * c;
     }
-    const long part = ((long)row * KV_HEADS * PARTS * HEADS + head0 + h) * columns + $BLOCK_X;
+    const long part = ((long)row * NUM_HEADS + head0 + h) * columns + $BLOCK_X;
     const long at = part * (VALUE_DIM + 2);
     parts[at + d] = total;
     if (d == 0) { parts[at + VALUE_DIM] = highest; parts[at + VALUE_DIM + 1] = weights; }
@@ -206,9 +217,29 @@ _JOIN = """
 """
 
 
-def render_split(backend: str) -> str:
-    """The body of the kernel that attends to a page, for `cuda` or `metal`."""
-    return Template(_SPLIT).substitute(DIALECTS[backend].names)
+_PLAIN = {
+    "DECLARE_POSITIONS": "",
+    "READ_POSITIONS": "",
+    "ADD_POSITIONS": "",
+    "VALUE_NUMBERS": "VALUE_PART",
+    "VALUE": "v",
+}
+_LATENT = {
+    "DECLARE_POSITIONS": "float turned[HEADS][TURN_PART];",
+    "READ_POSITIONS": "for (int i = 0; i < TURN_PART; i++)\n"
+    "      turned[h][i] = float(positions[head * TURN_DIM + lane_of_key * TURN_PART + i]);",
+    "ADD_POSITIONS": "for (int i = 0; i < TURN_PART; i++) s[u] += turned[h][i] * float(v[u].x[i]);",
+    "VALUE_NUMBERS": "TURN_PART",
+    "VALUE": "k",
+}
+_CAP = "for (int u = 0; u < UNROLL; u++) s[u] = CAP * TANH(s[u] / CAP);"
+
+
+def render_split(backend: str, latent: bool = False, capped: bool = False) -> str:
+    """The body of the kernel that attends to a page, for `cuda` or `metal`. `latent`: see above; `capped`:
+    scores have a soft cap."""
+    form = {**(_LATENT if latent else _PLAIN), "CAP_SCORES": _CAP if capped else ""}
+    return Template(_SPLIT).substitute(DIALECTS[backend].names, **form)
 
 
 def render_join(backend: str) -> str:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import mlx.core as mx
 
 from mlxrun.model.paged.attention_kernel import PagedRows
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.paged.page_pool import PagePool
-from mlxrun.model.ragged.attention import NotRaggedError, RaggedMask, RowKeys, RowKeysCache
+from mlxrun.model.ragged.attention import NotRaggedError, RowKeys, RowKeysCache
+from mlxrun.model.ragged.scoring import Scoring
 
-Attend = Callable[..., mx.array]  # attention_kernel.attend_pages, or attend_gathered
+# attention_kernel.attend_pages, or attend_gathered
+Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, Scoring], mx.array]
 
 
 class PagedKeys(RowKeys):
@@ -23,7 +25,7 @@ class PagedKeys(RowKeys):
         self._keys, self._values = pool.keys, pool.values
         self._rows = rows
         self._window = window
-        self._attend = attend
+        self._kernel = attend
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -36,16 +38,10 @@ class PagedKeys(RowKeys):
     def dtype(self) -> mx.Dtype:
         return self._keys.dtype
 
-    def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-        """Attention of one token a row, [rows, Hq, 1, D]."""
-        if mask is not None and not isinstance(mask, RaggedMask):
-            raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
-        windows = [w for w in (self._window, None if mask is None else mask.window) if w is not None]
-        sinks = kwargs.pop("sinks", None)
-        if kwargs:
-            raise NotRaggedError(f"attention with {', '.join(kwargs)}")
-        window = min(windows, default=None)
-        return self._attend(queries, self._keys, self._values, self._rows, scale, window, sinks)
+    def _attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
+        windows = [w for w in (self._window, scoring.window) if w is not None]
+        scoring = replace(scoring, window=min(windows, default=None))
+        return self._kernel(queries, self._keys, self._values, self._rows, scoring)
 
 
 class PagedCache(RowKeysCache):

@@ -3,7 +3,7 @@
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
 call to RowKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
 below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
-parity probe.
+parity probe, but for those that scoring.py and softcapped_attention.py know.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +24,7 @@ from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.ragged import cpu_attention, cuda_attention
 from mlxrun.model.ragged.quantized_buffer import QuantizedArray, attend_quantised
 from mlxrun.model.ragged.row_group import RowGroup
+from mlxrun.model.ragged.scoring import PositionScores, Scoring, TurnedParts, attend_arrays
 
 ATTENTION_FUNCTION = "scaled_dot_product_attention"
 _KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
@@ -43,8 +45,24 @@ class RaggedMask:
 class RowKeys:
     """Keys and values of all rows of a forward, in place of arrays."""
 
-    def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-        """Attention of one token a row, [rows, Hq, 1, D]."""
+    def attend(
+        self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
+    ) -> mx.array:
+        """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionScores.
+        `sinks`, `cap`: see Scoring."""
+        if isinstance(mask, PositionScores):
+            return self._attend(queries, Scoring(scale, positions=mask.positions))
+        if mask is not None and not isinstance(mask, RaggedMask):
+            raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
+        return self._attend(queries, Scoring(scale, None if mask is None else mask.window, sinks, cap))
+
+    def swapaxes(self, *axes: int) -> TurnedParts:
+        """The rotary parts of the latent form, for the scores that the model adds."""
+        if axes not in ((-1, -2), (-2, -1), (2, 3), (3, 2)):
+            raise NotRaggedError(f"the model swaps axes {axes} of its keys")
+        return TurnedParts()
+
+    def _attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
         raise NotImplementedError
 
 
@@ -71,23 +89,26 @@ class RaggedKeys(RowKeys):
         pairs = [(k.astype(dtype), v.astype(dtype)) for k, v in self._pairs]
         return RaggedKeys(self._groups, pairs, self._width)
 
-    def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-        """Attention of one token a row, [rows, Hq, 1, D], one call a group."""
-        if mask is not None and not isinstance(mask, RaggedMask):
-            raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
-        window = None if mask is None else mask.window
+    def _attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
+        """One call a group."""
         outputs, row = [], 0
         for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
             count = len(group.ids)
-            own = queries if count == queries.shape[0] else queries[row : row + count]
-            outputs.append(
-                _attend(own, keys, values, scale, group.make_mask(keys.shape[2], window), **kwargs)
-            )
+            whole = count == queries.shape[0]
+            own, rule = (queries, scoring) if whole else _select_rows(queries, scoring, row, row + count)
+            mask = group.make_mask(keys.shape[2], scoring.window)
+            outputs.append(attend_arrays(own, keys, values, mask, rule, _attend))
             row += count
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
             shape = (queries.shape[0] - row, *outputs[0].shape[1:])
             outputs.append(mx.zeros(shape, outputs[0].dtype))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+
+def _select_rows(queries: mx.array, scoring: Scoring, start: int, stop: int) -> tuple[mx.array, Scoring]:
+    if scoring.positions is not None:
+        scoring = replace(scoring, positions=scoring.positions[start:stop])
+    return queries[start:stop], scoring
 
 
 class StepCache:
@@ -135,11 +156,14 @@ class RowKeysCache:
     def state(self) -> tuple[Any, Any]:
         return self.keys_and_values()
 
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> RaggedMask:
-        """The mask of one new token a row; `window_size` limits what it attends to, as the layer does."""
-        if N != 1 or return_array:
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> RaggedMask | None:
+        """The mask of one new token a row: none without `window_size`, which limits what it attends to, as
+        the libraries' caches give."""
+        if N != 1 or (return_array and window_size is not None):
             raise NotRaggedError("the model needs the mask as an array")
-        return RaggedMask(window_size)
+        return None if window_size is None else RaggedMask(window_size)
 
 
 class RaggedCache(RowKeysCache, StepCache):
@@ -255,6 +279,8 @@ def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
         given = dict(zip(names[2:], args, strict=False)) | kwargs
         extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
         if ragged:
+            if extra.keys() - {"sinks"}:
+                raise NotRaggedError(f"attention with {', '.join(extra)}")
             return keys.attend(queries, given["scale"], given.get("mask"), **extra)
         out = _attend(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
         _EngineAttention.calls += 1

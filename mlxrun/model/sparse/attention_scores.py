@@ -43,10 +43,12 @@ class ScoredKeys(RowKeys):
     def dtype(self) -> mx.Dtype:
         return self._keys.dtype
 
-    def attend(self, queries: mx.array, scale: float, mask: Any, **kwargs: Any) -> mx.array:
+    def attend(
+        self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
+    ) -> mx.array:
         """Causal attention of the newest tokens, `queries` [1, Hq, new, D]. The weights are computed once,
         for the scores and for the result."""
-        if not (mask is None or (isinstance(mask, str) and mask == "causal")) or kwargs:
+        if not (mask is None or (isinstance(mask, str) and mask == "causal")) or sinks is not None or cap:
             raise NotRaggedError("attention with a mask of its own, or with more than queries and keys")
         _, heads, size, width = self._keys.shape
         new = queries.shape[2]

@@ -12,6 +12,7 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.ragged import attention
 from mlxrun.model.ragged.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
 from mlxrun.model.ragged.row_group import RowGroup
+from mlxrun.model.ragged.scoring import PositionScores
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.parity.test_upstream_contracts import need
@@ -25,7 +26,7 @@ def test_ragged_objects_refuse_what_only_arrays_support() -> None:
     with pytest.raises(NotRaggedError):
         cache.make_mask(2)
     with pytest.raises(NotRaggedError):
-        cache.make_mask(1, return_array=True)
+        cache.make_mask(1, return_array=True, window_size=4)
     with pytest.raises(NotRaggedError):
         cache.keys_and_values()
     with pytest.raises(NotRaggedError):
@@ -35,6 +36,13 @@ def test_ragged_objects_refuse_what_only_arrays_support() -> None:
         keys.attend(mx.zeros((1, HEADS, 1, SIZE)), 1.0, mx.zeros((1, 1)))
     with pytest.raises(NotRaggedError):
         keys.attend(mx.zeros((1, HEADS, 1, SIZE)), 1.0, "causal")
+    with pytest.raises(NotRaggedError):
+        keys.swapaxes(1, 2)
+    rotary = keys.swapaxes(-1, -2)
+    with pytest.raises(ValueError):
+        mx.matmul(mx.zeros((1, HEADS, 1, SIZE)), rotary)
+    assert isinstance(mx.zeros((1, HEADS, 1, SIZE)) @ rotary, PositionScores)
+    assert cache.make_mask(1, return_array=True) is None  # as the libraries' caches
     assert isinstance(cache.make_mask(1, window_size=4), RaggedMask)
 
 
@@ -49,7 +57,7 @@ def test_offsets_are_an_array_and_an_int(cache_class: type) -> None:
     assert type(cache._offset) is int and cache._offset == 4
 
 
-NO_SEAM = ("mamba2", "gemma2")  # no attention; softcapped scores of its own
+NO_SEAM = ("mamba2", "gemma2")  # no attention; scores with a soft cap, see softcapped_attention.py
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""How attention scores are made: windows, sinks, soft caps, and the latent form.
+
+In the latent form (multi-head latent attention of DeepSeek-V2) a layer's keys are latent vectors, which are
+its values too, and its values are their rotary parts: the product of these and `positions` is added to the
+scores. Models compute that product themselves, as `positions @ values.swapaxes(-1, -2)`, and give it as the
+mask; over RowKeys it becomes PositionScores, which is not computed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """`window`: the newest tokens that a row attends to, None: all. `sinks` [Hq]: scores of no token. `cap`:
+    scores become cap * tanh(scores / cap), 0: they stay. `positions` [rows, Hq, 1, D']: in the latent form,
+    scaled already."""
+
+    scale: float
+    window: int | None = None
+    sinks: mx.array | None = None
+    cap: float = 0.0
+    positions: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScores:
+    """Stands for the product of `positions` [rows, Hq, 1, D'] and the rotary parts of all rows."""
+
+    positions: mx.array
+
+
+class TurnedParts(mx.array):
+    """Stands for the rotary parts of all rows, [rows, H, D', tokens]. An array, because `array @ x` asks only
+    a subclass first; an empty one, so that any other use fails."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def __rmatmul__(self, positions: mx.array) -> PositionScores:
+        return PositionScores(positions)
+
+
+def attend_arrays(
+    queries: mx.array,
+    keys: Any,
+    values: Any,
+    mask: mx.array | None,
+    scoring: Scoring,
+    attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention,
+) -> mx.array:
+    """Attention of queries [B, Hq, 1, D] to arrays [B, H, N, D] by `attend`, which has the arguments of the
+    library's. `mask`: bool, broadcast to [B, Hq, 1, N], in place of a window."""
+    scale = scoring.scale
+    if scoring.positions is not None:
+        return attend(
+            queries, keys, keys, scale=scale, mask=_score_positions(scoring.positions, values, mask)
+        )
+    if scoring.cap:
+        return _attend_capped(queries * scale, keys, values, mask, scoring.cap)
+    extra = {} if scoring.sinks is None else {"sinks": scoring.sinks}
+    return attend(queries, keys, values, scale=scale, mask=mask, **extra)
+
+
+def _score_positions(positions: mx.array, parts: mx.array, mask: mx.array | None) -> mx.array:
+    scores = positions @ parts.swapaxes(-1, -2)
+    return scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
+
+
+def _attend_capped(
+    queries: mx.array, keys: mx.array, values: mx.array, mask: mx.array | None, cap: float
+) -> mx.array:
+    rows, heads, length, _ = queries.shape
+    folded = queries.reshape(rows, keys.shape[1], -1, queries.shape[-1])  # heads that share keys: one product
+    scores = mx.tanh(folded @ keys.swapaxes(-1, -2) / cap) * cap
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    return (weights @ values).reshape(rows, heads, length, -1)
