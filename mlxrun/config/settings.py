@@ -46,7 +46,8 @@ class ModelSettings:
     where bfloat16 is slow."""
     dequantize: Literal["auto", "never", "always"] = "auto"
     """Hold quantized weights as plain numbers, which takes 2 to 8 times the memory. `auto`: where that takes
-    at most half of the memory limit and is faster, as on CPUs; products are timed when a model is loaded."""
+    at most half of the memory limit and is faster, as on CPUs; products are timed when a model is loaded.
+    Experts stay quantized on a GPU, unless `always`."""
     names: tuple[str, ...] = ()
     """Names that requests may use as `model`, besides the path. Empty: every name is accepted."""
     context_length: Annotated[int | None, Range(16, None)] = None

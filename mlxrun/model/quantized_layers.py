@@ -1,7 +1,8 @@
 """Quantised layers that multiply by the method that is fastest for the number of rows they are called with.
 
 `route_products` replaces the call of each quantised linear layer and of embeddings that serve as output
-layers. All methods give the library's result within rounding.
+layers, `route_experts` that of expert layers. A method follows from a call's shapes alone, so that forwards
+may be compiled. All methods give the library's result within rounding.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ ProductMethod = Literal["library", "flat", "dequantized"]
 
 MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
 MAX_TRANSIENT = 1 << 27  # numbers of a weight that may be dequantised for one call
+MAX_EXPERT_TRANSIENT = 1 << 28  # the same of all experts of a layer together
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,12 @@ class MethodTable:
         """The method for so many rows."""
         return next((method for most, method in self.entries if rows <= most), self.entries[-1][1])
 
+    def describe(self, unit: str) -> str:
+        """For logs, with what its numbers count."""
+        steps = [f"{method} up to {most} {unit}" for most, method in self.entries[:-1]]
+        last = self.entries[-1][1]
+        return ", ".join([*steps, f"{last} beyond" if steps else last])
+
 
 class _RoutedLinear(nn.QuantizedLinear):
     table: MethodTable
@@ -49,6 +57,24 @@ class _RoutedEmbedding(nn.QuantizedEmbedding):
 
     def as_linear(self, x: mx.array) -> mx.array:
         return multiply(self, x, self.table.choose(x.size // x.shape[-1]))
+
+
+class _RoutedExperts(nn.Module):
+    """Mixed into the libraries' classes of expert layers. The table's numbers are the tokens that each expert
+    has on average. Indices that are not sorted are the library's: `gather_mm` then reads an expert again for
+    each token."""
+
+    table: MethodTable
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        method = self.table.choose(indices.size // self["weight"].shape[0])
+        fits = count_weights(self) <= MAX_EXPERT_TRANSIENT
+        if not (sorted_indices and fits and method == "dequantized"):
+            library: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+            return library
+        weight = dequantize_weight(self, x.dtype).swapaxes(-1, -2)
+        y = mx.gather_mm(x, weight, rhs_indices=indices, sorted_indices=True)
+        return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
 
 
 _ROUTED: dict[type, type] = {nn.QuantizedLinear: _RoutedLinear, nn.QuantizedEmbedding: _RoutedEmbedding}
@@ -83,10 +109,26 @@ def route_products(model: nn.Module, table: MethodTable) -> None:
         module.table = table
 
 
+def list_experts(model: nn.Module) -> list[nn.Module]:
+    """The quantised layers with the weights of several experts, which `route_experts` takes."""
+    return [layer for layer in list_quantized(model) if is_expert(layer)]
+
+
+def route_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
+    """Let these expert layers multiply by the table's methods, chosen by the tokens that an expert has on
+    average."""
+    for layer in layers:
+        kind = type(layer)
+        bases = (_RoutedExperts, kind)
+        layer.__class__ = type(f"_Routed{kind.__name__}", bases, {"__module__": kind.__module__})
+        layer.table = table
+
+
 @contextmanager
 def use_library_products(model: nn.Module) -> Iterator[None]:
     """Multiply as the library does meanwhile, so that no row changes the rounding of another."""
-    modules = [m for m in _list_modules(model) if isinstance(m, _RoutedLinear | _RoutedEmbedding)]
+    kinds = _RoutedLinear | _RoutedEmbedding | _RoutedExperts
+    modules = [module for module in _list_modules(model) if isinstance(module, kinds)]
     tables = [module.table for module in modules]
     for module in modules:
         module.table = MethodTable()

@@ -1,7 +1,8 @@
 """Chooses the form of quantised weights: held dequantised, or quantised, with a method by number of rows.
 
-`model.dequantize: auto` times three of the model's own products at load. In reproducible mode the choice
-follows from the device alone, because a timing may fall out differently the next time.
+`model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
+reproducible mode the choice follows from the device alone, because a timing may fall out differently the
+next time.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from mlxrun.model.quantized_layers import (
     describe_quantization,
     hold_dequantized,
     is_expert,
+    list_experts,
     list_products,
     list_quantized,
     multiply,
+    route_experts,
     route_products,
 )
 
@@ -44,6 +47,10 @@ HELD = "held"  # the name of dequantised weights among the timed methods
 MEMORY_SHARE = 0.5  # of the memory limit, that dequantised weights may take
 WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
 HELD_WORTH = 0.95  # the same for dequantised weights, on average
+# On CUDA, quantised products of one row take at most this share of the time of dequantised ones, or weights
+# are held: more rows gain less, since one row waits for nothing but weights. Small products take the time of
+# their launch in either form; at full speed, weights of 4 and 8 bit take 0.28 and 0.53 of it.
+CLEARLY_FASTER = 0.75
 HOPELESS = 4.0  # a method that takes so many times the best one's time is not timed
 SECONDS = 0.6  # after which nothing is timed with more rows
 GRAPHS, GRAPH_SECONDS, MAX_REPEATS = 3, 0.004, 16  # timed graphs, their length, and products in each
@@ -56,13 +63,19 @@ FIXED_TABLES: Mapping[str, MethodTable] = {
     "metal": MethodTable(),
     "cpu": MethodTable(((4, "library"), (8, "dequantized"))),
 }
+# Of experts that stay quantised, by tokens an expert. 128 experts of three weights, 2048 x 768 in 4 bit, on
+# an H200, 8 for each token: 64 tokens take 1.4 ms by the library, whose time grows with their number, and 1.9
+# by sorted indices with plain weights, which take 0.4 to make; 512 tokens 8.2 and 2.7 + 0.4. Both take as
+# long at 8 tokens an expert. A CPU gains little: its `gather_mm` multiplies one token at a time.
+EXPERT_TABLES: Mapping[str, MethodTable] = {"cuda": MethodTable(((8, "library"), (9, "dequantized")))}
 
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
     """What was chosen. `kinds`: of quantised weights; empty if there are none. `keeps_experts`: those stay
     quantised where the others are held. `seconds`: by method and rows, of the timed products together; empty
-    if nothing was timed. `unused`: names of weights in the files that the model has no use for."""
+    if nothing was timed. `unused`: names of weights in the files that the model has no use for. `experts`:
+    methods of expert layers by tokens an expert; None where all their calls are the library's."""
 
     kinds: tuple[str, ...] = ()
     held: bool = False
@@ -70,15 +83,17 @@ class WeightForm:
     table: MethodTable = field(default_factory=MethodTable)
     seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+    experts: MethodTable | None = None
 
     def describe(self) -> str:
         """One line for logs and `mlxrun doctor`."""
         kinds = ", ".join(self.kinds)
+        text = f"{kinds}, multiplied by: {self.table.describe('rows')}"
         if self.held:
-            return f"{kinds}, held dequantized" + (" except for experts" if self.keeps_experts else "")
-        steps = [f"{method} up to {most} rows" for most, method in self.table.entries[:-1]]
-        last = self.table.entries[-1][1]
-        return f"{kinds}, multiplied by: " + ", ".join([*steps, f"{last} beyond" if steps else last])
+            text = f"{kinds}, held dequantized" + (" except for experts" if self.keeps_experts else "")
+        if self.experts is not None:
+            text += f"; experts by: {self.experts.describe('tokens each')}"
+        return text
 
 
 PLAIN_WEIGHTS = WeightForm()
@@ -90,7 +105,7 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     if not kinds:
         return PLAIN_WEIGHTS
     choice, backend = config.model.dequantize, get_backend()
-    # On a GPU, experts take the same time quantised (measured on CUDA), at a quarter of the memory.
+    # On a GPU, experts decode as fast quantised or faster (measured on CUDA), at a quarter of the memory.
     keeps_experts = choice == "auto" and backend != "cpu"
     layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
     # In reproducible mode the choice must not depend on what other processes use just now.
@@ -102,19 +117,20 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     held = choice == "always"
     if config.engine.reproducible:
         held = held or (may_hold and backend != "metal")
-    elif not held:
-        if backend == "cuda":
-            log.info(
-                "weights: timing products; where MLX has not kept their kernels yet, it compiles for a minute"
-            )
+    elif not held and (may_hold or backend != "cuda"):  # on CUDA the fixed table holds without held weights
         seconds = time_products(model, dtype, may_hold)
         table = choose_table(seconds, table)
-        held = may_hold and is_held_faster(seconds)
+        may_gain = backend != "cuda" or is_one_row_faster(seconds)
+        held = may_hold and (not may_gain or is_held_faster(seconds))
     if held:
         hold_dequantized(layers, dtype)
     else:
         route_products(model, table)
-    form = WeightForm(kinds, held, held and bool(list_quantized(model)), table, seconds)
+    kept = list_experts(model)
+    experts = EXPERT_TABLES.get(backend) if kept else None
+    if experts is not None:
+        route_experts(kept, experts)
+    form = WeightForm(kinds, held, held and bool(kept), table, seconds, experts=experts)
     log.info("weights: %s", form.describe())
     return form
 
@@ -132,9 +148,11 @@ def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> d
     """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`:
     those of dequantised weights too, which take their memory meanwhile.
 
-    A method is left out with many rows if it took far longer with fewer than the best one takes with many.
+    A method is left out with many rows if it took far longer with fewer than the best one takes with many. On
+    CUDA, where more rows have kernels to compile, they are timed only if quantised weights gain by one.
     """
-    is_cpu = get_backend() == "cpu"
+    backend = get_backend()
+    is_cpu = backend == "cpu"
     layers = [_cut(layer) if is_cpu else layer for layer in _pick_layers(model)]
     held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
     mx.eval(held)
@@ -151,6 +169,10 @@ def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> d
             best, spent = min(best, times[rows]), spent + elapsed
         if spent > SECONDS:
             break
+        if rows == 1 and backend == "cuda":
+            if not is_one_row_faster(found):
+                break
+            log.info("weights: timing more rows; MLX compiles for a minute what it has not kept of kernels")
     timed = {name: dict(sorted(times.items())) for name, times in found.items() if times}
     return {name: bound_by_more_rows(times) for name, times in timed.items()} if is_cpu else timed
 
@@ -247,6 +269,12 @@ def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTabl
             entries.pop()
         entries.append((rows, best))
     return MethodTable(tuple(entries))
+
+
+def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
+    """Whether the library's call of one row is clearly faster than with dequantised weights, or not timed."""
+    library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
+    return library <= CLEARLY_FASTER * held
 
 
 def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:

@@ -9,6 +9,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.mla import MultiLinear
 from mlx_lm.models.switch_layers import SwitchLinear
+from mlx_vlm.models import switch_layers as vision_layers
 
 from mlxrun.model import quantized_layers
 from mlxrun.model.quantized_layers import (
@@ -17,9 +18,11 @@ from mlxrun.model.quantized_layers import (
     count_weights,
     describe_quantization,
     hold_dequantized,
+    list_experts,
     list_products,
     list_quantized,
     multiply,
+    route_experts,
     route_products,
     use_library_products,
 )
@@ -182,7 +185,88 @@ def test_products_are_the_librarys_for_a_while() -> None:
     layers = make_layers()
     table = MethodTable(((1, "dequantized"),))
     route_products(layers, table)
+    route_experts(list_experts(layers), table)
     with pytest.raises(RuntimeError, match="in between"), use_library_products(layers):
-        assert layers.linear.table.choose(9) == "library"
+        assert layers.linear.table.choose(9) == layers.experts.table.choose(9) == "library"
         raise RuntimeError("in between")
-    assert layers.linear.table is layers.embedding.table is table
+    assert layers.linear.table is layers.embedding.table is layers.experts.table is table
+
+
+# -- experts --------------------------------------------------------------------------------------------
+
+EXPERT_TABLE = MethodTable(((8, "library"), (9, "dequantized")))
+
+
+def make_experts(mode: str = "affine", bits: int = 4, group: int = 64, library: Any = SwitchLinear) -> Any:
+    mx.random.seed(0)
+    experts = library(128, 32, 4, bias=True)
+    experts.bias = mx.random.normal((4, 32))
+    experts = experts.to_quantized(group, bits, mode)
+    mx.eval(experts.parameters())
+    return experts
+
+
+def make_pairs(count: int) -> tuple[mx.array, mx.array]:
+    """x [count, 1, 128] and the experts of its tokens, sorted; one expert has none."""
+    indices = mx.sort(mx.random.randint(0, 3, (count,))).astype(mx.uint32)
+    return mx.random.normal((count, 1, 128)), indices
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), MODES)
+@pytest.mark.parametrize("library", [SwitchLinear, vision_layers.SwitchLinear])
+def test_routed_experts_give_the_librarys_product(mode: str, bits: int, group: int, library: Any) -> None:
+    experts = make_experts(mode, bits, group, library)
+    given = make_pairs(64)
+    expected = experts(*given, sorted_indices=True)
+    route_experts([experts], EXPERT_TABLE)
+    assert isinstance(experts, type(make_experts(mode, bits, group, library)))
+    assert difference(expected, experts(*given, sorted_indices=True)) < 1e-5
+
+
+@pytest.mark.parametrize("wrong", ["scales", "experts", "bias"])
+def test_the_comparison_sees_wrong_experts(wrong: str) -> None:
+    """The mutation twins: scales of another group, weights or bias of another expert."""
+    experts = make_experts()
+    x, indices = make_pairs(64)
+    expected = experts(x, indices, sorted_indices=True)
+    route_experts([experts], EXPERT_TABLE)
+    if wrong == "bias":
+        experts.bias = mx.roll(experts.bias, 1, axis=0)
+    else:
+        axis = 0 if wrong == "experts" else -1
+        experts.scales = mx.roll(experts.scales, 1, axis=axis)
+    assert difference(expected, experts(x, indices, sorted_indices=True)) > 1e-2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_experts_are_dequantized_for_many_sorted_tokens_only(
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the shapes of a call alone: 8 tokens for each of 4 experts are the library's, one more is not."""
+    made: list[int] = []
+    real = quantized_layers.dequantize_weight
+    experts = make_experts()
+    experts.pop("bias")  # the only thing of which a CPU would compile kernels
+    route_experts([experts], EXPERT_TABLE)
+
+    def watch(layer: Any, dtype: mx.Dtype) -> mx.array:
+        made.append(count)
+        return real(layer, dtype)
+
+    monkeypatch.setattr(quantized_layers, "dequantize_weight", watch)
+    run: Any = mx.compile(experts.__call__) if compiled else experts
+    for count, is_sorted in ((1, True), (35, True), (36, True), (200, False), (200, True)):
+        x, indices = make_pairs(count)
+        found = run(x, indices, sorted_indices=is_sorted)
+        with use_library_products(experts):
+            assert difference(experts(x, indices, sorted_indices=is_sorted), found) < 1e-5
+    assert made == [36, 200]
+
+
+def test_experts_that_are_too_large_are_not_dequantized_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = make_experts()
+    route_experts([experts], EXPERT_TABLE)
+    assert count_weights(experts) == 4 * 32 * 128 <= quantized_layers.MAX_EXPERT_TRANSIENT
+    monkeypatch.setattr(quantized_layers, "MAX_EXPERT_TRANSIENT", 4 * 32 * 128 - 1)
+    monkeypatch.setattr(quantized_layers, "dequantize_weight", lambda *given: pytest.fail("dequantized"))
+    assert experts(*make_pairs(64), sorted_indices=True).shape == (64, 1, 32)

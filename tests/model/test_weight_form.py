@@ -1,8 +1,7 @@
-"""Which form quantised weights get, and that answers stay what the library gives."""
+"""Which form quantised weights get, and what is timed to choose it."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 from mlxrun.model import weight_form
 from mlxrun.model.quantized_layers import MethodTable, ProductMethod, list_quantized
 from mlxrun.model.weight_form import (
+    EXPERT_TABLES,
     FIXED_TABLES,
     HELD,
     WIDTHS,
@@ -27,9 +27,7 @@ from mlxrun.model.weight_form import (
     settle_weights,
     time_products,
 )
-from tests.helpers import engine_driver, oracle, text_models
-from tests.helpers.model_fixtures import Zoo
-from tests.helpers.oracle import Answer
+from tests.helpers import engine_driver
 
 Curve = Mapping[str, Mapping[int, float]]
 # Microseconds by method and rows: 4096 x 6144 and 1024 x 3072 in 4 bit on an H200, 4096 x 4096 on a CPU.
@@ -163,8 +161,7 @@ def test_hopeless_methods_are_not_timed_with_more_rows(monkeypatch: pytest.Monke
 
 
 def test_on_cuda_only_kernels_that_are_used_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
-    monkeypatch.setattr(weight_form, "_time_graph", lambda graph: (1.0, 0.0))
+    time_by(BOUND_BY_MEMORY, monkeypatch)
     seconds = time_products(make_model(), mx.float32)
     assert {name: set(times) for name, times in seconds.items()} == {
         HELD: set(WIDTHS),
@@ -172,7 +169,57 @@ def test_on_cuda_only_kernels_that_are_used_are_compiled(monkeypatch: pytest.Mon
         "flat": {4, 8, 32, 64},
         "dequantized": {256},
     }
-    assert choose_table(seconds, FIXED_TABLES["cuda"]).choose(50) == "flat"
+    assert choose_table(seconds, FIXED_TABLES["cuda"]) == FIXED_TABLES["cuda"]
+
+
+def time_by(curve: Curve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let products take these times on CUDA; 1 where the curve has none."""
+
+    def time_graph(graph: Any) -> tuple[float, float]:
+        *_, inputs, name = graph.args
+        return curve.get(name, {}).get(inputs[0].shape[0], 1), 0.0
+
+    monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(weight_form, "_time_graph", time_graph)
+
+
+@pytest.mark.parametrize("curve", [LARGE_ON_CUDA, SMALL_ON_CUDA, {"library": {1: 7.9}, HELD: {1: 10.4}}])
+def test_on_cuda_weights_are_held_unless_one_row_gains_clearly(
+    curve: Curve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """More rows gain less; a tie of launches means held, and nothing else is timed or compiled."""
+    time_by(curve, monkeypatch)
+    with caplog.at_level("INFO"):
+        form = settle_weights(make_model(), make_config(), mx.float32)
+    assert form.held and form.seconds == {HELD: {1: curve[HELD][1]}, "library": {1: curve["library"][1]}}
+    assert "compiles" not in caplog.text
+
+
+def test_on_cuda_more_rows_decide_where_one_row_gains(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = {}
+    for name, more in {"fast": 10.0, "slow": 400.0}.items():
+        times, held = (dict.fromkeys(WIDTHS[1:], value) for value in (more, 40.0))
+        curve = {method: {1: 10.0} | times for method in get_args(ProductMethod)} | {HELD: {1: 36.0} | held}
+        time_by(curve, monkeypatch)
+        with caplog.at_level("INFO"):
+            found[name] = settle_weights(make_model(), make_config(), mx.float32)
+        assert set(found[name].seconds[HELD]) == set(WIDTHS) and "MLX compiles for a minute" in caplog.text
+    assert not found["fast"].held and found["fast"].table == FIXED_TABLES["cuda"]
+    assert found["slow"].held
+
+
+@pytest.mark.parametrize("options", [{"dequantize": "never"}, {"memory_limit": 1000}])
+def test_on_cuda_nothing_is_timed_where_weights_may_not_be_held(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is the fixed one then, whatever the times are."""
+    monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(weight_form, "_time_graph", lambda graph: pytest.fail("timed"))
+    config = engine_driver.make_config(Path("model"), **{"memory_limit": 10**9} | options)
+    form = settle_weights(make_model(), config, mx.float32)
+    assert (form.held, form.table, form.seconds) == (False, FIXED_TABLES["cuda"], {})
 
 
 def test_the_memory_of_dequantized_weights_is_limited() -> None:
@@ -217,8 +264,26 @@ def test_experts_stay_quantised_on_a_gpu(
     model = nn.Sequential(nn.Linear(64, 64), SwitchLinear(64, 64, 2))
     nn.quantize(model, group_size=64, bits=4)
     form = settle_weights(model, make_config(dequantize=choice), mx.float32)
-    assert form.held and len(list_quantized(model)) == kept
-    assert form.describe() == "affine 4 bit, held dequantized" + " except for experts" * kept
+    assert form.held and form.keeps_experts == ("scales" in model.layers[1]) == bool(kept)
+    experts = " except for experts; experts by: library up to 8 tokens each, dequantized beyond"
+    assert form.describe() == "affine 4 bit, held dequantized" + experts * kept
+
+
+@pytest.mark.parametrize(
+    ("backend", "methods"), [("cpu", None), ("metal", None), ("cuda", EXPERT_TABLES["cuda"])]
+)
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_experts_that_stay_quantised_are_routed_on_cuda(
+    backend: str, methods: MethodTable | None, reproducible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the device alone, so that it is the same each time."""
+    monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
+    monkeypatch.setattr(weight_form, "time_products", lambda *given: ON_A_CPU)
+    model = nn.Sequential(nn.Linear(64, 64), SwitchLinear(64, 64, 2))
+    nn.quantize(model, group_size=64, bits=4)
+    config = make_config(dequantize="never", reproducible=reproducible)
+    form = settle_weights(model, config, mx.float32)
+    assert not form.held and form.experts == methods == getattr(model.layers[1], "table", None)
 
 
 def test_auto_keeps_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,96 +300,5 @@ def test_a_reproducible_choice_does_not_depend_on_free_memory(monkeypatch: pytes
     assert not settle_weights(make_model(), config, mx.float32).held
 
 
-def test_entries_of_another_form_are_not_found(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The fingerprint names the form that `auto` chose; plain weights have one form."""
-
-    def read_root(folder: Path, **options: Any) -> bytes:
-        cache: Any = engine_driver.make_real_engine(folder, **options).scheduler._prefix_cache
-        return bytes(cache._root)
-
-    monkeypatch.setattr(weight_form, "is_held_faster", lambda seconds: True)
-    auto = read_root(quantized)
-    assert auto == read_root(quantized, dequantize="always") != read_root(quantized, dequantize="never")
-    monkeypatch.setattr(weight_form, "is_held_faster", lambda seconds: False)
-    assert read_root(quantized) == read_root(quantized, dequantize="never") != auto
-
-
 def test_plain_weights_have_no_form() -> None:
     assert settle_weights(nn.Sequential(nn.Linear(4, 4)), make_config(), mx.float32) == WeightForm()
-
-
-# -- answers --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def quantized(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model in 4 bit, as the library writes it."""
-    from mlx_lm.utils import load_model, quantize_model, save_config, save_model
-
-    model, config = load_model(zoo.text("llama"))
-    model, config = quantize_model(model, config, group_size=32, bits=4)
-    folder: Path = tmp_path_factory.mktemp("quantized")
-    save_model(folder, model)
-    save_config(config, folder / "config.json")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((zoo.text("llama") / name).read_bytes())
-    assert "quantization" in json.loads((folder / "config.json").read_text())
-    return folder
-
-
-PROMPTS = text_models.prompts(5, (3, 17, 40, 41, 90))
-CHOICES: dict[str, dict[str, Any]] = {
-    "never": {"dequantize": "never"},
-    "always": {"dequantize": "always"},
-    "auto": {},
-    "reproducible": {"reproducible": True, "max_running": 4},
-}
-
-
-@pytest.fixture(scope="module")
-def answers(quantized: Path) -> list[Answer]:
-    """What the library gives for each prompt alone."""
-    return [oracle.text_answer(quantized, prompt, engine_driver.COUNT) for prompt in PROMPTS]
-
-
-def run(folder: Path, **options: Any) -> Any:
-    engine = engine_driver.make_real_engine(folder, **options)
-    requests = [engine_driver.make_text_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
-    return engine, engine_driver.run_requests(engine, requests)
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_answers_are_the_librarys(quantized: Path, answers: list[Answer], choice: str) -> None:
-    engine, events = run(quantized, **CHOICES[choice])
-    assert engine.probe.weights.kinds == ("affine 4 bit",)
-    for i, answer in enumerate(answers):
-        engine_driver.check_answer(events[str(i)], answer)
-
-
-@pytest.mark.parametrize("method", get_args(ProductMethod))
-def test_answers_are_the_librarys_by_every_method(
-    quantized: Path, answers: list[Answer], method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weight_form, "choose_table", lambda *given: MethodTable(((1, method),)))
-    engine, events = run(quantized, dequantize="never")
-    assert engine.probe.weights.table.choose(5) == method
-    for i, answer in enumerate(answers):
-        engine_driver.check_answer(events[str(i)], answer)
-
-
-def test_the_comparison_sees_a_wrong_product(
-    quantized: Path, answers: list[Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The mutation twin: weights that are dequantised with scales of another group."""
-    real = mx.dequantize
-    monkeypatch.setattr(
-        "mlxrun.model.quantized_layers.mx.dequantize",
-        lambda w, scales, *rest, **options: real(w, mx.roll(scales, 1, axis=-1), *rest, **options),
-    )
-    _, events = run(quantized, dequantize="always")
-    assert any(engine_driver.has_other_answer(events[str(i)], answer) for i, answer in enumerate(answers))
-
-
-def test_loading_converts_one_weight_at_a_time(quantized: Path) -> None:
-    engine = engine_driver.make_real_engine(quantized, dequantize="always")
-    assert list_quantized(engine_driver.get_runner(engine)._adapter.model) == []
