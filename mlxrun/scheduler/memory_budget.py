@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlxrun.errors import OutOfMemory, PromptTooLong, RequestError
@@ -28,12 +28,22 @@ class Footprint:
 
     def compute_row_bytes(self, tokens: int, decoding: bool = False) -> int:
         """Bytes of a row of `tokens` tokens behind the next step. `decoding`: in the decode batch already."""
-        return self._compute_bytes(tokens, decoding and tokens > self.packed_from + 1)
+        return self.sum_row_bytes([tokens], decoding)
+
+    def sum_row_bytes(self, lengths: Sequence[int], decoding: bool = False) -> int:
+        """The same for rows of these lengths together."""
+        if not decoding or self.packed_per_token is None:
+            return self._sum_bytes(lengths, self.per_token)
+        most = self.packed_from + 1
+        plain, packed = [n for n in lengths if n <= most], [n for n in lengths if n > most]
+        return self._sum_bytes(plain, self.per_token) + self._sum_bytes(packed, self.packed_per_token)
 
     def compute_copy_bytes(self, tokens: int, decoding: bool) -> int:
         """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
         form if it is quantised then."""
-        return self._compute_bytes(tokens, not decoding and tokens > self.packed_from)
+        is_packed = not decoding and tokens > self.packed_from
+        packed = self.packed_per_token if is_packed else None
+        return self._sum_bytes([tokens], self.per_token if packed is None else packed)
 
     def add(self, other: Footprint) -> Footprint:
         """That of a row in two models, of which the other one has no quantised rows."""
@@ -46,11 +56,12 @@ class Footprint:
             packed_per_token=packed,
         )
 
-    def _compute_bytes(self, tokens: int, is_packed: bool) -> int:
-        rounded = -(-tokens // self.step) * self.step
-        windowed = sum(min(rounded, window) * size for window, size in self.windows)
-        per_token = self.packed_per_token if is_packed else None
-        return self.fixed + rounded * (self.per_token if per_token is None else per_token) + windowed
+    def _sum_bytes(self, lengths: Sequence[int], per_token: int) -> int:
+        """`per_token`: bytes for each token, in the form that these rows have."""
+        step = self.step
+        rounded = [-(-n // step) * step for n in lengths]
+        windowed = sum(size * min(n, window) for window, size in self.windows for n in rounded)
+        return self.fixed * len(rounded) + per_token * sum(rounded) + windowed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +79,17 @@ class MemoryBudget:
     images: int = 0
 
     def compute_needed_bytes(
-        self, lengths: Iterable[int], prefill_tokens: int, decoding: Iterable[int] = ()
+        self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
     ) -> int:
         """Bytes in use with rows of these lengths, those of `decoding` in the decode batch, and a step of
         `prefill_tokens` prompt tokens. The longest row counts twice, because a row is copied when it joins
         the decode batch or moves in it."""
-        sizes = [(n, False) for n in lengths] + [(n, True) for n in decoding]
-        rows = sum(self.footprint.compute_row_bytes(*size) for size in sizes)
-        copied = max((self.footprint.compute_copy_bytes(*size) for size in sizes), default=0)
-        return self.weights + rows + copied + self.transient * prefill_tokens
+        footprint = self.footprint
+        rows = footprint.sum_row_bytes(lengths) + footprint.sum_row_bytes(decoding, decoding=True)
+        copies = [footprint.compute_copy_bytes(n, decoding=False) for n in lengths]
+        if decoding:
+            copies.append(footprint.compute_copy_bytes(max(decoding), decoding=True))
+        return self.weights + rows + max(copies, default=0) + self.transient * prefill_tokens
 
     def compute_batch_bytes(self, rows: int, length: int, slice_tokens: int = 0) -> int:
         """Bytes of texts that are computed together for their vectors, padded to `length` tokens: their
@@ -85,14 +98,14 @@ class MemoryBudget:
         return rows * self.footprint.compute_row_bytes(length) + self.transient * tokens
 
     def compute_spare_bytes(
-        self, lengths: Iterable[int], prefill_tokens: int, decoding: Iterable[int] = ()
+        self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
     ) -> int | None:
         """Bytes left beside such rows and such a step, negative if they do not fit; None if unlimited."""
         if self.limit == 0:
             return None
         return self.limit - self.compute_needed_bytes(lengths, prefill_tokens, decoding)
 
-    def fits(self, lengths: Iterable[int], prefill_tokens: int) -> bool:
+    def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
         spare = self.compute_spare_bytes(lengths, prefill_tokens)
         return spare is None or spare >= 0
 

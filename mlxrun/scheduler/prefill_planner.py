@@ -40,11 +40,13 @@ class PrefillPlanner:
         chunks: list[PrefillChunk] = []
         snapshots: list[SnapshotRequest] = []
         picked, is_shared = self._waiting_queue.pick_for_step([s for s in queue if s.running], self._chunk)
-        depth = picked[0].num_computed_tokens if picked and not self._aligned_chunks else 0
+        if not picked:
+            return chunks, snapshots
+        depth = 0 if self._aligned_chunks else picked[0].num_computed_tokens
         budget = self._token_budget.compute_prefill_budget(running, num_decoding, len(queue), depth)
         budget = min(budget, self._chunk) if is_shared else budget
         images = None if self._aligned_chunks else self._token_budget.pace.limit_images()
-        held = -picked[0].num_computed_tokens if picked else 0
+        held = -picked[0].num_computed_tokens
         for state in picked:
             held += state.num_computed_tokens
             if held > HELD_TOKENS:

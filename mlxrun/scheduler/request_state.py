@@ -28,6 +28,7 @@ class RequestState:
     arrival_time: float  # in seconds of the scheduler's clock
     max_length: int  # of prompt and output, in tokens: the context, or what fits in memory
     output: list[int] = field(init=False)
+    max_output: int = field(init=False)  # tokens
     scores: PromptScores = field(init=False)
     _image_starts: tuple[int, ...] = field(init=False)
     snapshot_positions: tuple[int, ...] = ()  # chunks end there, so that states can be snapshotted
@@ -47,6 +48,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.output = list(self.request.prior_output)
+        self.max_output = min(self.request.params.max_tokens, self.max_length - len(self.request.prompt))
         self.scores = PromptScores(self.request)
         spans, digests = self.request.image_spans, self.request.image_digests or self.request.image_spans
         # An image may be several spans of tokens, which then have the same digest.
@@ -81,7 +83,7 @@ class RequestState:
     @property
     def remaining_output(self) -> int:
         """How many more tokens the output may get."""
-        return min(self.request.params.max_tokens - len(self.output), self.max_length - self.num_tokens)
+        return self.max_output - len(self.output)
 
     @property
     def exhausted(self) -> bool:

@@ -127,11 +127,14 @@ class Scheduler:
         queue = self._waiting_queue.order_requests(self._requests.values(), self.has_rows_to_free)
         is_stored = snapshots_are_stored and not self._final_snapshots
         admitted = self._admit(queue) if is_stored or self._running else ()
-        decoding = [s for s in self._requests.values() if s.decoding and not s.exhausted]
-        self._snapshot_exhausted()
+        running = self._running
+        rows = [s for s in running if s.decoding]
+        decoding = [s for s in rows if not s.exhausted]
+        if len(decoding) < len(rows):
+            self._snapshot_exhausted(rows)
         queue = [s for s in queue if not s.running or s.remaining_prefill]
-        chunks, snapshots = self._prefill_planner.plan_chunks(queue, self._running, len(decoding))
-        self.drafts.plan(decoding, self._running, self.token_budget.fits_next_step)
+        chunks, snapshots = self._prefill_planner.plan_chunks(queue, running, len(decoding))
+        self.drafts.plan(decoding, running, self.token_budget.fits_next_step)
         for state in decoding:
             state.record_decode()
         freed, last = tuple(self._rows_to_free), tuple(self._final_snapshots)
@@ -159,7 +162,9 @@ class Scheduler:
             if state and (state.running or state.num_in_flight):  # as above
                 events[rid] = self._finish(state, FinishReason.ERROR, error)
                 moved.pop(rid, None)
-        for state in [*moved.values(), *(s for s in self._running if s.id not in moved)]:
+        admitted = {admission.request.id for admission in plan.admit}.difference(moved)
+        new = [s for s in self._running if s.id in admitted] if admitted else []
+        for state in [*moved.values(), *new]:
             if state.needs_nothing:  # a hit may leave a new row nothing to compute
                 events[state.id] = self._finish(state, FinishReason.LENGTH)
             elif state.id in moved:
@@ -234,10 +239,10 @@ class Scheduler:
         self._final_snapshots += self._prefix_cache.plan_final_snapshots(state.id, output, state.kv_length)
         state.kv_length = 0
 
-    def _snapshot_exhausted(self) -> None:
+    def _snapshot_exhausted(self, decoding: Sequence[RequestState]) -> None:
         """Snapshot rows whose last token is in flight: they leave the decode batch before they are freed."""
-        for state in self._requests.values():
-            if state.decoding and state.exhausted and state.kv_length and not state.needs_nothing:
+        for state in decoding:
+            if state.exhausted and state.kv_length and not state.needs_nothing:
                 self._take_final_snapshots(state, state.output)
 
     def _append_tokens(self, state: RequestState, found: Sequence[SampledToken]) -> TokenEvent:

@@ -91,8 +91,7 @@ class TokenBudget:
     def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
         """Whether texts that take so many bytes fit beside the running requests; always where none runs, and
         the prefix cache is shrunk for them."""
-        reserves = [min(s.remaining_output, DECODE_RESERVE) for s in running]
-        lengths, decoding = _list_lengths(running, reserves)
+        lengths, decoding = _list_lengths(running, DECODE_RESERVE)
         fits = self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
         return fits or not running
 
@@ -161,12 +160,12 @@ class TokenBudget:
         return max([min(self.min_chunk, sum(s.remaining_prefill for s in left)), *images])
 
 
-def _list_lengths(
-    states: Sequence[RequestState], reserves: Sequence[int] = ()
-) -> tuple[list[int], list[int]]:
-    """Tokens, and so many more, of the rows with caches of their own, and of those in the decode batch. A
-    row that joins it in the next step counts as the former: many may join at once, and each is quantised only
-    then."""
-    more = reserves or [0] * len(states)
-    sizes = [(s.projected_length + count, s.joined) for s, count in zip(states, more, strict=True)]
-    return [n for n, joined in sizes if not joined], [n for n, joined in sizes if joined]
+def _list_lengths(states: Sequence[RequestState], reserve: int = 0) -> tuple[list[int], list[int]]:
+    """Tokens, and at most `reserve` that they may still get, of the rows with caches of their own, and of
+    those in the decode batch. A row that joins it in the next step counts as the former: many may join at
+    once, and each is quantised only then."""
+    lengths: tuple[list[int], list[int]] = [], []
+    for state in states:
+        more = min(state.remaining_output, reserve) if reserve else 0
+        lengths[state.joined].append(state.projected_length + more)
+    return lengths
