@@ -227,8 +227,7 @@ def split_event(event: TokenEvent) -> Iterator[TokenEvent]:
         return
     last = len(event.tokens) - 1
     for at, token in enumerate(event.tokens):
-        yield replace(
-            event,
+        yield event._replace(
             tokens=(token,),
             logprobs=event.logprobs[at : at + 1],
             finish=event.finish if at == last else None,

@@ -11,7 +11,6 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,8 +60,7 @@ class Collector:
     def _take_unread(self) -> TokenEvent | None:
         if self._event is None:
             return None
-        event = replace(
-            self._event,
+        event = self._event._replace(
             tokens=tuple(self._tokens),
             logprobs=tuple(self._logprobs),
             prompt_logprobs=tuple(self._prompt_logprobs),
@@ -166,7 +164,7 @@ class EngineClient:
                     if (
                         event.tokens or event.prompt_logprobs
                     ):  # they came before the error, and were merged with it
-                        yield replace(event, finish=None, error=None)
+                        yield event._replace(finish=None, error=None)
                     raise event.error
                 yield event
         finally:

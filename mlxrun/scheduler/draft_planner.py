@@ -18,7 +18,6 @@ from mlxrun.scheduler.checked_source import CheckedSource
 from mlxrun.scheduler.draft_source import KnownRow
 from mlxrun.scheduler.request_state import RequestState
 from mlxrun.scheduler.row_drafter import RowDrafter
-from mlxrun.scheduler.step_plan import SampledToken
 
 MAX_INDEXED = 2048  # tokens of prompts that are indexed in one step, which takes some 2 ms
 WAITING_COST = 0.2  # steps: what decode-ahead would have saved in one
@@ -119,17 +118,15 @@ class DraftPlanner:
             if state.acceptance is not None:
                 state.acceptance.pending = drafted[state.id] if state.id in choice.modelled else 0
 
-    def record(self, state: RequestState, sampled: Sequence[SampledToken], accepted: int) -> tuple[int, ...]:
-        """Newly sampled tokens were appended to the request's output; so many of the draft were accepted.
-        Returns the tokens."""
+    def record(self, state: RequestState, tokens: Sequence[int], accepted: int) -> None:
+        """Newly sampled tokens were appended to the request's output; so many of the draft were accepted."""
         self.counts.accepted += accepted
-        tokens, drafter = tuple(each.token for each in sampled), state.drafter
+        drafter = state.drafter
         if drafter is not None and drafter.num_tokens + len(tokens) == state.num_tokens:
             drafter.append(tokens)
         if state.acceptance is not None:
             self.modelled.accepted += min(accepted, state.acceptance.pending)
             state.acceptance.record(len(tokens), accepted)
-        return tokens
 
     def forget(self, state: RequestState) -> None:
         """The row has ended or was preempted."""

@@ -58,6 +58,8 @@ class PromptScores:
 
     def take_unsent(self) -> tuple[TokenLogprob | None, ...]:
         """The logprobs that no event has brought yet."""
+        if not self._unsent:
+            return ()
         unsent, self._unsent = tuple(self._unsent), []
         return unsent
 

@@ -192,8 +192,7 @@ class TokenLogprob(NamedTuple):
     rank: int = 0  # of a prompt's token: 1 and the number of likelier ones; 0: not counted
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """Progress of one request. Events of a request can be merged: tokens and logprobs concatenate, other
     fields take the latest.
 

@@ -247,18 +247,20 @@ class Scheduler:
 
     def _append_tokens(self, state: RequestState, found: Sequence[SampledToken]) -> TokenEvent:
         taken, stop = state.append_tokens(found)
-        new = self.drafts.record(state, taken, len(found) - 1)
-        fields: dict[str, Any] = {"tokens": new, "logprobs": tuple(s.logprob for s in taken if s.logprob)}
+        tokens = tuple([sampled.token for sampled in taken])
+        logprobs = tuple([sampled.logprob for sampled in taken if sampled.logprob])
+        self.drafts.record(state, tokens, len(found) - 1)
         if stop is not None:
-            fields |= {"stop_id": stop.token, "stop_logprob": stop.logprob}
-            return self._finish(state, FinishReason.STOP, **fields)
-        finish = FinishReason.LENGTH if state.remaining_output == 0 else None
-        if finish:
+            fields: dict[str, Any] = {"stop_id": stop.token, "stop_logprob": stop.logprob}
+            return self._finish(state, FinishReason.STOP, tokens=tokens, logprobs=logprobs, **fields)
+        finish = None
+        if state.remaining_output == 0:
+            finish = FinishReason.LENGTH
             self._remove(state, state.output)
         elif state.suspect:  # it completed a step alone; preempted, so that the next suspect is alone too
             state.suspect = False
             self._preempt(state)
-        return state.make_event(state.num_tokens, finish=finish, **fields)
+        return state.make_event(state.num_tokens, tokens=tokens, logprobs=logprobs, finish=finish)
 
     def _finish(
         self, state: RequestState, why: FinishReason, error: Exception | None = None, **fields: Any

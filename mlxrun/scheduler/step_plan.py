@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlxrun.scheduler.request import HitKind, Request, TokenLogprob
 
@@ -97,8 +97,7 @@ class StepPlan:
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A token that a row got in a step."""
 
     token: int

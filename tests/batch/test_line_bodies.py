@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ class Script:
     def __call__(self, request: Request) -> Iterator[Act]:
         self.known.append(len(request.prior_output))
         hit = TokenEvent("", num_cached_tokens=3, num_computed_tokens=3, hit_kind=HitKind.PREFIX)
-        yield replace(hit, num_left_out=self._left_out)
+        yield hit._replace(num_left_out=self._left_out)
         events = [event for text in self._texts for event in tokens_of(text, request)]
         yield from events[len(request.prior_output) :][: self._most]
         if self._most < len(events) - len(request.prior_output):
@@ -290,7 +289,7 @@ async def test_merged_events_change_nothing(tmp_path: Path, monkeypatch: pytest.
             events = [event for event in super().__call__(request) if isinstance(event, TokenEvent)]
             tokens = tuple(token for event in events for token in event.tokens)
             logprobs = tuple(each for event in events for each in event.logprobs)
-            yield replace(events[-1], tokens=tokens, logprobs=logprobs)
+            yield events[-1]._replace(tokens=tokens, logprobs=logprobs)
 
     assert await LineBench(tmp_path, url, given, model_info).answer(Merging(*texts)) == single
     logprobs = single["output"][1]["content"][0]["logprobs"]

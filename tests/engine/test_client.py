@@ -7,7 +7,6 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -88,8 +87,8 @@ def _stalled(count: int) -> tuple[TokenEvent, list[TokenEvent]]:
         TokenEvent("a", Counted((i,)), (said[i],), num_computed_tokens=i // 2, num_cached_tokens=3)
         for i in range(count)
     ]
-    events[count // 2] = replace(events[count // 2], hit_kind=HitKind.LCP)
-    events[-1] = replace(events[-1], finish=FinishReason.LENGTH)
+    events[count // 2] = events[count // 2]._replace(hit_kind=HitKind.LCP)
+    events[-1] = events[-1]._replace(finish=FinishReason.LENGTH)
     collector = Collector()
     Counted.copied = 0
     for event in events:

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -322,7 +322,7 @@ def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:
     """Two events of a request as one. Copies all tokens."""
     tokens, logprobs = first.tokens + later.tokens, first.logprobs + later.logprobs
     scores = first.prompt_logprobs + later.prompt_logprobs
-    return replace(first.merge_progress(later), tokens=tokens, logprobs=logprobs, prompt_logprobs=scores)
+    return first.merge_progress(later)._replace(tokens=tokens, logprobs=logprobs, prompt_logprobs=scores)
 
 
 class Answers:

@@ -96,7 +96,7 @@ class FakeEngine:
                 finished = event.finish is not None
                 if event.error is not None:
                     if event.tokens:
-                        yield replace(event, finish=None, error=None)
+                        yield event._replace(finish=None, error=None)
                     raise event.error
                 yield event
         finally:
@@ -124,7 +124,7 @@ class FakeEngine:
                 await act()
                 continue
             events = (
-                tokens_of(act, request) if isinstance(act, str) else [replace(act, request_id=request.id)]
+                tokens_of(act, request) if isinstance(act, str) else [act._replace(request_id=request.id)]
             )
             for event in events:
                 left -= len(event.tokens)

@@ -385,5 +385,5 @@ def test_nothing_is_learnt_from_a_step_that_failed() -> None:
     known = state.acceptance
     assert known is not None
     before = known.expect(1)
-    driver.planner.record(state, [SampledToken(1)], 0)
+    driver.planner.record(state, [1], 0)
     assert abs(known.expect(1) - before) < 0.01, "a token that nobody drafted counts as a rejected one"

@@ -68,7 +68,7 @@ def test_every_field_of_an_event_survives_a_merge() -> None:
         "vector": b"\0\0\0\0",
         "num_left_out": 4,
     }
-    names = {each.name for each in dataclasses.fields(TokenEvent)}
+    names = set(TokenEvent._fields)
     assert names - {"request_id", "tokens", "logprobs", "prompt_logprobs"} == values.keys()
     for name, value in values.items():
         merged = TokenEvent("a").merge_progress(TokenEvent("a", **{name: value}))  # type: ignore[arg-type]
@@ -79,5 +79,5 @@ def test_requests_cannot_be_changed() -> None:
     """They are shared by threads and by the choices of a prompt."""
     request = Request("a", (1, 2), SamplingParams())
     for each, name in ((request, "prompt"), (request.params, "seed"), (TokenEvent("a"), "tokens")):
-        with pytest.raises(dataclasses.FrozenInstanceError):
+        with pytest.raises(AttributeError):
             setattr(each, name, ())
