@@ -55,8 +55,11 @@ def attend_arrays(
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention,
 ) -> mx.array:
     """Attention of queries [B, Hq, 1, D] to arrays [B, H, N, D] by `attend`, which has the arguments of the
-    library's. `mask`: bool, broadcast to [B, Hq, 1, N], in place of a window."""
+    library's. `mask`: bool, broadcast to [B, Hq, 1, N], in place of a window. TypeError if keys
+    are quantised, and the form needs plain ones."""
     scale = scoring.scale
+    if (scoring.positions is not None or scoring.cap) and not isinstance(keys, mx.array):
+        raise TypeError("latent attention and soft caps need keys that are not quantised")
     if scoring.positions is not None:
         return attend(
             queries, keys, keys, scale=scale, mask=_score_positions(scoring.positions, values, mask)
