@@ -8,7 +8,7 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -110,7 +110,7 @@ class Adapter:
         logits: mx.array = self.model(ids, cache=cache)
         return logits
 
-    def make_decode(self, numbers: Sequence[int]) -> Callable[..., mx.array]:
+    def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
         """`decode` for rows that use the LoRA adapters with these numbers: one for each row of all calls
         together, in order. Rows beyond them are dummies without an adapter. Without adapters it is always the
         same, so that a compiled forward can be used again."""

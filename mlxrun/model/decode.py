@@ -72,7 +72,7 @@ class DecodeRunner:
         positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
         assert self.newest_tokens is not None and self.sampler is not None
         after = [n + 1 for n in lengths]
-        if any(rid in drafts for rid in self.order):
+        if not drafts.keys().isdisjoint(self.order):
             return [self._forward_drafts(rows, drafts, positions, after)]
         with use_engine_attention():
             output = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
@@ -104,7 +104,7 @@ class DecodeRunner:
     ) -> Callable[..., mx.array]:
         """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
         pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
-        numbers = [rows[rid].adapter for rid, count in pairs for _ in range(count)]
+        numbers = (rows[rid].adapter for rid, count in pairs for _ in range(count))
         return (self._mtp or self._adapter).make_decode(numbers)
 
     def accept(self, sampled: SampledRows, rows: Mapping[str, RowState]) -> None:

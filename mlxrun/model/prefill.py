@@ -71,6 +71,8 @@ class PrefillRunner:
         """Compute the chunks, whose images are encoded, and copy what `requests` ask for as soon as a row has
         that many tokens."""
         output, due = PrefillOutput(), DueSnapshots(requests)
+        if not chunks:
+            return output
         shareable = {c.request_id for c in chunks if self._is_shareable(c, rows[c.request_id])}
         ends = {rid: len(row.tokens) - 1 for rid, row in rows.items() if row.ends_unsampled}
         for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends, ends):

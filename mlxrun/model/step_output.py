@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """What was sampled for rows: a token each, or several for those with drafts. `grammars`: what masked each
-    row of the forward. `hidden`: as in LogitsBatch."""
+    row of the forward; empty: nothing did. `hidden`: as in LogitsBatch."""
 
     ids: tuple[str, ...]
     batch: SampledBatch
@@ -47,6 +47,8 @@ class SampledRows:
 
     def list_forks(self) -> list[Sequence[RowGrammar | None]]:
         """The grammars that masked each row, along its draft."""
+        if not self.grammars:
+            return [()] * len(self.ids)
         counts = [1] * len(self.ids) if self.drafted is None else self.drafted.counts
         firsts = itertools.accumulate(counts, initial=0)
         return [self.grammars[first : first + size] for first, size in zip(firsts, counts, strict=False)]
@@ -121,7 +123,10 @@ class LaunchedStep:
 
 
 def list_grammars(rows: Sequence[RowState], drafted: DraftedRows | None) -> list[RowGrammar | None]:
-    """The grammar of each row of logits; those of a draft, as they are behind the tokens before."""
+    """The grammar of each row of logits; those of a draft, as they are behind the tokens before. Empty if no
+    row has one."""
+    if all(row.grammar is None for row in rows):
+        return []
     drafts = [()] * len(rows) if drafted is None else drafted.drafts
     forks = [
         [None] * (len(draft) + 1) if row.grammar is None else row.grammar.fork_along(draft)

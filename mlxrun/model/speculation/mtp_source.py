@@ -8,7 +8,7 @@ remembers it, and raises it when the scheduler asks for drafts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,7 +107,7 @@ class MTPSource:
         """Logits [rows, n, V] and hidden states [rows, n, D] of a forward of prompts."""
         return self._tap.record(lambda: forward.call(self._adapter, self._tap.model))
 
-    def make_decode(self, numbers: Sequence[int]) -> Callable[..., mx.array]:
+    def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
         """As `Adapter.make_decode`, whose result here has the hidden states behind the logits, [B, 1, V + D]:
         so a compiled forward returns both."""
         plain = self._tapped.make_decode(numbers)
