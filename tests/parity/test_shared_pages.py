@@ -12,6 +12,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.model import runner
 from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.paged.page_table import PageTable
+from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.scheduler import prefill_planner
 from mlxrun.scheduler.request import Request
 from tests.helpers import engine_driver, text_models
@@ -119,7 +120,7 @@ def test_memory_counts_what_rows_share_once(zoo: Zoo, monkeypatch: pytest.Monkey
     """So more rows run. The twin counts every row whole."""
     most, preempted = count_most_running(zoo)
     assert most == 8 and not preempted
-    monkeypatch.setattr(PageTable, "shared_tokens", 0)
+    monkeypatch.setattr(PagedDecodeBatch, "shared_tokens", 0)
     assert count_most_running(zoo)[0] < 6
 
 

@@ -50,16 +50,13 @@ class PageTable:
         self._rows: dict[str, _RowPages] = {}
         self._shared: dict[bytes, int] = {}  # pages that further rows may share, by their keys
         self._holders: Counter[int] = Counter()  # rows of each of these pages
+        # Tokens of rows in pages that another row has too; those of one row of each page do not count.
+        self.shared_tokens = 0
 
     @property
     def used(self) -> int:
         """Pages in use, page 0 included."""
         return self.capacity - len(self._free)
-
-    @property
-    def shared_tokens(self) -> int:
-        """Tokens of rows in pages that another row has too; those of one row of each page do not count."""
-        return PAGE * (self._holders.total() - len(self._holders))
 
     def count_missing(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
         """Pages that have to be added before new rows can be: the tokens and the page keys of each."""
@@ -86,6 +83,7 @@ class PageTable:
         row.limit = self._find_limit(row)
         self._shared |= zip(row.keys, row.pages, strict=False)
         self._holders.update(row.pages[: len(row.keys)])
+        self.shared_tokens += len(known) * PAGE
         return len(known) * PAGE
 
     def remove_row(self, rid: str) -> None:
@@ -97,6 +95,8 @@ class PageTable:
                 del self._holders[page]
                 self._shared.pop(key, None)
                 heapq.heappush(self._free, page)
+            else:
+                self.shared_tokens -= PAGE
 
     def find_outgrown(self, lengths: Mapping[str, int]) -> dict[str, int]:
         """Of these rows and their next lengths, those whose pages have to change for it."""
@@ -158,9 +158,9 @@ class PageTable:
     def _find_limit(self, row: _RowPages) -> int:
         """The most tokens for which a row neither lacks a page nor has one before its window."""
         filled = (row.first + len(row.pages)) * PAGE
-        return (
-            filled if self.window is None else min(filled, (row.first + 1) * PAGE + self.window + SLACK - 1)
-        )
+        if self.window is None:
+            return filled
+        return min(filled, (row.first + 1) * PAGE + self.window + SLACK - 1)
 
     def _find_first(self, length: int) -> int:
         """Index of the first page that a row of so many tokens needs."""

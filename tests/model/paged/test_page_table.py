@@ -114,15 +114,16 @@ def test_rows_that_begin_alike_share_pages_until_the_last_one_leaves() -> None:
     assert table.count_missing([(3 * PAGE + 1, KEYS)] * 2) == 0
     assert table.add_row("b", 3 * PAGE + 1, KEYS) == 2 * PAGE
     assert table.add_row("c", PAGE, KEYS[:1]) == PAGE  # nothing is its own
-    assert table.used == 1 + 3 + 2
+    assert table.used == 1 + 3 + 2 and table.shared_tokens == 3 * PAGE
     shared = table.list_slots("a", 0, 2 * PAGE)
     np.testing.assert_array_equal(table.list_slots("b", 0, 2 * PAGE), shared)
     assert not set(table.list_slots("b", 2 * PAGE, 3 * PAGE).tolist()) & set(shared.tolist())
     table.remove_row("a")
+    assert table.shared_tokens == PAGE
     assert table.used == 1 + 4 and table.add_row("a", 2 * PAGE, KEYS[:2]) == 2 * PAGE
     for rid in "abc":
         table.remove_row(rid)
-    assert table.used == 1 and table.add_row("d", PAGE + 1, KEYS[:1]) == 0
+    assert table.used == 1 and table.shared_tokens == 0 and table.add_row("d", PAGE + 1, KEYS[:1]) == 0
 
 
 def test_a_shared_page_is_not_written_by_a_row_that_grows() -> None:
