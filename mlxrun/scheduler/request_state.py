@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from mlxrun.scheduler.acceptance import Acceptance
 from mlxrun.scheduler.prompt_scores import PromptScores
-from mlxrun.scheduler.request import HitKind, Request, TokenEvent
+from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.scheduler.row_drafter import RowDrafter
 from mlxrun.scheduler.step_plan import CacheHit, SampledToken
 
@@ -97,18 +96,26 @@ class RequestState:
         is_computed = self.decoding or params.prompt_logprobs is not None
         return params.max_tokens == 0 and is_computed and self.scores.complete
 
-    def make_event(self, num_computed_tokens: int, **fields: Any) -> TokenEvent:
+    def make_event(
+        self,
+        num_computed_tokens: int,
+        tokens: tuple[int, ...] = (),
+        logprobs: tuple[TokenLogprob, ...] = (),
+        finish: FinishReason | None = None,
+    ) -> TokenEvent:
         """An event that reports this much prefill. Output tokens that are computed again after a preemption
-        do not count. `fields`: other fields of TokenEvent."""
+        do not count."""
         computed = min(num_computed_tokens, len(self.request.prompt))
         return TokenEvent(
             self.id,
-            num_computed_tokens=computed,
-            num_cached_tokens=self.num_cached_tokens,
-            hit_kind=self.hit_kind,
+            tokens,
+            logprobs,
+            computed,
+            self.num_cached_tokens,
+            self.hit_kind,
+            finish,
             prompt_logprobs=self.scores.take_unsent(),
             num_left_out=self.request.num_left_out,
-            **fields,
         )
 
     def count_images(self, start: int, stop: int) -> int:

@@ -260,7 +260,7 @@ class Scheduler:
         elif state.suspect:  # it completed a step alone; preempted, so that the next suspect is alone too
             state.suspect = False
             self._preempt(state)
-        return state.make_event(state.num_tokens, tokens=tokens, logprobs=logprobs, finish=finish)
+        return state.make_event(state.num_tokens, tokens, logprobs, finish)
 
     def _finish(
         self, state: RequestState, why: FinishReason, error: Exception | None = None, **fields: Any
@@ -270,7 +270,8 @@ class Scheduler:
         has_sampled = stop is not None or len(state.output) > len(state.request.prior_output)
         is_computed = state.decoding or has_sampled or state.needs_nothing
         computed = state.num_tokens if is_computed else state.num_computed_tokens
-        event = state.make_event(computed, finish=why, error=error and wrap_model_error(error), **fields)
+        event = state.make_event(computed, finish=why)
+        event = event._replace(error=None if error is None else wrap_model_error(error), **fields)
         self._remove(state, state.output if stop is None else [*state.output, stop])
         return event
 
