@@ -91,6 +91,7 @@ class Sampler:
         self._random = any(p.temperature > 0 for p in params)
         self._temperature = _make_column([p.temperature or 1.0 for p in params])
         self._greedy = mx.array([p.temperature == 0 for p in params])[:, None]
+        self._seeds = [_mix(p.seed & _MASK) for p in params]
         self._filters = self._random and any(p.top_k or p.top_p < 1 or p.min_p for p in params)
         self._top_k = _make_column([p.top_k or vocab for p in params])
         # Cumulated float32 probabilities reach 1 before the end of the tail; 2 keeps all of it.
@@ -153,8 +154,8 @@ class Sampler:
         y = x / self._temperature
         if self._filters:
             y = self._filter(y)
-        seeds = [row.params.seed for row in self.rows]
-        keys = mx.array([_make_key(s, n) for s, n in zip(seeds, positions, strict=True)], dtype=mx.uint32)
+        pairs = zip(self._seeds, positions, strict=True)
+        keys = mx.array([_make_key(seed, position) for seed, position in pairs], dtype=mx.uint32)
         noise = mx.vmap(lambda key: mx.random.gumbel(shape=(self._vocab,), key=key))(keys)
         return mx.where(self._greedy, x, y + noise)
 
@@ -223,15 +224,16 @@ def _make_column(values: Sequence[float]) -> mx.array:
 
 
 def _make_key(seed: int, position: int) -> tuple[int, int]:
-    """A random key from seed and position: SplitMix64 (Steele et al., 2014) over both."""
-    mixed = _splitmix(_splitmix(seed & _MASK) ^ position)
+    """A random key from a mixed seed and a position."""
+    mixed = _mix(seed ^ position)
     return mixed >> 32, mixed & 0xFFFFFFFF
 
 
 _MASK = (1 << 64) - 1
 
 
-def _splitmix(x: int) -> int:
+def _mix(x: int) -> int:
+    """SplitMix64 (Steele et al., 2014)."""
     x = (x + 0x9E3779B97F4A7C15) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
