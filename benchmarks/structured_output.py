@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure_plan import MeasurePlan
-from mlxrun.bench.engine.benchmark import BenchMeter, SideRuns, measure_workload
 from mlxrun.bench.engine.measurement import RequestOutput, compute_medians
 from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
+from mlxrun.bench.engine.side_runs import SideRuns, make_meter, measure_workload
 from mlxrun.bench.engine.workloads import BenchRequest, Workload
 from mlxrun.bench.models import PRESETS, BenchModel, open_model
 from mlxrun.bench.report import build_notes, make_console, make_table
 from mlxrun.config.settings import Config
+from mlxrun.errors import MlxrunError
 from mlxrun.scheduler.request import Grammar, Request, SamplingParams
 
 if TYPE_CHECKING:
@@ -91,18 +91,18 @@ def make_workload(scale: float, vocab: int, seed: int) -> Workload:
 
 def run_structured_output_bench(plan: MeasurePlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure both sides in turn; return the report, as `--json` writes it."""
-    from mlxrun.model.machine import memory_meter as counters
     from mlxrun.model.machine.device import resolve_config
 
     config = resolve_config(plan.config)
     config = replace(config, cache=replace(config.cache, backend="none"))
-    meter = BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak)
     with open_model(plan.model, plan.seed) as model:
         if plan.model in PRESETS:
             write_byte_tokenizer(model.folder, model.vocab)
         work = make_workload(plan.scale, min(model.vocab, 256), plan.seed)
         openers = {side: _make_loader(side, model, config, work) for side in (FREE, SCHEMAS)}
-        sides = measure_workload(work, openers, plan.repeat, meter, say)
+        sides = measure_workload(work, openers, plan.repeat, make_meter(), say)
+    if failed := next((f"{name}: {side.error}" for name, side in sides.items() if side.error), None):
+        raise MlxrunError(f"{work.name}: {failed}")
     return plan.build_report(model, {work.name: summarise(work, sides)})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ BAR = 0.31
 
 def draw(report: Report, theme: Theme) -> Figure:
     """Two panels that share their rows, one row a workload."""
-    names = [name for name in ORDER if name in report["workloads"]]
+    names = [name for name in ORDER if _has_runs(report["workloads"].get(name, {"sides": {}}))]
     height = TOP + ROW * len(names) + BOTTOM
     figure = Figure(figsize=(WIDTH, height))
     bottom, share = BOTTOM / height, ROW * len(names) / height
@@ -49,6 +49,11 @@ def draw(report: Report, theme: Theme) -> Figure:
         axes.set_xlabel(label, fontsize=9, labelpad=4)
     _caption(figure, report, theme)
     return figure
+
+
+def _has_runs(part: Mapping[str, Any]) -> bool:
+    """Whether both sides have figures: one may have failed."""
+    return all(part["sides"].get(side, {"runs": []})["runs"] for side in (OURS, PEER))
 
 
 def _values(report: Report, names: Sequence[str], key: str, unit: float) -> list[tuple[float, float]]:

@@ -33,8 +33,8 @@ from benchmarks.prefix_cache.workloads import (
     make_script,
 )
 from mlxrun import __version__
-from mlxrun.bench.engine.benchmark import OURS, PEER, alternate
 from mlxrun.bench.engine.measurement import Contender, run_workload
+from mlxrun.bench.engine.side_runs import OURS, PEER, alternate
 from mlxrun.bench.models import BenchModel
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError

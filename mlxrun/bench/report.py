@@ -48,20 +48,31 @@ def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]]
 def print_notes(lines: Iterable[str], console: Console) -> None:
     """Print lines under a table."""
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
+        console.print(line, highlight=False, soft_wrap=True, markup=False)  # MLX's errors begin with [...]
 
 
 def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The rows of one workload: measure, one value a side, the ratio if there is a peer."""
-    rows = []
+    """The rows of one workload: measure, one value a side, the ratio if there is a peer. If a side failed,
+    the first row has the number of its runs before that."""
+    rows: list[tuple[str, ...]] = []
+    sides = part["sides"].values()
+    if any("error" in side for side in sides):
+        rows.append(("runs", *map(_describe_runs, sides), *(["-"] if "ratio" in part else [])))
     for measure in MEASURES:
-        values = [side["median"].get(measure.key) for side in part["sides"].values()]
+        values = [side["median"].get(measure.key) for side in sides]
         if any(value is not None for value in values):
             cells = [format_value(value, measure.unit) for value in values]
             if "ratio" in part:
-                cells.append(format_value(part["ratio"][measure.key], "x").removesuffix(" x"))
+                cells.append(format_value(part["ratio"].get(measure.key), "x").removesuffix(" x"))
             rows.append((measure.title, *cells))
     return rows
+
+
+def _describe_runs(side: Mapping[str, Any]) -> str:
+    runs = len(side["runs"])
+    if "error" not in side:
+        return str(runs)
+    return f"{runs}, then FAILED" if runs else "FAILED"
 
 
 def format_value(value: float | None, unit: str) -> str:
@@ -100,6 +111,9 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
     if report.get("incomplete"):
         lines.insert(0, "INCOMPLETE: interrupted before all runs of all workloads were measured")
     for name, part in report["workloads"].items():
+        for side, found in part["sides"].items():
+            if "error" in found:
+                lines.append(f"{name}: {side} FAILED in run {len(found['runs']) + 1}: {found['error']}")
         if "same_tokens" in part:
             same = f"{part['same_tokens']:.0%} of the answers have the same tokens on both sides"
             lines.append(f"{name}: {same}")

@@ -49,7 +49,7 @@ command.add_command(report_command)
     "workloads",
     multiple=True,
     type=click.Choice(list(WORKLOADS)),
-    help="May be given several times; default: all.",
+    help="May be given several times; default: all but shared.",
 )
 @click.option(
     "--peer/--no-peer",
@@ -75,20 +75,24 @@ def engine(
     staggered  a prompt of 256 tokens every 4 steps, and one of 16384 once 16 requests decode
     few        8 prompts of 512 tokens
     single     1 prompt of 512 tokens
-    shared     32 prompts that begin with the same 16384 tokens; only if it is named
+    shared     32 prompts that begin with the same 16384 tokens
 
-    Each answer has 128 tokens (256 in staggered). "times better" is above 1 where mlxrun is better. Ctrl-C
-    ends it with the table of what was measured until then (exit code 130).
+    Each answer has 128 tokens (256 in staggered). "times better" is above 1 where
+    mlxrun is better. Where a side fails, the table and the JSON say so, and all else is measured; the exit
+    code is 1 if it was mlxrun's side. Ctrl-C ends it with the table of what was measured until then (exit
+    code 130).
     """
     config = load_command_config(config_path, sets).config
     from mlxrun.bench.engine.benchmark import EnginePlan, run_engine_bench
+    from mlxrun.bench.engine.side_runs import OURS
     from mlxrun.bench.report import print_report
     from mlxrun.cli.main import INTERRUPTED_EXIT
 
     plan = EnginePlan(model, workloads or DEFAULT_WORKLOADS, config, **options)
     report = run_engine_bench(plan, say)
     code = write_report(report, json_path, print_report)
-    if not report.get("incomplete"):
-        return code
-    say("mlxrun: interrupted; the table has what was measured until then")
-    return INTERRUPTED_EXIT
+    if report.get("incomplete"):
+        say("mlxrun: interrupted; the table has what was measured until then")
+        return INTERRUPTED_EXIT
+    failed = any("error" in part["sides"].get(OURS, {}) for part in report["workloads"].values())
+    return 1 if failed else code

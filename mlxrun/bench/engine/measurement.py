@@ -172,8 +172,9 @@ def _compute_rate(count: float, seconds: float) -> float | None:
 
 
 def compute_medians(runs: Sequence[Values]) -> dict[str, float | None]:
-    """Per measure the median over runs; None if a run lacks it."""
-    return {m.key: _median([run.get(m.key) for run in runs]) for m in MEASURES}
+    """The median over runs of each measure that runs of this workload have; None if one of them lacks it."""
+    known = set().union(*runs)
+    return {m.key: _median([run.get(m.key) for run in runs]) for m in MEASURES if m.key in known}
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -182,9 +183,9 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
-    """How many times better ours is for each measure: above 1 is better."""
+    """How many times better ours is for each measure that both have: above 1 is better."""
     out: dict[str, float | None] = {}
-    for m in MEASURES:
+    for m in (m for m in MEASURES if m.key in ours and m.key in peer):
         over, under = (ours, peer) if m.better == "high" else (peer, ours)
         a, b = over.get(m.key), under.get(m.key)
         out[m.key] = a / b if a is not None and b else None

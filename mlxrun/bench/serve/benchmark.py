@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 
 from mlxrun import __version__
-from mlxrun.bench.engine.benchmark import alternate
+from mlxrun.bench.engine.side_runs import alternate
 from mlxrun.bench.report import format_value, make_console, make_table, print_notes
 from mlxrun.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values, WorkloadKind
 from mlxrun.bench.serve.streaming_client import Target, find_model

@@ -22,6 +22,11 @@ def read_peak() -> int:
     return max(mx.get_peak_memory(), mx.get_active_memory())
 
 
+def read_active() -> int:
+    """The bytes in use now, without the pool of free buffers."""
+    return mx.get_active_memory()
+
+
 def read_device_memory() -> dict[str, int]:
     """Bytes in use, in the pool of free buffers, and the most that were in use so far."""
     return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": read_peak()}
