@@ -49,7 +49,7 @@ command.add_command(report_command)
     "workloads",
     multiple=True,
     type=click.Choice(list(WORKLOADS)),
-    help="May be given several times; default: all but shared.",
+    help="May be given several times; default: all but shared and interactive.",
 )
 @click.option(
     "--peer/--no-peer",
@@ -69,15 +69,16 @@ def engine(
     """Measure mlxrun's engine and mlx-lm's BatchGenerator with the same model and prompts.
 
     \b
-    uniform    32 prompts of 512 tokens
-    ragged     1 prompt of 16384 tokens and 31 of 256
-    mixed      4 prompts of 8192 tokens, 8 of 2048 and 20 of 512
-    staggered  a prompt of 256 tokens every 4 steps, and one of 16384 once 16 requests decode
-    few        8 prompts of 512 tokens
-    single     1 prompt of 512 tokens
-    shared     32 prompts that begin with the same 16384 tokens
+    uniform      32 prompts of 512 tokens
+    ragged       1 prompt of 16384 tokens and 31 of 256
+    mixed        4 prompts of 8192 tokens, 8 of 2048 and 20 of 512
+    staggered    a prompt of 256 tokens every 4 steps, and one of 16384 once 16 requests decode
+    few          8 prompts of 512 tokens
+    single       1 prompt of 512 tokens
+    shared       32 prompts that begin with the same 16384 tokens
+    interactive  a prompt of 256 tokens alone, behind one of 16384, and as one of 16384 is abandoned
 
-    Each answer has 128 tokens (256 in staggered). "times better" is above 1 where
+    Each answer has 128 tokens (256 in staggered, 8 at most in interactive). "times better" is above 1 where
     mlxrun is better. Where a side fails, the table and the JSON say so, and all else is measured; the exit
     code is 1 if it was mlxrun's side. Ctrl-C ends it with the table of what was measured until then (exit
     code 130).

@@ -69,12 +69,12 @@ def run_workload(contender: Contender, workload: Workload, clock: Callable[[], f
             contender.add(due)
             live.update(request.id for request in due)
             trace.added.update({request.id: now for request in due})
-        tick += int(_record_outputs(trace, contender.step(), live, clock))
-    _check_lengths(trace, workload)
+        tick += int(record_outputs(trace, contender.step(), live, clock))
+    check_lengths(trace, workload.requests)
     return trace
 
 
-def _record_outputs(
+def record_outputs(
     trace: Trace, outputs: Sequence[RequestOutput], live: set[str], clock: Callable[[], float]
 ) -> bool:
     """Add a step's outputs to the trace; True if any row got a token."""
@@ -87,8 +87,9 @@ def _record_outputs(
     return any(output.tokens for output in outputs)
 
 
-def _check_lengths(trace: Trace, workload: Workload) -> None:
-    for request in workload.requests:
+def check_lengths(trace: Trace, requests: Sequence[BenchRequest]) -> None:
+    """MlxrunError if one of these requests got more or fewer tokens than it should."""
+    for request in requests:
         got = len(trace.tokens.get(request.id, []))
         if got != request.output:
             raise MlxrunError(
@@ -105,9 +106,17 @@ class EngineMeasure:
 
     key: str
     title: str
-    unit: Literal["s", "ms", "tok/s", "bytes"]
+    unit: Literal["s", "ms", "tok/s", "bytes", "x"]
     better: Literal["low", "high"]
 
+
+INTERACTIVE_TITLES = {  # also those of `mlxrun bench serve`
+    "alone": "TTFT of a short request alone",
+    "behind": "TTFT of one that comes behind a long prompt",
+    "ratio": "behind the long prompt / alone",
+    "after_cancel": "TTFT of one that comes as a long prompt is abandoned",
+    "long_ttft": "TTFT of the long prompt",
+}
 
 MEASURES = (
     EngineMeasure("wall_s", "whole workload", "s", "low"),
@@ -119,6 +128,11 @@ MEASURES = (
     EngineMeasure("gap_p50_s", "inter-token p50", "ms", "low"),
     EngineMeasure("gap_p99_s", "inter-token p99", "ms", "low"),
     EngineMeasure("long_gap_p99_s", "inter-token p99 while the long prompt prefills", "ms", "low"),
+    *(
+        EngineMeasure(key, title, "x" if key == "ratio" else "ms", "low")
+        for key, title in INTERACTIVE_TITLES.items()
+    ),
+    EngineMeasure("freed", "until the abandoned prompt's memory is free", "ms", "low"),
     EngineMeasure("peak_bytes", "peak memory", "bytes", "low"),
     EngineMeasure("peak_rows_bytes", "peak memory without weights", "bytes", "low"),
 )

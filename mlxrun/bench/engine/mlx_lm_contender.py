@@ -57,6 +57,13 @@ class MlxLmContender:
             for r in responses
         ]
 
+    def abort(self, request_id: str) -> None:
+        """Remove a request's row."""
+        self._generator.remove([uid for uid, known in self._request_ids.items() if known == request_id])
+
+    def settle(self) -> None:
+        """Nothing to do: `next` and `remove` release rows themselves."""
+
     def close(self) -> None:
         """Release the generator and the model."""
         self._generator.close()

@@ -47,6 +47,15 @@ class MlxrunContender:
                 outputs.append(RequestOutput(event.request_id, event.tokens, event.finish is not None))
         return outputs
 
+    def abort(self, request_id: str) -> None:
+        """Cancel a request; its row is freed in the next step."""
+        self._engine.abort(request_id)
+
+    def settle(self) -> None:
+        """Step until the engine has nothing to do: the row of an ended request is freed in the next step."""
+        while self._engine.busy:
+            self._engine.step()
+
     def close(self) -> None:
         """Release the engine. Its own close() would end this thread's MLX streams, which the next side
         needs."""

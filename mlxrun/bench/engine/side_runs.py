@@ -10,10 +10,15 @@ from __future__ import annotations
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from mlxrun.bench.engine.interactive import (
+    InteractiveContender,
+    compute_interactive_metrics,
+    run_interactive,
+)
 from mlxrun.bench.engine.measurement import Contender, Trace, compute_metrics, run_workload
-from mlxrun.bench.engine.workloads import Workload
+from mlxrun.bench.engine.workloads import MOMENTS, Workload
 from mlxrun.errors import ConfigError, MlxrunError
 
 OURS, PEER = "mlxrun", "mlx-lm"
@@ -79,8 +84,10 @@ def measure_workload(
             continue
         turn = f"{workload.name} {name} {len(side.runs) + 1}/{repeat}"
         say(f"{turn}: loading{hint if name == PEER else ''}")
+        moment = MOMENTS[len(side.runs) % len(MOMENTS)]
+        works = (replace(workload, moment=moment), replace(warm_up or workload, moment=moment))
         try:
-            side.last, numbers = _measure_once(openers[name], workload, warm_up or workload, meter, say, turn)
+            side.last, numbers = _measure_once(openers[name], *works, meter, say, turn)
         except ConfigError:
             raise
         except Exception as error:  # whatever an engine raises, the other side and the runs so far count
@@ -106,14 +113,26 @@ def _measure_once(
     try:
         weights = meter.reset_peak(True) - before
         say(f"{turn}: running, first a warm-up of the same size")
-        run_workload(contender, warm_up, meter.clock)  # all of it, so that each shape is compiled
+        _run(contender, warm_up, meter)  # all of it, so that each shape is compiled
         alive = meter.reset_peak(False)  # a server keeps its pool of free buffers
-        trace = run_workload(contender, workload, meter.clock)
+        trace, freed = _run(contender, workload, meter)
         peak = meter.read_peak()
     finally:
         contender.close()
-    memory = {"peak_bytes": weights + peak - alive, "peak_rows_bytes": peak - alive}
-    return trace, compute_metrics(trace, workload) | memory
+    numbers = (
+        compute_metrics(trace, workload)
+        if freed is None
+        else compute_interactive_metrics(trace, workload, freed)
+    )
+    return trace, numbers | {"peak_bytes": weights + peak - alive, "peak_rows_bytes": peak - alive}
+
+
+def _run(contender: Contender, workload: Workload, meter: BenchMeter) -> tuple[Trace, float | None]:
+    """Run once. In `interactive`, the second value is how long a cancelled row's memory was in use."""
+    if workload.name != "interactive":
+        return run_workload(contender, workload, meter.clock), None
+    assert isinstance(contender, InteractiveContender)
+    return run_interactive(contender, workload, meter.clock, meter.read_memory)
 
 
 def _report_failure(name: str, turn: str, error: Exception, say: Say) -> str:

@@ -16,6 +16,9 @@ SHORTEST_OUTPUT = 24  # however small the scale: all rows must decode together f
 STAGGERED_OUTPUT = 256
 STAGGERED_BEFORE = 16  # rows that decode when the long prompt arrives
 STAGGERED_AFTER = 15
+INTERACTIVE_ALONE = 5  # short requests whose median is taken; the first one warms up
+INTERACTIVE_OUTPUTS = (8, 2)  # tokens of a short request and of a long one
+MOMENTS = (0.5, 0.35, 0.65)  # by run: how far the running step has got decides how long one waits for its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,14 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival. `long_id`: the one whose prefill should not delay the others, if any."""
+    """Requests in order of arrival. `long_id`: the one whose prefill should not delay the others, if any.
+    `moment`: when something comes during a long prefill of `interactive`, as a share of that prompt's TTFT.
+    """
 
     name: str
     requests: tuple[BenchRequest, ...] = field(repr=False)
     long_id: str | None = None
+    moment: float = 0.5
 
     @property
     def prompt_tokens(self) -> int:
@@ -108,6 +114,16 @@ def _arrive_with_shared_prefix(scale: float) -> Iterator[RequestShape]:
     yield from [RequestShape(shared + _scale(64, scale), output, shared=shared)] * 32
 
 
+def _come_one_by_one(scale: float) -> Iterator[RequestShape]:
+    """What `interactive` sends, in this order; when each comes is decided while it runs."""
+    short, long = (
+        RequestShape(_scale(tokens, scale), output)
+        for tokens, output in zip((256, 16384), INTERACTIVE_OUTPUTS, strict=True)
+    )
+    yield from [short] * INTERACTIVE_ALONE
+    yield from (long, long, long, short, long, short)
+
+
 WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
     "uniform": _arrive_at_once((32, 512)),
     "ragged": _arrive_at_once((1, 16384), (31, 256)),
@@ -116,7 +132,9 @@ WORKLOADS: dict[str, Callable[[float], Iterator[RequestShape]]] = {
     "few": _arrive_at_once((8, 512)),
     "single": _arrive_at_once((1, 512)),
     "shared": _arrive_with_shared_prefix,
+    "interactive": _come_one_by_one,
 }
 CACHED_WORKLOADS = frozenset({"shared"})  # run with the config's prefix cache, and all others without
-# The peer computes what they share for each of the prompts, which takes a CPU many minutes.
-DEFAULT_WORKLOADS = tuple(name for name in WORKLOADS if name != "shared")
+# On a CPU the peer takes many minutes for the others: it computes the text of `shared` for each prompt, and
+# `interactive` prefills seven long prompts a run, which must not be so short that nothing can come meanwhile.
+DEFAULT_WORKLOADS = tuple(name for name in WORKLOADS if name not in ("shared", "interactive"))

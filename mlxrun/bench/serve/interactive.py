@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from mlxrun.bench.engine.measurement import INTERACTIVE_TITLES
 from mlxrun.bench.serve.long_prompt import (
     SHORT_TOKENS,
     EndpointWatch,
@@ -29,11 +30,9 @@ ALONE = 5  # short requests before the round, whose median is taken; the first o
 LONG_TOKENS = 2
 
 MEASURES = {
-    "alone": ServeMeasure("TTFT of a short request alone", "ms"),
-    "behind": ServeMeasure("TTFT of one that comes behind a long prompt", "ms"),
-    "ratio": ServeMeasure("behind the long prompt / alone", "x"),
-    "after_cancel": ServeMeasure("TTFT of one that comes as a long prompt is abandoned", "ms"),
-    "long_ttft": ServeMeasure("TTFT of the long prompt", "ms"),
+    **{
+        key: ServeMeasure(title, "x" if key == "ratio" else "ms") for key, title in INTERACTIVE_TITLES.items()
+    },
     "long_tokens": ServeMeasure("tokens of the long prompt", "", None),
     "health_max": ServeMeasure("/health, slowest", "ms"),
     "status_max": ServeMeasure("/v1/status, slowest", "ms"),

@@ -85,7 +85,7 @@ def test_a_workload_is_the_same_every_time_and_stays_below_the_vocabulary(name: 
     one, two = (make_workload(name, 0.1, VOCAB, seed=3) for _ in range(2))
     assert one == two
     assert one != make_workload(name, 0.1, VOCAB, seed=4)
-    counts = {"few": 8, "single": 1}
+    counts = {"few": 8, "single": 1, "interactive": 11}
     assert len({job.id for job in one.requests}) == len(one.requests) == counts.get(name, 32)
     assert all(0 <= token < VOCAB for job in one.requests for token in job.prompt)
     assert [job.arrival for job in one.requests] == sorted(job.arrival for job in one.requests)
