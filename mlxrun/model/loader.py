@@ -16,6 +16,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.gguf.weights import load_gguf_model
+from mlxrun.model.linear_layers import transpose_weights
 from mlxrun.model.load_progress import evaluate_parameters
 from mlxrun.model.lora.adapted_layers import attach_adapters
 from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
@@ -55,6 +56,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
     attach_adapters(model, rows, adapters, dtype)
     evaluate_parameters(model, info.name)
+    transpose_weights(model)
     attention.route_attention(model)
     route_softcaps(model)
     route_states(model)
