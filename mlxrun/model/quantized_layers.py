@@ -16,6 +16,8 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxrun.model.transient_weights import are_bounded, record_product
+
 ProductMethod = Literal["library", "flat", "dequantized"]
 
 MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
@@ -62,18 +64,19 @@ class _RoutedEmbedding(nn.QuantizedEmbedding):
 class _RoutedExperts(nn.Module):
     """Mixed into the libraries' classes of expert layers. The table's numbers are the tokens that each expert
     has on average. Indices that are not sorted are the library's: `gather_mm` then reads an expert again for
-    each token."""
+    each token. So are those of decode steps, whose weights would all be in memory at once."""
 
     table: MethodTable
 
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         method = self.table.choose(indices.size // self["weight"].shape[0])
-        fits = count_weights(self) <= MAX_EXPERT_TRANSIENT
+        fits = are_bounded() and count_weights(self) <= MAX_EXPERT_TRANSIENT
         if not (sorted_indices and fits and method == "dequantized"):
             library: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
             return library
         weight = dequantize_weight(self, x.dtype).swapaxes(-1, -2)
         y = mx.gather_mm(x, weight, rhs_indices=indices, sorted_indices=True)
+        record_product(y, count_weights(self))
         return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
 
 
@@ -144,7 +147,7 @@ def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
     rows = x.size // x.shape[-1]
     if method == "dequantized" and count_weights(layer) <= MAX_TRANSIENT:
         weight = dequantize_weight(layer, x.dtype)
-        return x @ weight.T
+        return record_product(x @ weight.T, count_weights(layer))
     if method == "library":
         return _multiply_quantized(layer, x)
     flat = x.reshape(rows, x.shape[-1])

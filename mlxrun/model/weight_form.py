@@ -161,12 +161,15 @@ def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> d
     for rows in WIDTHS if layers else ():
         inputs = [_make_rows(layer, rows, dtype) for layer in layers]
         best = math.inf
-        for name, times in found.items():
+        # A device that slept is slow for what comes first.
+        turns = 2 if rows == 1 and backend == "cuda" else 1
+        for name, times in [*found.items()] * turns:
             least = max((value for r, value in times.items() if r < rows), default=0.0)
             if least > HOPELESS * best or not _is_candidate(name, rows):
                 continue
-            times[rows], elapsed = _time_graph(partial(_multiply_all, layers, held, inputs, name))
-            best, spent = min(best, times[rows]), spent + elapsed
+            lasted, elapsed = _time_graph(partial(_multiply_all, layers, held, inputs, name))
+            times[rows] = min(lasted, times.get(rows, math.inf))
+            best, spent = min(best, lasted), spent + elapsed
         if spent > SECONDS:
             break
         if rows == 1 and backend == "cuda":
