@@ -20,10 +20,8 @@ from mlxrun.model.ragged.attention import NotRaggedError
 from mlxrun.model.ragged.scoring import Scoring, attend_arrays
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
-TEAMS = (
-    4  # threads that join the parts of a row, for each number of its result, in a block of THREADS at most
-)
-THREADS = 1024
+TEAMS = 4  # threads for each number of a result that join the parts of a row; fewer for large values
+THREADS = 1024  # of a block, at most
 MIN_UNROLL = 2  # keys that a thread reads before it computes; as many as the block has query heads, if more
 MAX_HEADS = 4  # query heads of a block, whose sums are in registers
 MAX_DIM = 512  # numbers of a key or value
@@ -99,15 +97,15 @@ def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, scoring
     value_dim, turn_dim = (key_dim, width) if latent else (width, 0)
     backend, window, sinks = get_backend(), scoring.window or 0, scoring.sinks is not None
     sizes = (heads, kv_heads, key_dim, value_dim, turn_dim)
-    return _Shape(backend, keys.dtype, *sizes, scoring.scale, window, sinks, scoring.cap)
+    return _Shape(backend, keys.dtype, *sizes, float(scoring.scale), window, sinks, float(scoring.cap))
 
 
 @lru_cache(maxsize=256)
 def _compile(shape: _Shape) -> tuple[Any, Any]:
     """The two kernels; they are compiled when they first run."""
     make = mx.fast.cuda_kernel if shape.backend == "cuda" else mx.fast.metal_kernel
-    header = f"{kernel_source.DIALECTS[shape.backend].header}\n#define SCALE {shape.scale!r}f\n"
-    header += f"#define CAP {shape.cap!r}f\n"
+    header = f"{kernel_source.DIALECTS[shape.backend].header}\n"
+    header += f"#define SCALE {shape.scale!r}f\n#define CAP {shape.cap!r}f\n"
     latent = shape.turn_dim > 0
     name = hashlib.blake2b(repr(shape).encode(), digest_size=6).hexdigest()
     inputs = ["queries", "keys", "values", "tables", "lengths", *(["positions"] if latent else [])]

@@ -51,6 +51,8 @@ class RowKeys:
         """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionScores.
         `sinks`, `cap`: see Scoring."""
         if isinstance(mask, PositionScores):
+            if sinks is not None or cap:
+                raise NotRaggedError("latent attention with sinks or a soft cap")
             return self._attend(queries, Scoring(scale, positions=mask.positions))
         if mask is not None and not isinstance(mask, RaggedMask):
             raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")

@@ -41,7 +41,11 @@ def test_ragged_objects_refuse_what_only_arrays_support() -> None:
     rotary = keys.swapaxes(-1, -2)
     with pytest.raises(ValueError):
         mx.matmul(mx.zeros((1, HEADS, 1, SIZE)), rotary)
-    assert isinstance(mx.zeros((1, HEADS, 1, SIZE)) @ rotary, PositionScores)
+    scores: Any = mx.zeros((1, HEADS, 1, SIZE)) @ rotary
+    assert isinstance(scores, PositionScores)
+    for more in ({"sinks": mx.zeros(HEADS)}, {"cap": 2.0}):
+        with pytest.raises(NotRaggedError, match="sinks or a soft cap"):
+            keys.attend(mx.zeros((1, HEADS, 1, SIZE)), 1.0, scores, **more)
     assert cache.make_mask(1, return_array=True) is None  # as the libraries' caches
     assert isinstance(cache.make_mask(1, window_size=4), RaggedMask)
 
