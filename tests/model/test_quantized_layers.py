@@ -269,6 +269,24 @@ def test_experts_are_dequantized_for_many_sorted_tokens_of_prompts(
     assert made == ([] if decodes else [36, 200])
 
 
+def test_weights_of_one_product_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a prompt's forward waits for earlier ones before it has too many of them in memory."""
+    counted: list[int] = []
+
+    def record(product: mx.array, numbers: int) -> mx.array:
+        counted.append(numbers)
+        return product
+
+    monkeypatch.setattr(quantized_layers, "record_product", record)
+    experts, layers = make_experts(), make_layers()
+    route_experts([experts], EXPERT_TABLE)
+    with bound_transients():
+        experts(*make_pairs(64), sorted_indices=True)
+        for method in METHODS:
+            multiply(layers.linear, mx.zeros((9, 128)), method)
+    assert counted == [4 * 32 * 128, 96 * 128]
+
+
 def test_experts_that_are_too_large_are_not_dequantized_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = make_experts()
     route_experts([experts], EXPERT_TABLE)

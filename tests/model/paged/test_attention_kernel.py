@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.paged import kernel_source
+from mlxrun.model.paged import attention_kernel, kernel_source
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, can_attend
 from mlxrun.model.paged.kernel_source import DIALECTS, PAGE
 from mlxrun.model.paged.page_table import PageTable
@@ -82,6 +82,15 @@ def test_shapes_that_the_kernel_does_not_cover_are_known() -> None:
     assert not can_attend(8, 1, 512, 512, 2)  # no four threads can share the rotary part
     assert not can_attend(8, 1, 576, 512)
     assert not can_attend(6, 4, 64, 64)
+
+
+def test_a_latent_vector_is_the_value_and_blocks_are_not_too_large() -> None:
+    queries, keys, turned = mx.zeros((1, 8, 1, 512)), mx.zeros((PAGE, 1, 512)), mx.zeros((PAGE, 1, 64))
+    scoring = Scoring(1, positions=mx.zeros((1, 8, 1, 64)))
+    shape = attention_kernel._describe_shape(queries, keys, turned, scoring)
+    assert (shape.key_dim, shape.value_dim, shape.turn_dim) == (512, 512, 64)
+    assert attention_kernel._count_teams(shape) * shape.value_dim <= 1024
+    assert repr(shape.scale) == "1.0"  # a number of the source, which ends in `f`
 
 
 @pytest.mark.parametrize("backend", DIALECTS)

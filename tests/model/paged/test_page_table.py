@@ -39,6 +39,18 @@ def test_a_slot_is_found_again_in_the_table_that_the_kernel_reads() -> None:
         assert slots.tolist() == [table.list_slots(rid, at, at + 1)[0] for rid, at in places]
 
 
+def test_the_columns_of_a_row_with_a_window_are_used_again() -> None:
+    table = make_table(window=PAGE)
+    for length in (9 * PAGE, 10 * PAGE):
+        table.add_row(str(length), length)
+        tables = mx.array(table.list_columns([str(length)]), dtype=mx.int32)
+        at = length - 2
+        assert at // PAGE >= tables.shape[1]
+        assert (
+            find_slots(tables, mx.array([at])).tolist() == table.list_slots(str(length), at, at + 1).tolist()
+        )
+
+
 def test_a_row_takes_a_page_when_it_needs_one_and_frees_those_before_its_window() -> None:
     table = make_table(window=PAGE)
     table.add_row("a", PAGE)
