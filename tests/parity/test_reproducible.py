@@ -16,7 +16,7 @@ import pytest
 
 from mlxrun.engine.engine import Engine
 from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod
 from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.ragged.decode_batch import DecodeBatch
 from mlxrun.model.sampler import Sampler
@@ -152,10 +152,8 @@ def test_a_fixed_width_is_kept(zoo: Zoo, family: str, small: None) -> None:
         for i, p in enumerate(prompts)
     ]
     answers = [zoo.answer(family, p) for p in prompts]
-    decode = {"deepseek_v3": "grouped", "gemma2": "row_by_row", "gpt_bigcode": "row_by_row"}.get(
-        family, "ragged"
-    )
-    methods = ComputeMethods(decode, fixed_width=ROWS)  # type: ignore[arg-type]
+    decode: DecodeMethod = "row_by_row" if family == "gpt_bigcode" else "ragged"
+    methods = ComputeMethods(decode, fixed_width=ROWS)
     engine = engine_driver.make_real_engine(zoo.text(family), methods, max_running=ROWS)
     widths = watch_decodes(engine)
     events = engine_driver.run_requests(engine, asks)
