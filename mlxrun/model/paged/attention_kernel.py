@@ -17,7 +17,7 @@ from mlxrun.model.machine.device import get_backend
 from mlxrun.model.paged import kernel_source
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.ragged.attention import NotRaggedError
-from mlxrun.model.ragged.scoring import Scoring, attend_arrays
+from mlxrun.model.ragged.score_rule import ScoreRule, attend_arrays
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
 TEAMS = 4  # threads for each number of a result that join the parts of a row; fewer for large values
@@ -60,17 +60,17 @@ def can_attend(heads: int, kv_heads: int, key_dim: int, value_dim: int, turn_dim
 
 
 def attend_pages(
-    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, scoring: Scoring
+    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: ScoreRule
 ) -> mx.array:
     """Attention of `queries` [rows, heads, 1, D] to `keys` and `values` [pages * PAGE, KV heads, D], as
     [rows, heads, 1, D], zeros for dummy rows. NotRaggedError where the kernel does not cover the shape."""
     (count, heads), columns = queries.shape[:2], rows.tables.shape[1]
-    shape = _describe_shape(queries, keys, values, scoring)
+    shape = _describe_shape(queries, keys, values, rule)
     if not can_attend(heads, shape.kv_heads, shape.key_dim, shape.value_dim, shape.turn_dim):
         raise NotRaggedError(f"{heads} heads of {shape.key_dim}, which the kernel does not cover")
     split, join = _compile(shape)
     constants, parts, width = _list_constants(shape), _count_parts(shape), shape.value_dim
-    positions = [] if scoring.positions is None else [scoring.positions]
+    positions = [] if rule.positions is None else [rule.positions]
     partial = split(
         inputs=[queries, keys, values, rows.tables, rows.lengths, *positions],
         template=constants,
@@ -81,7 +81,7 @@ def attend_pages(
     )[0]
     teams = _count_teams(shape)
     attended: mx.array = join(
-        inputs=[partial, rows.lengths, rows.lengths if scoring.sinks is None else scoring.sinks],
+        inputs=[partial, rows.lengths, rows.lengths if rule.sinks is None else rule.sinks],
         template=constants,
         grid=(heads * width * teams, count, 1),
         threadgroup=(width * teams, 1, 1),
@@ -91,13 +91,13 @@ def attend_pages(
     return attended
 
 
-def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, scoring: Scoring) -> _Shape:
+def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, rule: ScoreRule) -> _Shape:
     heads, (_, kv_heads, key_dim), width = queries.shape[1], keys.shape, values.shape[2]
-    latent = scoring.positions is not None
+    latent = rule.positions is not None
     value_dim, turn_dim = (key_dim, width) if latent else (width, 0)
-    backend, window, sinks = get_backend(), scoring.window or 0, scoring.sinks is not None
+    backend, window, sinks = get_backend(), rule.window or 0, rule.sinks is not None
     sizes = (heads, kv_heads, key_dim, value_dim, turn_dim)
-    return _Shape(backend, keys.dtype, *sizes, float(scoring.scale), window, sinks, float(scoring.cap))
+    return _Shape(backend, keys.dtype, *sizes, float(rule.scale), window, sinks, float(rule.cap))
 
 
 @lru_cache(maxsize=256)
@@ -179,12 +179,12 @@ def _count_parts(shape: _Shape) -> int:
 
 
 def attend_gathered(
-    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, scoring: Scoring
+    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: ScoreRule
 ) -> mx.array:
     """The same as `attend_pages`, with the library's attention over a copy of all pages."""
     gathered_keys, gathered_values = (_gather(pages, rows.tables) for pages in (keys, values))
-    seen = _find_seen(rows, scoring.window)[:, None, None]
-    out = attend_arrays(queries, gathered_keys, gathered_values, seen, scoring)
+    seen = _find_seen(rows, rule.window)[:, None, None]
+    out = attend_arrays(queries, gathered_keys, gathered_values, seen, rule)
     return mx.where(rows.lengths[:, None, None, None] > 0, out, 0).astype(queries.dtype)
 
 

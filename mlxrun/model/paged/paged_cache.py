@@ -11,10 +11,10 @@ from mlxrun.model.paged.attention_kernel import PagedRows
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.paged.page_pool import PagePool
 from mlxrun.model.ragged.attention import NotRaggedError, RowKeys, RowKeysCache
-from mlxrun.model.ragged.scoring import Scoring
+from mlxrun.model.ragged.score_rule import ScoreRule
 
 # attention_kernel.attend_pages, or attend_gathered
-Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, Scoring], mx.array]
+Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, ScoreRule], mx.array]
 
 
 class PagedKeys(RowKeys):
@@ -38,10 +38,10 @@ class PagedKeys(RowKeys):
     def dtype(self) -> mx.Dtype:
         return self._keys.dtype
 
-    def _attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
-        windows = [w for w in (self._window, scoring.window) if w is not None]
-        scoring = replace(scoring, window=min(windows, default=None))
-        return self._kernel(queries, self._keys, self._values, self._rows, scoring)
+    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
+        windows = [w for w in (self._window, rule.window) if w is not None]
+        rule = replace(rule, window=min(windows, default=None))
+        return self._kernel(queries, self._keys, self._values, self._rows, rule)
 
 
 class PagedCache(RowKeysCache):

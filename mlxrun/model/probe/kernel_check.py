@@ -18,7 +18,7 @@ import numpy as np
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.paged.paged_cache import Attend
-from mlxrun.model.ragged.scoring import Scoring, attend_arrays
+from mlxrun.model.ragged.score_rule import ScoreRule, attend_arrays
 
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the rows; 0: a dummy row
 ALONE = 4  # the row that is computed by itself too
@@ -40,19 +40,19 @@ class KernelCheck:
         self._compared: set[tuple[Any, ...]] = set()
 
     def __call__(
-        self, queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, scoring: Scoring
+        self, queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: ScoreRule
     ) -> mx.array:
         shape = (*queries.shape[1:], *keys.shape[1:], *values.shape[1:])
-        form = (scoring.window, scoring.cap, scoring.sinks is None, scoring.positions is None)
+        form = (rule.window, rule.cap, rule.sinks is None, rule.positions is None)
         key = (*shape, queries.dtype, keys.dtype, *form)
         if key not in self._compared:
             self._compared.add(key)
-            self._compare(_RandomRows((queries, keys, values), scoring, LENGTHS))
-        return self._attend(queries, keys, values, rows, scoring)
+            self._compare(_RandomRows((queries, keys, values), rule, LENGTHS))
+        return self._attend(queries, keys, values, rows, rule)
 
     def _compare(self, given: _RandomRows) -> None:
-        found = self._attend(*given.arrays, given.rows, given.scoring).astype(mx.float32)
-        expected = attend_gathered(*given.arrays, given.rows, given.scoring).astype(mx.float32)
+        found = self._attend(*given.arrays, given.rows, given.rule).astype(mx.float32)
+        expected = attend_gathered(*given.arrays, given.rows, given.rule).astype(mx.float32)
         worst, most = mx.abs(found - expected).max().item(), mx.abs(expected).max().item()
         limit = TOLERANCE[given.arrays[0].dtype]
         if not worst <= limit * most:
@@ -60,14 +60,14 @@ class KernelCheck:
                 f"attention differs by {worst:.1e} from the library's (limit {limit * most:.1e})"
             )
         alone = given.select(ALONE)
-        only = self._attend(*alone.arrays, alone.rows, alone.scoring).astype(mx.float32)
+        only = self._attend(*alone.arrays, alone.rows, alone.rule).astype(mx.float32)
         if not mx.array_equal(only[0], found[ALONE]).item():
             raise KernelError("attention of a row depends on the rows beside it")
         if self._timed:
             self._compare_times(given)
 
     def _compare_times(self, given: _RandomRows) -> None:
-        many = _RandomRows(given.arrays, given.scoring, (TIMED_TOKENS,) * TIMED_ROWS)
+        many = _RandomRows(given.arrays, given.rule, (TIMED_TOKENS,) * TIMED_ROWS)
         queries, keys, values = many.arrays
         plain_keys, plain_values = (
             mx.contiguous(a.reshape(-1, TIMED_TOKENS, *a.shape[1:])[:TIMED_ROWS].swapaxes(1, 2))
@@ -75,8 +75,8 @@ class KernelCheck:
         )
         mx.eval(plain_keys, plain_values)
         mask = (mx.arange(TIMED_TOKENS)[None] >= mx.zeros((TIMED_ROWS, 1), dtype=mx.int32))[:, None, None]
-        library = _measure(lambda: attend_arrays(queries, plain_keys, plain_values, mask, many.scoring))
-        own = _measure(lambda: self._attend(*many.arrays, many.rows, many.scoring))
+        library = _measure(lambda: attend_arrays(queries, plain_keys, plain_values, mask, many.rule))
+        own = _measure(lambda: self._attend(*many.arrays, many.rows, many.rule))
         if own > SLOWER * library:
             raise KernelError(f"attention takes {own * 1e6:.0f} us, the library's {library * 1e6:.0f} us")
 
@@ -85,7 +85,7 @@ class _RandomRows:
     """Random rows of these lengths, with the shapes and types of the given queries, keys and values."""
 
     def __init__(
-        self, like: tuple[mx.array, mx.array, mx.array], scoring: Scoring, lengths: tuple[int, ...]
+        self, like: tuple[mx.array, mx.array, mx.array], rule: ScoreRule, lengths: tuple[int, ...]
     ) -> None:
         random = np.random.default_rng(5)
         counts = [-(-n // PAGE) for n in lengths]
@@ -97,20 +97,20 @@ class _RandomRows:
         sizes = (len(lengths), *[(sum(counts) + 1) * PAGE] * 2)
         made = [_make_random(n, array, seed) for seed, (n, array) in enumerate(zip(sizes, like, strict=True))]
         self.arrays = (made[0], made[1], made[2])
-        if scoring.positions is not None:
-            scoring = replace(scoring, positions=_make_random(len(lengths), scoring.positions, 3))
-        self.scoring = scoring
+        if rule.positions is not None:
+            rule = replace(rule, positions=_make_random(len(lengths), rule.positions, 3))
+        self.rule = rule
         self.rows = _make_rows(self._tables, lengths)
-        mx.eval(self.arrays, scoring.positions)
+        mx.eval(self.arrays, rule.positions)
 
     def select(self, index: int) -> _RandomRows:
         """One of the rows."""
         alone = object.__new__(_RandomRows)
         alone._lengths, alone._tables = self._lengths[index : index + 1], self._tables[index : index + 1]
         alone.arrays = (self.arrays[0][index : index + 1], self.arrays[1], self.arrays[2])
-        alone.scoring = self.scoring
-        if self.scoring.positions is not None:
-            alone.scoring = replace(self.scoring, positions=self.scoring.positions[index : index + 1])
+        alone.rule = self.rule
+        if self.rule.positions is not None:
+            alone.rule = replace(self.rule, positions=self.rule.positions[index : index + 1])
         alone.rows = _make_rows(alone._tables, alone._lengths)
         return alone
 

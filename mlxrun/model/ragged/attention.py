@@ -3,7 +3,7 @@
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
 call to RowKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
 below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
-parity probe, but for those that scoring.py and softcapped_attention.py know.
+parity probe, but for those that score_rule.py and softcapped_attention.py know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.ragged import cpu_attention, cuda_attention
 from mlxrun.model.ragged.quantized_buffer import QuantizedArray, attend_quantised
 from mlxrun.model.ragged.row_group import RowGroup
-from mlxrun.model.ragged.scoring import PositionScores, Scoring, TurnedParts, attend_arrays
+from mlxrun.model.ragged.score_rule import PositionScores, ScoreRule, TurnedParts, attend_arrays
 
 ATTENTION_FUNCTION = "scaled_dot_product_attention"
 _KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
@@ -49,14 +49,14 @@ class RowKeys:
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
     ) -> mx.array:
         """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionScores.
-        `sinks`, `cap`: see Scoring."""
+        `sinks`, `cap`: see ScoreRule."""
         if isinstance(mask, PositionScores):
             if sinks is not None or cap:
                 raise NotRaggedError("latent attention with sinks or a soft cap")
-            return self._attend(queries, Scoring(scale, positions=mask.positions))
+            return self._attend(queries, ScoreRule(scale, positions=mask.positions))
         if mask is not None and not isinstance(mask, RaggedMask):
             raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
-        return self._attend(queries, Scoring(scale, None if mask is None else mask.window, sinks, cap))
+        return self._attend(queries, ScoreRule(scale, None if mask is None else mask.window, sinks, cap))
 
     def swapaxes(self, *axes: int) -> TurnedParts:
         """The rotary parts of the latent form, for the scores that the model adds."""
@@ -64,7 +64,7 @@ class RowKeys:
             raise NotRaggedError(f"the model swaps axes {axes} of its keys")
         return TurnedParts()
 
-    def _attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
+    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
         raise NotImplementedError
 
 
@@ -91,15 +91,15 @@ class RaggedKeys(RowKeys):
         pairs = [(k.astype(dtype), v.astype(dtype)) for k, v in self._pairs]
         return RaggedKeys(self._groups, pairs, self._width)
 
-    def _attend(self, queries: mx.array, scoring: Scoring) -> mx.array:
+    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
         """One call a group."""
         outputs, row = [], 0
         for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
             count = len(group.ids)
             whole = count == queries.shape[0]
-            own, rule = (queries, scoring) if whole else _select_rows(queries, scoring, row, row + count)
-            mask = group.make_mask(keys.shape[2], scoring.window)
-            outputs.append(attend_arrays(own, keys, values, mask, rule, _attend))
+            own, of_rows = (queries, rule) if whole else _select_rows(queries, rule, row, row + count)
+            mask = group.make_mask(keys.shape[2], rule.window)
+            outputs.append(attend_arrays(own, keys, values, mask, of_rows, _attend))
             row += count
         if row < queries.shape[0]:  # dummy rows of a fixed decode width
             shape = (queries.shape[0] - row, *outputs[0].shape[1:])
@@ -107,10 +107,10 @@ class RaggedKeys(RowKeys):
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
 
-def _select_rows(queries: mx.array, scoring: Scoring, start: int, stop: int) -> tuple[mx.array, Scoring]:
-    if scoring.positions is not None:
-        scoring = replace(scoring, positions=scoring.positions[start:stop])
-    return queries[start:stop], scoring
+def _select_rows(queries: mx.array, rule: ScoreRule, start: int, stop: int) -> tuple[mx.array, ScoreRule]:
+    if rule.positions is not None:
+        rule = replace(rule, positions=rule.positions[start:stop])
+    return queries[start:stop], rule
 
 
 class StepCache:

@@ -12,47 +12,47 @@ from mlxrun.model.paged import attention_kernel, kernel_source
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, can_attend
 from mlxrun.model.paged.kernel_source import DIALECTS, PAGE
 from mlxrun.model.paged.page_table import PageTable
-from mlxrun.model.ragged.scoring import Scoring
+from mlxrun.model.ragged.score_rule import ScoreRule
 
 LENGTHS = (1, PAGE, 3 * PAGE - 5, PAGE + 1)
 
 
 SINKS, TURNED = (mx.random.normal(shape, key=mx.random.key(4)) for shape in ((4,), (5, 4, 1, 8)))
 FORMS = {
-    "plain": Scoring(0.3),
-    "narrow window": Scoring(0.3, 3),
-    "wide window": Scoring(0.3, PAGE + 7),
-    "sinks": Scoring(0.3, sinks=SINKS),
-    "window and sinks": Scoring(0.3, PAGE + 7, SINKS),
-    "cap": Scoring(0.3, cap=2.0),
-    "window and cap": Scoring(0.3, 3, cap=0.5),
-    "latent": Scoring(0.3, positions=TURNED),
+    "plain": ScoreRule(0.3),
+    "narrow window": ScoreRule(0.3, 3),
+    "wide window": ScoreRule(0.3, PAGE + 7),
+    "sinks": ScoreRule(0.3, sinks=SINKS),
+    "window and sinks": ScoreRule(0.3, PAGE + 7, SINKS),
+    "cap": ScoreRule(0.3, cap=2.0),
+    "window and cap": ScoreRule(0.3, 3, cap=0.5),
+    "latent": ScoreRule(0.3, positions=TURNED),
 }
 
 
 def attend_by_definition(
-    query: mx.array, keys: mx.array, values: mx.array, scoring: Scoring, turned: mx.array | None
+    query: mx.array, keys: mx.array, values: mx.array, rule: ScoreRule, turned: mx.array | None
 ) -> mx.array:
     """One row in float64: query [heads, D], keys and values [tokens, KV heads, D] -> [heads, D]."""
     q, k, v = (np.array(a, dtype=np.float64) for a in (query, keys, values))
     result = []
     for head, own in enumerate(q):
         at = head * k.shape[1] // len(q)
-        scores = k[:, at] @ own * scoring.scale
+        scores = k[:, at] @ own * rule.scale
         if turned is not None:
             scores = scores + v[:, 0] @ np.array(turned[head, 0], dtype=np.float64)
-        if scoring.cap:
-            scores = scoring.cap * np.tanh(scores / scoring.cap)
+        if rule.cap:
+            scores = rule.cap * np.tanh(scores / rule.cap)
         weights, sink = np.exp(scores), 0.0
-        if scoring.sinks is not None:
-            sink = np.exp(float(scoring.sinks[head]))
+        if rule.sinks is not None:
+            sink = np.exp(float(rule.sinks[head]))
         result.append(weights @ (k if turned is not None else v)[:, at] / (weights.sum() + sink))
     return mx.array(np.stack(result).astype(np.float32))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_attend_to_their_own_tokens(form: str) -> None:
-    scoring, latent = FORMS[form], form == "latent"
+    rule, latent = FORMS[form], form == "latent"
     heads, kv_heads, widths = 4, 1 if latent else 2, (32, 8 if latent else 32)
     table = PageTable(None)
     table.add_capacity(12)
@@ -65,12 +65,12 @@ def test_rows_attend_to_their_own_tokens(form: str) -> None:
     tables = table.list_columns([str(row) for row in range(len(LENGTHS))])
     tables.append([0] * len(tables[0]))  # a dummy row
     rows = PagedRows(mx.array(tables), mx.array([*LENGTHS, 0]))
-    found = attend_gathered(queries, keys, values, rows, scoring)
+    found = attend_gathered(queries, keys, values, rows, rule)
     for row, length in enumerate(LENGTHS):
-        first = 0 if scoring.window is None else max(length - scoring.window, 0)
+        first = 0 if rule.window is None else max(length - rule.window, 0)
         slots = mx.array(table.list_slots(str(row), first, length))
         turned = TURNED[row] if latent else None
-        expected = attend_by_definition(queries[row, :, 0], keys[slots], values[slots], scoring, turned)
+        expected = attend_by_definition(queries[row, :, 0], keys[slots], values[slots], rule, turned)
         assert mx.allclose(found[row, :, 0], expected, atol=1e-5).item()
     assert not mx.any(found[-1]).item()
 
@@ -86,8 +86,8 @@ def test_shapes_that_the_kernel_does_not_cover_are_known() -> None:
 
 def test_a_latent_vector_is_the_value_and_blocks_are_not_too_large() -> None:
     queries, keys, turned = mx.zeros((1, 8, 1, 512)), mx.zeros((PAGE, 1, 512)), mx.zeros((PAGE, 1, 64))
-    scoring = Scoring(1, positions=mx.zeros((1, 8, 1, 64)))
-    shape = attention_kernel._describe_shape(queries, keys, turned, scoring)
+    rule = ScoreRule(1, positions=mx.zeros((1, 8, 1, 64)))
+    shape = attention_kernel._describe_shape(queries, keys, turned, rule)
     assert (shape.key_dim, shape.value_dim, shape.turn_dim) == (512, 512, 64)
     assert attention_kernel._count_teams(shape) * shape.value_dim <= 1024
     assert repr(shape.scale) == "1.0"  # a number of the source, which ends in `f`

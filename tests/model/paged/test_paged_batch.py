@@ -13,6 +13,7 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from mlxrun.model.paged import paged_batch
+from mlxrun.model.paged.attention_kernel import attend_gathered
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.drafted_state import route_states
@@ -112,6 +113,17 @@ def test_a_step_within_a_page_takes_nothing_from_the_host(
         mx.eval(batch.forward(decode, tokens, [n + 9 for n in batch.lengths]))
         counts.append(len(made))
     assert counts[1] == counts[4] < counts[5] and counts[6] == counts[7]
+
+
+def test_a_layers_own_window_holds_where_the_mask_has_none() -> None:
+    windows = []
+
+    def attend(*given: Any) -> mx.array:
+        windows.append(given[-1].window)
+        return attend_gathered(*given)
+
+    run_steps(make_batch(attend=attend), 1)
+    assert windows == [None, WINDOW]
 
 
 def test_a_batch_that_is_dropped_is_freed() -> None:

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered
 from mlxrun.model.probe import choose, kernel_check, text_checks
 from mlxrun.model.probe.kernel_check import LENGTHS, KernelCheck, KernelError
-from mlxrun.model.ragged.scoring import Scoring
+from mlxrun.model.ragged.score_rule import ScoreRule
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.probe_driver import list_failed, probe_model
 
@@ -55,32 +55,32 @@ def test_the_librarys_own_attention_passes_and_each_shape_is_compared_once() -> 
 
     check = KernelCheck(count, timed=False)
     for _ in range(3):
-        check(QUERIES, KEYS, KEYS, ROWS, Scoring(0.2, 300))
+        check(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2, 300))
     assert calls == [len(LENGTHS), 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("wrong", [attend_without_window, attend_by_company, attend_past_the_first_page])
 def test_a_wrong_kernel_is_found(wrong: Any) -> None:
     with pytest.raises(KernelError, match=r"differs by|depends on"):
-        KernelCheck(wrong, timed=False)(QUERIES, KEYS, KEYS, ROWS, Scoring(0.2, 300))
+        KernelCheck(wrong, timed=False)(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2, 300))
 
 
 LATENT = (QUERIES, mx.zeros((512, 1, 32)), mx.zeros((512, 1, 8)), ROWS)
-TURNED = Scoring(0.2, positions=mx.zeros((2, 4, 1, 8)))
+TURNED = ScoreRule(0.2, positions=mx.zeros((2, 4, 1, 8)))
 
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_latent_form_and_soft_caps_pass(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_check, "SLOWER", 1e9)
     KernelCheck(attend, timed=timed)(*LATENT, TURNED)
-    KernelCheck(attend, timed=timed)(QUERIES, KEYS, KEYS, ROWS, Scoring(0.2, cap=0.5))
+    KernelCheck(attend, timed=timed)(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2, cap=0.5))
 
 
 def test_a_kernel_that_ignores_soft_caps_or_positions_is_found() -> None:
     check = KernelCheck(attend_without_cap, timed=False)
-    check(QUERIES, KEYS, KEYS, ROWS, Scoring(0.2))
+    check(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2))
     with pytest.raises(KernelError, match="differs by"):
-        check(QUERIES, KEYS, KEYS, ROWS, Scoring(0.2, cap=0.5))
+        check(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2, cap=0.5))
     with pytest.raises(KernelError, match="differs by"):
         KernelCheck(attend_without_positions, timed=False)(*LATENT, TURNED)
 
@@ -98,7 +98,7 @@ def test_a_slow_kernel_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(time, "perf_counter", read_clock)
     with pytest.raises(KernelError, match="takes"):
-        KernelCheck(attend_slowly)(QUERIES, KEYS, KEYS, ROWS, Scoring(0.2))
+        KernelCheck(attend_slowly)(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2))
 
 
 def fail_to_compile(*args: Any) -> mx.array:

@@ -12,7 +12,7 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.ragged import attention
 from mlxrun.model.ragged.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
 from mlxrun.model.ragged.row_group import RowGroup
-from mlxrun.model.ragged.scoring import PositionScores
+from mlxrun.model.ragged.score_rule import PositionScores
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.parity.test_upstream_contracts import need

@@ -16,7 +16,7 @@ import mlx.core as mx
 
 
 @dataclass(frozen=True, slots=True)
-class Scoring:
+class ScoreRule:
     """`window`: the newest tokens that a row attends to, None: all. `sinks` [Hq]: scores of no token. `cap`:
     scores become cap * tanh(scores / cap), 0: they stay. `positions` [rows, Hq, 1, D']: in the latent form,
     scaled already."""
@@ -51,22 +51,20 @@ def attend_arrays(
     keys: Any,
     values: Any,
     mask: mx.array | None,
-    scoring: Scoring,
+    rule: ScoreRule,
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention,
 ) -> mx.array:
     """Attention of queries [B, Hq, 1, D] to arrays [B, H, N, D] by `attend`, which has the arguments of the
     library's. `mask`: bool, broadcast to [B, Hq, 1, N], in place of a window. TypeError if keys
     are quantised, and the form needs plain ones."""
-    scale = scoring.scale
-    if (scoring.positions is not None or scoring.cap) and not isinstance(keys, mx.array):
+    scale = rule.scale
+    if (rule.positions is not None or rule.cap) and not isinstance(keys, mx.array):
         raise TypeError("latent attention and soft caps need keys that are not quantised")
-    if scoring.positions is not None:
-        return attend(
-            queries, keys, keys, scale=scale, mask=_score_positions(scoring.positions, values, mask)
-        )
-    if scoring.cap:
-        return _attend_capped(queries * scale, keys, values, mask, scoring.cap)
-    extra = {} if scoring.sinks is None else {"sinks": scoring.sinks}
+    if rule.positions is not None:
+        return attend(queries, keys, keys, scale=scale, mask=_score_positions(rule.positions, values, mask))
+    if rule.cap:
+        return _attend_capped(queries * scale, keys, values, mask, rule.cap)
+    extra = {} if rule.sinks is None else {"sinks": rule.sinks}
     return attend(queries, keys, values, scale=scale, mask=mask, **extra)
 
 

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod
 from mlxrun.model.ragged import attention
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
-from mlxrun.model.ragged.scoring import Scoring, attend_arrays
+from mlxrun.model.ragged.score_rule import ScoreRule, attend_arrays
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
@@ -43,9 +43,9 @@ def test_such_rows_decode_in_one_forward(zoo: Zoo, family: str) -> None:
 def test_scores_without_their_part_are_found(zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """MUTANT: positions are zero, and no score is capped."""
 
-    def attend_wrongly(queries: Any, keys: Any, values: Any, mask: Any, scoring: Scoring, *more: Any) -> Any:
-        turned = None if scoring.positions is None else mx.zeros_like(scoring.positions)
-        return attend_arrays(queries, keys, values, mask, replace(scoring, positions=turned, cap=0.0), *more)
+    def attend_wrongly(queries: Any, keys: Any, values: Any, mask: Any, rule: ScoreRule, *more: Any) -> Any:
+        turned = None if rule.positions is None else mx.zeros_like(rule.positions)
+        return attend_arrays(queries, keys, values, mask, replace(rule, positions=turned, cap=0.0), *more)
 
     monkeypatch.setattr(attention, "attend_arrays", attend_wrongly)
     report = probe_model(zoo.text(family))
@@ -57,6 +57,6 @@ def test_scores_without_their_part_are_found(zoo: Zoo, family: str, monkeypatch:
 def test_quantised_keys_have_neither() -> None:
     keys = KVQuantization(8, 32).quantise(mx.zeros((1, 1, 4, 32)))
     queries = mx.zeros((1, 2, 1, 32))
-    for scoring in (Scoring(0.3, cap=2.0), Scoring(0.3, positions=queries)):
+    for rule in (ScoreRule(0.3, cap=2.0), ScoreRule(0.3, positions=queries)):
         with pytest.raises(TypeError, match="keys that are not quantised"):
-            attend_arrays(queries, keys, keys, None, scoring)
+            attend_arrays(queries, keys, keys, None, rule)
