@@ -65,6 +65,7 @@ def build_engine(
         RequestLimits(model_info.context_length, memory),
         prefix_cache=prefix_cache,
         aligned_chunks=config.engine.reproducible or methods.library_chunks,
+        regenerates=config.engine.reproducible,
         costs=costs,
         drafts=drafts,
     )

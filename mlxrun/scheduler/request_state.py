@@ -26,6 +26,7 @@ class RequestState:
     arrival_index: int  # counts up with each request; breaks the ties of every policy
     arrival_time: float  # in seconds of the scheduler's clock
     max_length: int  # of prompt and output, in tokens: the context, or what fits in memory
+    regenerates: bool = False  # after a preemption, output is generated again, not computed as a prompt
     output: list[int] = field(init=False)
     max_output: int = field(init=False)  # tokens
     scores: PromptScores = field(init=False)
@@ -36,6 +37,7 @@ class RequestState:
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache when the request first ran
     hit_kind: HitKind | None = None
     last_chunk_samples: bool = False  # prefill takes all tokens, and its last chunk samples
+    num_sent: int = field(init=False)  # output tokens that events have brought
     num_in_flight: int = 0  # output tokens that were launched and not read yet, also by an earlier row
     running: bool = False  # has a row
     decoding: bool = False  # the row has reached `prefill_target`: its next step is a decode step
@@ -47,6 +49,7 @@ class RequestState:
 
     def __post_init__(self) -> None:
         self.output = list(self.request.prior_output)
+        self.num_sent = len(self.output)
         self.max_output = min(self.request.params.max_tokens, self.max_length - len(self.request.prompt))
         self.scores = PromptScores(self.request)
         spans, digests = self.request.image_spans, self.request.image_digests or self.request.image_spans
@@ -67,6 +70,11 @@ class RequestState:
     def projected_length(self) -> int:
         """Tokens in the row's cache after one more step: `num_tokens`, those in flight, and a draft."""
         return self.num_tokens + self.num_in_flight + len(self.draft)
+
+    @property
+    def expected_length(self) -> int:
+        """`projected_length`, or that before a preemption if output is generated again."""
+        return max(self.projected_length, len(self.request.prompt) + self.num_sent)
 
     @property
     def prefill_target(self) -> int:
@@ -154,9 +162,12 @@ class RequestState:
 
     def append_tokens(self, found: Sequence[SampledToken]) -> tuple[list[SampledToken], SampledToken | None]:
         """Take in the tokens of a step, of which all but the last were drafted and are in the row's cache.
-        Returns those that are part of the output, and the one with the stop id that ended it."""
+        Returns those that are part of the output, and the one with the stop id that ended it. Tokens of a
+        preempted row are left out if they will be generated again."""
         self.num_in_flight, self.draft = self.num_in_flight - 1, ()
         taken: list[SampledToken] = []
+        if self.regenerates and not self.running:
+            return taken, None
         for index, sampled in enumerate(found, 1):
             self.kv_length += index < len(found)
             if sampled.token in self.request.params.stop_ids:
@@ -164,6 +175,12 @@ class RequestState:
             taken.append(sampled)
             self.output.append(sampled.token)
         return taken, None
+
+    def take_unsent(self, taken: Sequence[SampledToken]) -> Sequence[SampledToken]:
+        """Those of the newest output tokens that no event has brought yet; they count as sent."""
+        new = max(len(self.output) - self.num_sent, 0)
+        self.num_sent += new
+        return taken[len(taken) - new :]
 
     def start_running(self, hit: CacheHit | None, max_sampling_chunk: int = 0) -> None:
         """Start from a hit of the prefix cache, which leaves at least one token to compute. If at most
@@ -186,7 +203,10 @@ class RequestState:
             self.hit_kind, self.num_cached_tokens = HitKind.EXACT, len(self.request.prompt)
 
     def reset(self) -> None:
-        """Back to waiting, with nothing computed. The output is kept; tokens in flight may still arrive."""
+        """Back to waiting, with nothing computed. The output is kept, unless it is generated again; tokens in
+        flight may still arrive."""
+        if self.regenerates:
+            self.output = list(self.request.prior_output)
         self.num_computed_tokens = self.kv_length = 0
         self.running = self.decoding = self.joined = False
         self.draft = ()

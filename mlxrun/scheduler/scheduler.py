@@ -39,7 +39,9 @@ class Scheduler:
     """Owns every request from `add` to its final event.
 
     `aligned_chunks`: chunks end on the chunk grid only, so that a prompt is always split in the same way.
-    `costs`: what the parts of a step cost on this device. `drafts`: plans them; without, nothing drafts.
+    `regenerates`: a preempted request generates its output again, since computing it as a prompt rounds
+    otherwise; its events go on where they were. `costs`: what the parts of a step cost on this device.
+    `drafts`: plans them; without, nothing drafts.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Scheduler:
         *,
         prefix_cache: PrefixCacheInterface | None = None,
         aligned_chunks: bool = False,
+        regenerates: bool = False,
         costs: StepCosts | None = None,
         drafts: DraftPlanner | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -56,7 +59,7 @@ class Scheduler:
         self.limits, self.settings, self._clock = limits, settings, clock
         chunk = settings.chunk or DEFAULT_CHUNK
         cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
-        self._prefix_cache = cache
+        self._prefix_cache, self._regenerates = cache, regenerates
         can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
         self._sampling_costs = costs if can_sample_in_chunks else None
         min_chunk = chunk if aligned_chunks else min(chunk, costs.min_chunk)
@@ -85,7 +88,7 @@ class Scheduler:
             num_waiting = sum(not s.running for s in same)
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
             raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
-        state = RequestState(request, self._num_arrivals, self._clock(), max_length)
+        state = RequestState(request, self._num_arrivals, self._clock(), max_length, self._regenerates)
         if self._prefix_cache.needs_boundary_stops:
             state.snapshot_positions = request.branch_points
         self._requests[request.id] = state
@@ -229,7 +232,8 @@ class Scheduler:
 
     def _preempt(self, state: RequestState) -> None:
         """Free the row; its tokens are computed again once it is admitted again. A token in flight is still
-        appended when it arrives, so the request continues from the final snapshot of the row."""
+        appended when it arrives, so the request continues from the final snapshot of the row, unless all of
+        its output is generated again."""
         self._rows_to_free.append(state.id)
         self._take_final_snapshots(state, state.output)
         self.drafts.forget(state)
@@ -247,9 +251,10 @@ class Scheduler:
 
     def _append_tokens(self, state: RequestState, found: Sequence[SampledToken]) -> TokenEvent:
         taken, stop = state.append_tokens(found)
-        tokens = tuple([sampled.token for sampled in taken])
-        logprobs = tuple([sampled.logprob for sampled in taken if sampled.logprob])
-        self.drafts.record(state, tokens, len(found) - 1)
+        self.drafts.record(state, tuple([sampled.token for sampled in taken]), len(found) - 1)
+        unsent = state.take_unsent(taken)
+        tokens = tuple([sampled.token for sampled in unsent])
+        logprobs = tuple([sampled.logprob for sampled in unsent if sampled.logprob])
         if stop is not None:
             fields: dict[str, Any] = {"stop_id": stop.token, "stop_logprob": stop.logprob}
             return self._finish(state, FinishReason.STOP, tokens=tokens, logprobs=logprobs, **fields)

@@ -84,7 +84,7 @@ class TokenBudget:
         """Whether it fits beside the running requests. `use_cache`: see fits_memory."""
         reserve = min(state.remaining_output, DECODE_RESERVE)
         lengths, decoding = _list_lengths(running)
-        lengths.append(state.projected_length + reserve)
+        lengths.append(state.expected_length + reserve)
         tokens = self._compute_min_prefill([*running, state])
         return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
 

@@ -87,6 +87,39 @@ def test_text_is_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None)
     assert set(widths) == {1}
 
 
+@pytest.mark.parametrize(
+    ("family", "exact"),
+    [("llama", True), ("llama", False), ("gemma3_text", True), ("gemma3_text", False), ("qwen3_next", True)],
+)
+def test_text_is_the_same_bytes_after_preemptions(zoo: Zoo, family: str, exact: bool, small: None) -> None:
+    """What a row has generated is generated again, and no event brings it twice. MUTANT: as a part of the
+    prompt it rounds otherwise."""
+    settings: list[dict[str, Any]] = [{}, {"temperature": 0.9, "seed": 3}, {"repetition_penalty": 1.3}, {}]
+    prompts = text_models.prompts(9, (3, 20, 9, 40))
+    asks = [
+        TimedRequest(engine_driver.make_text_request(str(i), p, max_tokens=24 - i, logprobs=2, **more), 2 * i)
+        for i, (p, more) in enumerate(zip(prompts, settings, strict=True))
+    ]
+    engine = engine_driver.make_real_engine(zoo.text(family), reproducible=True, max_running=ROWS)
+    alone: dict[str, TokenEvent] = {}
+    for ask in asks:
+        alone |= engine_driver.run_requests(engine, [ask])
+    engine.scheduler._regenerates = exact
+    generated = 0
+
+    def preempt(step: int) -> None:
+        nonlocal generated
+        rows = [state for state in engine.scheduler.requests if state.decoding]
+        if step % 9 == 8 and rows and step < 100:
+            row = rows[step % len(rows)]
+            generated += len(row.output)
+            engine.scheduler._preempt(row)
+
+    events = engine_driver.run_requests(engine, asks, preempt)
+    assert generated > 20
+    assert all(same_bytes(events[rid], alone[rid]) for rid in alone) is exact
+
+
 @pytest.mark.parametrize("family", VISION)
 def test_images_are_the_same_bytes_in_any_batch(zoo: Zoo, family: str, small: None) -> None:
     engine = engine_driver.make_real_engine(zoo.vision(family), reproducible=True, max_running=ROWS)
