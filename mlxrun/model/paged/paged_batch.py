@@ -165,10 +165,13 @@ class PagedDecodeBatch:
         """Logits [tokens, V] of `tokens` at these rotary positions, one for each row, or `counts[i]` for row
         i, one row after the other. Each is added to its row."""
         ids, ends = self.ids, [n + 1 for n in self._lengths.values()]
-        if counts is not None:
-            ids = [rid for rid, count in zip(ids, counts, strict=True) for _ in range(count)]
-            ends = [end + i for end, count in zip(ends, counts, strict=True) for i in range(count)]
-        self._lengths = dict(zip(ids, ends, strict=True))  # of a row with drafts, the last end
+        if counts is None:
+            self._lengths = dict(zip(ids, ends, strict=True))
+        else:
+            rows = list(zip(ids, ends, counts, strict=True))
+            self._lengths = {rid: end - 1 + count for rid, end, count in rows}  # a row may have none
+            ids = [rid for rid, _, count in rows for _ in range(count)]
+            ends = [end + i for _, end, count in rows for i in range(count)]
         padding = [0] * (self._choose_width(len(ids)) - len(ids))
         if padding:
             tokens = mx.pad(tokens, (0, len(padding)))

@@ -22,7 +22,7 @@ TEXT = (
     *("afm7", "afmoe", "baichuan_m1", "cohere2", "deepseek_v2", "ernie4_5", "exaone4", "glm4_moe", "gpt2"),
     *("gpt_neox", "granite", "jamba", "kimi_linear", "mamba", "minicpm3", "olmo3", "phi", "plamo3"),
 )
-SLOWER = {"afm7", "kimi_linear", "plamo3"}
+SLOWER = {"afm7", "plamo3"}
 
 VISION = ("qwen2_vl", "qwen3_vl_moe", "glm4v", "gemma4_unified", "llava", "mistral3", "internvl")
 
