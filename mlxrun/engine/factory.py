@@ -69,6 +69,7 @@ def build_engine(
         costs=costs,
         drafts=drafts,
     )
+    _warn_of_short_rows(memory, model_info, scheduler.token_budget.min_chunk)
     pooling = None
     if model_info.pooled is not None:
         pooling = _make_pooling(config, build_decoder_runner(config, model_info, model.adapter), memory)
@@ -83,6 +84,17 @@ def build_engine(
     return Engine(
         model_info, scheduler, runner, config.engine, model.probe, prefix_cache, pooling, selection, count
     )
+
+
+def _warn_of_short_rows(memory: MemoryBudget, info: LoadedModelInfo, min_chunk: int) -> None:
+    """Where memory, not the context, limits a request: its answer then ends sooner than was asked."""
+    longest = memory.find_max_length(2, info.context_length, min_chunk)
+    if info.pooled is None and longest < info.context_length:
+        log.warning(
+            "scheduler.memory_limit: a prompt and its answer fit in memory up to %d tokens, the context has "
+            "%d; answers end there, with finish_reason length",
+            *(longest, info.context_length),
+        )
 
 
 def _make_memory(

@@ -56,14 +56,16 @@ def test_a_memory_limit_below_the_weights(zoo: Zoo, tmp_path: Path, limit: int) 
             build_engine(config)
 
 
-def test_a_memory_limit_with_no_room_for_a_row(zoo: Zoo) -> None:
+def test_a_memory_limit_with_no_room_for_a_row(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
     """The weights fit, and not even the shortest request beside them; a byte more, and that runs."""
     folder, options = zoo.text("llama"), {"probe": False, "memory_headroom": 0.0}
     memory = engine_driver.make_real_engine(folder, **options).scheduler.limits.memory
     least = memory.compute_needed_bytes([2], 1)
     with pytest.raises(ConfigError, match=r"weights .* \+ 2 tokens .* > limit .*: no request can ever run"):
         engine_driver.make_real_engine(folder, memory_limit=least - 1, **options)
-    engine = engine_driver.make_real_engine(folder, memory_limit=least, **options)
+    with caplog.at_level(logging.WARNING):
+        engine = engine_driver.make_real_engine(folder, memory_limit=least, **options)
+    assert "a prompt and its answer fit in memory up to 2 tokens" in caplog.text
     asked = engine_driver.make_text_request("a", [5], max_tokens=1)
     assert len(engine_driver.run_requests(engine, [asked])["a"].tokens) == 1
 
