@@ -176,11 +176,11 @@ class RequestState:
             self.output.append(sampled.token)
         return taken, None
 
-    def take_unsent(self, taken: Sequence[SampledToken]) -> Sequence[SampledToken]:
-        """Those of the newest output tokens that no event has brought yet; they count as sent."""
-        new = max(len(self.output) - self.num_sent, 0)
-        self.num_sent += new
-        return taken[len(taken) - new :]
+    def record_sent(self) -> int:
+        """All output counts as sent. Returns how many of its newest tokens no event has brought yet."""
+        unsent = max(len(self.output) - self.num_sent, 0)
+        self.num_sent += unsent
+        return unsent
 
     def start_running(self, hit: CacheHit | None, max_sampling_chunk: int = 0) -> None:
         """Start from a hit of the prefix cache, which leaves at least one token to compute. If at most

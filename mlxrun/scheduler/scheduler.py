@@ -251,10 +251,10 @@ class Scheduler:
 
     def _append_tokens(self, state: RequestState, found: Sequence[SampledToken]) -> TokenEvent:
         taken, stop = state.append_tokens(found)
-        self.drafts.record(state, tuple([sampled.token for sampled in taken]), len(found) - 1)
-        unsent = state.take_unsent(taken)
-        tokens = tuple([sampled.token for sampled in unsent])
-        logprobs = tuple([sampled.logprob for sampled in unsent if sampled.logprob])
+        tokens = tuple([sampled.token for sampled in taken])
+        self.drafts.record(state, tokens, len(found) - 1)
+        sent = len(tokens) - state.record_sent()
+        tokens, logprobs = tokens[sent:], tuple([each.logprob for each in taken[sent:] if each.logprob])
         if stop is not None:
             fields: dict[str, Any] = {"stop_id": stop.token, "stop_logprob": stop.logprob}
             return self._finish(state, FinishReason.STOP, tokens=tokens, logprobs=logprobs, **fields)
