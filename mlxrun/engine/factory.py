@@ -88,8 +88,10 @@ def build_engine(
 
 def _warn_of_short_rows(memory: MemoryBudget, info: LoadedModelInfo, min_chunk: int) -> None:
     """Where memory, not the context, limits a request: its answer then ends sooner than was asked."""
+    if info.pooled is not None:
+        return
     longest = memory.find_max_length(2, info.context_length, min_chunk)
-    if info.pooled is None and longest < info.context_length:
+    if longest < info.context_length:
         log.warning(
             "scheduler.memory_limit: a prompt and its answer fit in memory up to %d tokens, the context has "
             "%d; answers end there, with finish_reason length",
