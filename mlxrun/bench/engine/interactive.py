@@ -62,8 +62,8 @@ def run_interactive(
     """
     requests = InteractiveRequests.split(workload)
     session = _Session(contender, clock)
-    short = max([session.run_alone(request, read_memory) for request in requests.alone])
-    long = max([session.run_alone(request, read_memory) for request in requests.long])
+    short = max([session.run_request(request, read_memory) for request in requests.alone])
+    long = max([session.run_request(request, read_memory) for request in requests.long])
     wait = workload.moment * _find_long_ttft(session.trace, requests)
     session.send(requests.in_front)
     session.send(requests.behind, session.step_for(wait))
@@ -95,7 +95,7 @@ class _Session:
         self._contender.add([request])
         self._live.add(request.id)
 
-    def run_alone(self, request: BenchRequest, read_memory: Callable[[], int]) -> int:
+    def run_request(self, request: BenchRequest, read_memory: Callable[[], int]) -> int:
         """Run one request; returns the bytes that it had in use at its first token."""
         before = read_memory()
         self.send(request)

@@ -100,11 +100,11 @@ def _check_company(report: ProbeReport, reference: Reference) -> ProbeReport:
     runs, methods = TextChecks(reference, False), report.methods
     alone, beside = (partial(runs.decode_beside, methods, some) for some in ((0,), COMPANIES))
 
-    def decode_alone() -> ProbeLogits:
+    def decode_single_row() -> ProbeLogits:
         own = alone()
         return {(i, step): own[0, step] for i in range(len(COMPANIES)) for _, step in own}
 
-    check = reference.check("same bits in company", beside, decode_alone, exact=True)
+    check = reference.check("same bits in company", beside, decode_single_row, exact=True)
     if not check.passed:
         methods = replace(methods, decode="row_by_row")
         check = replace(check, instead=SLOWER_DECODE["grouped"])
