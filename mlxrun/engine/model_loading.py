@@ -58,6 +58,7 @@ def load_model(config: Config, info: LoadedModelInfo, probe: ProbeReport | None 
     if probe is not None and isinstance(adapter, VisionAdapter):
         adapter.follow(probe.refused, probe.features_cached)
     probe = probe or choose_methods(adapter, vocab, config, info, quantization)
+    adapter.attention = probe.methods.attention
     info.refused_media.update({kind: why for kind, why in probe.refused.items() if why})
     probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
     config = _follow_probe(config, probe.methods)

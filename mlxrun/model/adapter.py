@@ -8,7 +8,8 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -18,8 +19,10 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.errors import ModelLoadError, RequestError
+from mlxrun.model.compute_methods import AttentionMethod
 from mlxrun.model.lora.row_adapters import BASE, RowAdapters
 from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
+from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
@@ -58,7 +61,10 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
 
 class Adapter:
     """A loaded model, as the runner uses it; this class is for text models. `weights`: their form.
-    `row_adapters`: which LoRA adapter each row of a forward uses, None: there are none."""
+    `row_adapters`: which LoRA adapter each row of a forward uses, None: there are none. `attention`: whose
+    attention its forwards over plain arrays use, as the load check decides."""
+
+    attention: AttentionMethod = "engine"
 
     def __init__(
         self,
@@ -80,6 +86,19 @@ class Adapter:
         from mlx_lm.models.cache import make_prompt_cache
 
         return make_prompt_cache(self.model)
+
+    def call_library(self, ids: Sequence[int], cache: list[Any], start: int) -> mx.array:
+        """Logits [1, n, V], lazy, of the tokens behind the `start` ones in `cache`, as the library calls its
+        model: the positions are its own."""
+        logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)
+        return logits
+
+    @contextmanager
+    def use_attention(self, calls_per_launch: int = 0) -> Iterator[None]:
+        """Forwards of the engine in this block attend by `attention`. `calls_per_launch`: see
+        `use_engine_attention`."""
+        with use_engine_attention(calls_per_launch) if self.attention == "engine" else nullcontext():
+            yield
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
         """What the request needs beyond token ids. RequestError if the model cannot use `media`. `cached`:
@@ -186,6 +205,12 @@ class VisionAdapter(Adapter):
         from mlx_vlm.models.cache import make_prompt_cache
 
         return make_prompt_cache(self._language)
+
+    def call_library(self, ids: Sequence[int], cache: list[Any], start: int) -> mx.array:
+        if not start:
+            self.embedder.forget_positions()
+        logits: mx.array = self._language(mx.array([list(ids)]), cache=cache).logits
+        return logits
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
         for kind in () if media is None else _list_kinds(media):

@@ -20,6 +20,7 @@ from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.ragged.row_by_row import RowByRowBatch
 
+AttentionMethod = Literal["engine", "library"]
 AnyDecodeBatch = PagedDecodeBatch | DecodeBatch | RowByRowBatch
 LIBRARY_CHUNK = 2048  # tokens: the prefill step of mlx-lm and of mlx-vlm
 DecodeMethod = Literal["compiled", "paged", "ragged", "grouped", "row_by_row"]
@@ -36,6 +37,7 @@ class ComputeMethods:
     `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
     tokens at whose multiples the chunks of all prompts end; 1: without. `draft_problem`: why rows may not
     take several tokens in a forward although they lie in pages; empty: they may, or it was not compared.
+    `attention`: whose attention forwards over plain arrays use.
     `recurrence`: how recurrent layers compute drafts (ragged/draft_layout.py); with `wide_passes` each token
     in as many rows as a step has.
     """
@@ -51,6 +53,7 @@ class ComputeMethods:
     grid: int = 1
     draft_problem: str = ""
     recurrence: DraftRecurrence = "wide_passes"
+    attention: AttentionMethod = "engine"
 
     @property
     def shares_pages(self) -> bool:

@@ -11,7 +11,6 @@ import mlx.core as mx
 
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import ExpectedRow, JoiningRow
 from mlxrun.model.sampler import Sampler
 from mlxrun.model.speculation.drafted_rows import DraftedRows
@@ -74,7 +73,7 @@ class DecodeRunner:
         after = [n + 1 for n in lengths]
         if not drafts.keys().isdisjoint(self.order):
             return [self._forward_drafts(rows, drafts, positions, after)]
-        with use_engine_attention():
+        with self._adapter.use_attention():
             output = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
         logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
         return [LogitsBatch(tuple(self.order), logits, self.sampler, after, hidden=hidden)]
@@ -93,7 +92,7 @@ class DecodeRunner:
         drafted = DraftedRows.start(blocks, [rows[rid].sampling for rid in self.order])
         tokens = drafted.expand_tokens(self.newest_tokens)
         places = drafted.expand_positions(positions)
-        with use_engine_attention():
+        with self._adapter.use_attention():
             output = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
         sampler, ends = drafted.make_sampler(self._vocab), drafted.expand_positions(after)
         logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)

@@ -154,14 +154,18 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
         if window.compared != window.size:
             value += f" as a window of {window.compared}, to which the checks reduce it"
         yield Finding("parity", "window", "ok", value, facts=asdict(window))
-    for name, note in (("images", probe.images), ("videos", probe.videos)):
+    for name, note in (("long rows", probe.long_rows), ("images", probe.images), ("videos", probe.videos)):
         if note:
             yield Finding("parity", name, "note", note, facts={name: note})
+    if probe.seconds is not None:
+        yield Finding("parity", "time", "ok", f"{probe.seconds:.1f} s", facts={"seconds": probe.seconds})
     decode, sharing = probe.methods.decode, probe.methods.sharing
     padded = (
         f", padded up to {sharing.max_padded} tokens" if sharing.max_padded and sharing.max_rows > 1 else ""
     )
     value = f"decode {decode}, up to {sharing.max_rows} short prompts prefill together{padded}"
+    if probe.methods.attention == "library":
+        value += ", the library's attention"
     if probe.methods.library_chunks:
         value += ", prompts split as the library splits them"
     if not probe.methods.snapshots:

@@ -17,7 +17,6 @@ import mlx.nn as nn
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.hidden_tap import HiddenTap, find_hidden_tap
 from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
-from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.transient_weights import bound_transients
 from mlxrun.scheduler.request import Request, TokenLogprob
 from mlxrun.scheduler.step_plan import PrefillChunk, ScoredTokens
@@ -78,7 +77,7 @@ class PrefillForward:
     def call(self, adapter: Adapter, model: nn.Module | None = None) -> mx.array:
         """Logits [rows, n, V]. `model`: see Adapter.prefill."""
         rows = adapter.row_adapters.use(self.adapters)
-        with use_engine_attention(self.layers), bound_transients(), rows:
+        with adapter.use_attention(self.layers), bound_transients(), rows:
             return adapter.prefill(mx.array(self.ids), self.cache, self.start, self.inputs, model)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.transient_weights import are_bounded, record_product
+from mlxrun.model.transient_weights import are_bounded, bound_transients, record_product
 
 ProductMethod = Literal["library", "flat", "dequantized"]
 
@@ -92,7 +92,7 @@ def list_quantized(model: nn.Module) -> list[nn.Module]:
 
 def is_expert(layer: nn.Module) -> bool:
     """Whether the layer's weights are those of several experts."""
-    return type(layer).__name__ == "QuantizedSwitchLinear"
+    return type(layer).__name__.removeprefix("_Routed") == "QuantizedSwitchLinear"
 
 
 def list_products(model: nn.Module) -> list[nn.Module]:
@@ -127,11 +127,27 @@ def route_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
         layer.table = table
 
 
+def list_routed(model: nn.Module) -> list[Any]:
+    """The layers that multiply by the methods of a table, their `table`."""
+    kinds = _RoutedLinear | _RoutedEmbedding | _RoutedExperts
+    return [module for module in _list_modules(model) if isinstance(module, kinds)]
+
+
+def multiply_routed(layer: Any, x: mx.array, experts: mx.array | None = None) -> mx.array:
+    """The product of a layer of `list_routed` by its table's method, without bias. `experts`: sorted indices
+    [n] of the expert of each token of x [n, 1, D]; None for linear layers."""
+    if experts is None:
+        return multiply(layer, x, layer.table.choose(x.size // x.shape[-1]))
+    with bound_transients():
+        y: mx.array = layer(x, experts, sorted_indices=True)
+        mx.eval(y)
+    return y - mx.expand_dims(layer["bias"][experts], -2) if "bias" in layer else y
+
+
 @contextmanager
 def use_library_products(model: nn.Module) -> Iterator[None]:
     """Multiply as the library does meanwhile, so that no row changes the rounding of another."""
-    kinds = _RoutedLinear | _RoutedEmbedding | _RoutedExperts
-    modules = [module for module in _list_modules(model) if isinstance(module, kinds)]
+    modules = list_routed(model)
     tables = [module.table for module in modules]
     for module in modules:
         module.table = MethodTable()

@@ -10,6 +10,7 @@ from mlxrun.model.machine.device import resolve_config
 from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.probe.text_ladder import RefusedModelError
 from tests.helpers.engine_driver import make_config
 
 
@@ -20,6 +21,14 @@ def probe_model(folder: Path, **options: object) -> ProbeReport:
     adapter = load_adapter(config, info)
     _, vocab = run_trial_forward(adapter)
     return choose_methods(adapter, vocab, config, info)
+
+
+def find_failed(folder: Path, **options: object) -> list[str]:
+    """The names of the checks that do not pass, of a model that is refused too."""
+    try:
+        return list_failed(probe_model(folder, **options))
+    except RefusedModelError as error:
+        return [check.name for check in error.checks if not check.passed]
 
 
 def list_failed(report: ProbeReport) -> list[str]:

@@ -181,6 +181,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "n_inner": 96,
         "n_head": 4,
         "n_positions": 512,
+        "max_position_embeddings": 512,
         "layer_norm_epsilon": 1e-5,
         "num_key_value_heads": 1,
     },

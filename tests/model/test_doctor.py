@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
     assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and found[2].facts["limit"] == 0.005
     assert found[0].advice == "not used for this model"
     assert found[2].advice == "not used for this model; instead: equal lengths only"
-    methods = {"decode": "grouped", "prefill_rows": 8, "padded": 0}
+    methods = {"decode": "grouped", "attention": "engine", "prefill_rows": 8, "padded": 0}
     assert found[-1].facts == methods | {"library_chunks": False, "snapshots": True}
     (alone,) = doctor.report_probe(ProbeReport(ComputeMethods("row_by_row"), ()))
     assert alone.level == "note" and "one by one" in alone.advice
@@ -43,12 +44,16 @@ def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
 def test_what_was_reduced_refused_or_switched_off_is_said() -> None:
     methods = ComputeMethods().split_as_library()
     windows = (ComparedWindow(4, 4), ComparedWindow(4096, 8))
-    report = ProbeReport(methods, (), windows=windows, images="refused: other positions")
-    small, large, images, used = doctor.report_probe(report)
+    notes = {"images": "refused: other positions", "long_rows": "ValueError: 30 tokens"}
+    report = ProbeReport(replace(methods, attention="library"), (), windows=windows, seconds=1.25, **notes)
+    small, large, long, images, time, used = doctor.report_probe(report)
+    assert (long.level, long.value, time.value) == ("note", "ValueError: 30 tokens", "1.2 s")
     assert small.value == "4 tokens, crossed" and large.facts == {"size": 4096, "compared": 8}
     assert large.value == "4,096 tokens, crossed as a window of 8, to which the checks reduce it"
     assert (images.level, images.value) == ("note", "refused: other positions")
-    assert used.value.endswith("prompts split as the library splits them, no prefix cache")
+    assert used.value.endswith(
+        "the library's attention, prompts split as the library splits them, no prefix cache"
+    )
 
 
 def test_the_device_is_described_without_serial_numbers() -> None:

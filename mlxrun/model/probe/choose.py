@@ -8,6 +8,7 @@ bugs of this kind.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,7 +20,6 @@ from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.chunk_grouping import NO_LIMIT, PrefillSharing
 from mlxrun.model.compute_methods import (
-    LIBRARY_CHUNK,
     ComputeMethods,
     DecodeMethod,
     can_batch,
@@ -29,11 +29,16 @@ from mlxrun.model.compute_methods import (
 )
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
 from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.model.probe.attention_check import AttentionCheck
 from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.image_checks import probe_images
-from mlxrun.model.probe.reference import ProbeLogits, ProbeRun, Reference
+from mlxrun.model.probe.long_reference import LongReference, make_long_reference
+from mlxrun.model.probe.product_check import check_products
+from mlxrun.model.probe.reference import ProbeRun, Reference
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
+from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.probe.text_checks import TextChecks
+from mlxrun.model.probe.text_ladder import QUANTIZED, SLOWER_DECODE, TextLadder
 from mlxrun.model.probe.windows import REDUCED, list_windows
 from mlxrun.model.quantized_layers import use_library_products
 from mlxrun.model.ragged.draft_layout import DraftRecurrence
@@ -44,19 +49,8 @@ from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
 log = logging.getLogger(__name__)
 
-IN_CHUNKS = (
-    f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
-)
-QUANTISED = "decode quantised"
 SHORT_CHUNK = 1024  # tokens of chunks that share a forward on CUDA: those take the time of launching it
-PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
 COMPANIES = (7, 31)  # rows beside one that must have the bits that it has alone
-SLOWER_DECODE = {
-    "compiled": "a forward that is not compiled",
-    "paged": "attention by groups of rows of similar length",
-    "ragged": "one forward for rows of similar length",
-    "grouped": "one forward for each row",
-}
 
 
 def choose_methods(
@@ -67,31 +61,47 @@ def choose_methods(
     quantization: KVQuantization | None = None,
 ) -> ProbeReport:
     """The fastest methods that this model passes; with `engine.probe` off, the fastest possible ones.
-    `model_info`: has the processor of images, without which they are not compared. ConfigError if rows are to
-    be quantised, and that fails."""
+    `model_info`: has the processor of images, without which they are not compared. ModelLoadError if there is
+    no way to compute it as the library does; ConfigError if rows are to be quantized, and that fails."""
+    started = time.perf_counter()
     template = adapter.make_cache()
     candidate = _choose_candidate(template, config, quantization is None)
     if not config.engine.probe:
         return _add_quantization(ProbeReport(candidate, (), adapter.weights), quantization)
+    products = check_products(adapter.model)
     # In half precision, products round each row by itself meanwhile; in float32 they need not, and on a CPU
     # that takes thrice as long.
     rounds = uses_gpu() or config.model.dtype not in ("auto", "float32")
     with use_library_products(adapter.model) if rounds else nullcontext():
-        reference = Reference(adapter, vocab)
-        methods, checks = _TextLadder(reference, candidate, quantization).compare()
-        windows = tuple(ComparedWindow(size, min(size, REDUCED)) for size in list_windows(template))
-        found = ProbeReport(methods, tuple(checks), adapter.weights, windows)
+        attention, context = AttentionCheck(), None if model_info is None else model_info.context_length
+        reference = Reference(adapter, vocab, attention_check=attention)
+        made = make_long_reference(reference, vocab, context, attention)
+        long, without = (None, made) if isinstance(made, str) else (made, "")
+        ladder = TextLadder(reference, long, candidate, quantization)
+        methods = ladder.compare()
+        windows = tuple(_describe_window(size, long) for size in list_windows(template))
+        found = ProbeReport(methods, (*products, *ladder.checks), adapter.weights, windows, without)
         if isinstance(adapter, VisionAdapter):
             found = probe_images(adapter, vocab, model_info, found)
     if found.methods.fixed_width > 1 and found.methods.decode in ("compiled", "paged", "ragged"):
         found = _check_company(found, reference)
+    if adapter.row_adapters.names or found.methods.decode == "row_by_row" != methods.decode:
+        done = len(ladder.checks)
+        ladder.require_rows(found.methods)
+        found = replace(found, checks=(*found.checks, *ladder.checks[done:]))
     if config.speculation.method != "off" and uses_pages(found.methods.decode):
         found = _check_drafts(found, reference)
     for check in found.checks:
         if not check.passed:
             text = "parity probe: %s is not used for this model: %s%s"
             log.warning(text, check.name, check.describe(), check.describe_instead())
-    return _add_quantization(found, quantization)
+    found = _add_quantization(found, quantization)
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def _describe_window(size: int, long: LongReference | None) -> ComparedWindow:
+    crossed = long is not None and size <= len(long.prompts[0])
+    return ComparedWindow(size, size if crossed else min(size, REDUCED))
 
 
 def _check_company(report: ProbeReport, reference: Reference) -> ProbeReport:
@@ -101,7 +111,7 @@ def _check_company(report: ProbeReport, reference: Reference) -> ProbeReport:
     alone, beside = (partial(runs.decode_beside, methods, some) for some in ((0,), COMPANIES))
 
     def decode_single_row() -> ProbeLogits:
-        own = alone()
+        own = _run_by_engine(reference, alone)
         return {(i, step): own[0, step] for i in range(len(COMPANIES)) for _, step in own}
 
     check = reference.check("same bits in company", beside, decode_single_row, exact=True)
@@ -119,7 +129,7 @@ def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:
     for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
         methods = replace(methods, recurrence=recurrence)
         runs = DraftCheck(reference, methods)
-        expected = runs.take_steps if fixed else None
+        expected = partial(_run_by_engine, reference, runs.take_steps) if fixed else None
         name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
         with nullcontext() if fixed else use_library_products(reference.adapter.model):
             check = reference.check(name, runs.take_drafts, expected, exact=fixed)
@@ -132,11 +142,16 @@ def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:
     return replace(report, methods=methods, checks=(*report.checks, check))
 
 
+def _run_by_engine(reference: Reference, run: ProbeRun) -> ProbeLogits:
+    with reference.adapter.use_attention():
+        return run()
+
+
 def _add_quantization(report: ProbeReport, quantization: KVQuantization | None) -> ProbeReport:
     """The report with quantised rows. ConfigError if this model's rows cannot be."""
     if quantization is None:
         return report
-    failed = next((check for check in report.checks if check.name == QUANTISED and not check.passed), None)
+    failed = next((check for check in report.checks if check.name == QUANTIZED and not check.passed), None)
     if failed is None and report.methods.decode != "ragged":
         names = ("decode ragged", "image among text", "video among text")
         failed = next((check for check in report.checks if check.name in names and not check.passed), None)
@@ -174,78 +189,3 @@ def _choose_batched(template: Sequence[Any], config: Config) -> DecodeMethod:
         return "ragged"  # whether the kernel is right, and covers the model's heads, has to be compared
     only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.WINDOW}
     return "compiled" if only_keys and not config.model.adapters else "paged"
-
-
-class _TextLadder:
-    """Goes from the candidate's methods to slower ones where they differ."""
-
-    def __init__(
-        self, reference: Reference, candidate: ComputeMethods, quantization: KVQuantization | None
-    ) -> None:
-        self._reference = reference
-        self._quantization = quantization
-        self._candidate = candidate
-        self._runs = TextChecks(reference, candidate.snapshots)
-        self._checks: list[ProbeCheck] = []
-
-    def compare(self) -> tuple[ComputeMethods, list[ProbeCheck]]:
-        """The methods that pass, and what was compared."""
-        methods = self._candidate
-        passed = [self._passes_chunks(size) for size in self._runs.list_chunk_sizes()]
-        if not all(passed):
-            methods = methods.split_as_library()
-        methods = replace(methods, decode=self._choose_decode(methods))
-        if methods.decode == "ragged" and self._quantization is not None:
-            self._check_quantization(self._quantization)
-        methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
-        if methods.snapshots:
-            without = "prompts are always computed whole: no prefix cache"
-            snapshots = self._passes("snapshot", self._runs.restore_snapshots, without)
-            methods = replace(methods, snapshots=snapshots)
-        return methods, self._checks
-
-    def _passes(self, name: str, run: ProbeRun, instead: str) -> bool:
-        check = self._reference.check(name, run)
-        self._checks.append(check if check.passed else replace(check, instead=instead))
-        return check.passed
-
-    def _passes_chunks(self, size: int) -> bool:
-        return self._passes(f"prefill chunks of {size}", partial(self._runs.prefill_chunks, size), IN_CHUNKS)
-
-    def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod:
-        if methods.decode != "row_by_row":
-            slower = get_args(DecodeMethod)[:-1]
-            for method in slower[slower.index("paged" if uses_pages(methods.decode) else methods.decode) :]:
-                if not self._passes_decode(method, methods.fixed_width):
-                    continue
-                may_compile = method == "paged" and methods.decode == "compiled"
-                if may_compile and self._passes_decode("compiled", methods.fixed_width):
-                    return "compiled"
-                return method
-        self._runs.forget_copied_row()
-        return "row_by_row"
-
-    def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
-        run = partial(self._runs.decode, method, width)
-        return self._passes(f"decode {method}", run, SLOWER_DECODE[method])
-
-    def _check_quantization(self, quantization: KVQuantization) -> None:
-        short = quantization._replace(start=min(quantization.start, PROBED_START))
-        run, expected = (partial(f, short) for f in (self._runs.decode_quantised, self._runs.round_rows))
-        self._checks.append(self._reference.check(QUANTISED, run, expected))
-
-    def _choose_sharing(self, sharing: PrefillSharing) -> PrefillSharing:
-        rows, padded = sharing.max_rows, sharing.max_padded
-        alone = "each prompt has its own forward"
-        if rows > 1 and not self._passes("prefill equal lengths", self._runs.prefill_equal, alone):
-            rows = 1
-        equal = "only prompts of equal length share a forward"
-        if rows > 1 and padded:
-            limit = min([padded, *list_windows(self._reference.make_cache())])
-            run = partial(self._runs.prefill_padded, limit)
-            padded = padded if self._passes("prefill padded", run, equal) else 0
-        tails = rows > 1 and sharing.tails
-        if tails:
-            run = partial(self._runs.prefill_tails, padded > 0)
-            tails = self._passes("prefill tails", run, "what is left of a prompt has its own forward")
-        return replace(sharing, max_rows=rows, max_padded=padded, tails=tails)

@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
+from mlxrun.model.probe.reference import STEPS, Reference
+from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.ragged.decode_batch import JoiningRow
 
 # For each forward: by row, the tokens that it takes, and how many of them are kept. A row that is not named

@@ -24,8 +24,9 @@ from mlxrun.model.probe.embedding_checks import (
     measure_repetition,
 )
 from mlxrun.model.probe.image_prompt import list_media_prompts
-from mlxrun.model.probe.reference import LENGTHS, ProbeLogits, Reference, copy_cache
+from mlxrun.model.probe.reference import LENGTHS, Reference, copy_cache
 from mlxrun.model.probe.report import ProbeCheck, ProbeReport
+from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.prompt_inputs import PromptInputs
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import list_all_arrays
@@ -127,18 +128,27 @@ class ImageChecks:
 
     def _call_library(self, reference: Reference) -> dict[str, Any]:
         """Add the logits of the library's own calls to the reference; returns what it made of the prompt."""
+        made: list[dict[str, Any]] = []
+
+        def compute() -> ProbeLogits:
+            made.append(embed_by_library(self.adapter.model, self._prompt.ids, self._prompt.media))
+            return self._compute_by_library(made[-1])
+
+        reference.add_logits(compute)
+        return made[0]
+
+    def _compute_by_library(self, features: dict[str, Any]) -> ProbeLogits:
+        """The logits of the prompt's answer, from what the library made of the prompt."""
         model, ids = self.adapter.model, mx.array([self._prompt.ids])
         given = {key: mx.array(value) for key, value in self._prompt.media.items()}
         given.pop("pixel_values", None)
-        features = embed_by_library(model, self._prompt.ids, self._prompt.media)
         cache = self.adapter.make_cache()
         copied = {name: a[...] if isinstance(a, mx.array) else a for name, a in features.items()}
         outputs = [model.language_model(ids, cache=cache, **(given | copied)).logits]  # may write into them
         mx.eval(outputs, list_all_arrays(cache))
         for token in self._answer:
             outputs.append(model.language_model(mx.array([[token]]), cache=cache).logits)
-        reference.add_logits({(1, step): logits[0, -1] for step, logits in enumerate(outputs)})
-        return features
+        return {(1, step): logits[0, -1] for step, logits in enumerate(outputs)}
 
     def check(self, name: str, run: Any, instead: str) -> bool:
         """Compare the result of a run, and record it."""

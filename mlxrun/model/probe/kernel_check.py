@@ -15,14 +15,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
+from mlxrun.model.paged.attention_kernel import PagedRows, attend_pages
 from mlxrun.model.paged.kernel_source import PAGE
 from mlxrun.model.paged.paged_cache import Attend
+from mlxrun.model.probe.attention_check import FACTOR, LEAST, SPREAD, measure_rms, widen
 from mlxrun.model.ragged.score_rule import ScoreRule, attend_arrays
 
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the rows; 0: a dummy row
 ALONE = 4  # the row that is computed by itself too
-TOLERANCE = {mx.float32: 1e-4, mx.float16: 1e-2, mx.bfloat16: 6e-2}  # of the largest result
 TIMED_ROWS, TIMED_TOKENS, TIMED_CALLS = 16, 4 * PAGE, 8
 SLOWER = 1.5  # times the library's time that the kernel may take
 
@@ -51,16 +51,15 @@ class KernelCheck:
         return self._attend(queries, keys, values, rows, rule)
 
     def _compare(self, given: _RandomRows) -> None:
-        found = self._attend(*given.arrays, given.rows, given.rule).astype(mx.float32)
-        expected = attend_gathered(*given.arrays, given.rows, given.rule).astype(mx.float32)
-        worst, most = mx.abs(found - expected).max().item(), mx.abs(expected).max().item()
-        limit = TOLERANCE[given.arrays[0].dtype]
-        if not worst <= limit * most:
-            raise KernelError(
-                f"attention differs by {worst:.1e} from the library's (limit {limit * most:.1e})"
-            )
+        found = self._attend(*given.arrays, given.rows, given.rule)
+        exact = given.attend_by_library(wide=True)
+        rounding = measure_rms(given.attend_by_library(), exact, slice(None))
+        difference = measure_rms(found[:-1], exact, slice(None))
+        limit = max(FACTOR * rounding, LEAST[given.arrays[0].dtype])
+        if not difference <= limit:
+            raise KernelError(f"attention differs by {difference:.1e} from the library's (limit {limit:.1e})")
         alone = given.select(ALONE)
-        only = self._attend(*alone.arrays, alone.rows, alone.rule).astype(mx.float32)
+        only = self._attend(*alone.arrays, alone.rows, alone.rule)
         if not mx.array_equal(only[0], found[ALONE]).item():
             raise KernelError("attention of a row depends on the rows beside it")
         if self._timed:
@@ -96,12 +95,32 @@ class _RandomRows:
         self._lengths = lengths
         sizes = (len(lengths), *[(sum(counts) + 1) * PAGE] * 2)
         made = [_make_random(n, array, seed) for seed, (n, array) in enumerate(zip(sizes, like, strict=True))]
-        self.arrays = (made[0], made[1], made[2])
+        spread = SPREAD / (abs(rule.scale) * like[0].shape[-1] ** 0.5)
+        self.arrays = ((made[0] * spread).astype(like[0].dtype), made[1], made[2])
         if rule.positions is not None:
             rule = replace(rule, positions=_make_random(len(lengths), rule.positions, 3))
         self.rule = rule
         self.rows = _make_rows(self._tables, lengths)
         mx.eval(self.arrays, rule.positions)
+
+    def attend_by_library(self, wide: bool = False) -> mx.array:
+        """Attention of each row that has tokens by the library, over its own keys in order. `wide`: in
+        float32."""
+        queries, keys, values = (widen(array) for array in self.arrays) if wide else self.arrays
+        outputs = []
+        for row, tokens in enumerate(self._lengths):
+            if tokens:
+                first = 0 if self.rule.window is None else max(tokens - self.rule.window, 0)
+                at = np.arange(first, tokens)
+                places = mx.array(self._tables[row, at // PAGE] * PAGE + at % PAGE)
+                own_keys, own_values = (a[places].swapaxes(0, 1)[None] for a in (keys, values))
+                rule = replace(self.rule, window=None)
+                if rule.positions is not None:
+                    rule = replace(rule, positions=rule.positions[row : row + 1])
+                if wide:
+                    rule = replace(rule, positions=widen(rule.positions), sinks=widen(rule.sinks))
+                outputs.append(attend_arrays(queries[row : row + 1], own_keys, own_values, None, rule))
+        return mx.concatenate(outputs)
 
     def select(self, index: int) -> _RandomRows:
         """One of the rows."""

@@ -15,54 +15,82 @@ import numpy as np
 
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.machine.device import may_shorten_float32
+from mlxrun.model.probe.float32_reads import read_in_float32
 from mlxrun.model.probe.report import ProbeCheck
+from mlxrun.model.probe.rounding import (
+    MAX_TOLERANCE,
+    NOISE_FACTOR,
+    TOLERANCE,
+    LogitDifference,
+    LowPrecisionRounding,
+    ProbeLogits,
+    compare_logits,
+)
 from mlxrun.model.probe.windows import reduce_windows
-from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import use_engine_attention
+from mlxrun.model.ragged.attention import AttentionCall, use_engine_attention
 from mlxrun.model.ragged.layer_caches import LayerKind
 
 log = logging.getLogger(__name__)
 
-ProbeLogits = dict[tuple[int, int], mx.array]  # logits [V], lazy, by prompt and step
 ProbeRun = Callable[[], ProbeLogits]
-LENGTHS = (14, 3, 23)  # tokens of the prompts: different on purpose, and the longest crosses every window
+LENGTHS = (14, 3, 23)  # tokens of the prompts: different on purpose, and the longest crosses reduced windows
 # Tokens decoded after each prompt. Few, as each forward takes the time of reading all weights; enough for the
 # first row to move from one row group to another (text_checks.SHORTEST).
 STEPS = 2
-# Largest difference of logits that counts as rounding, in units of their standard deviation.
-TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.25, mx.float16: 0.1}
-# In half precision: at least so many times the model's own rounding, at most so many times TOLERANCE.
-NOISE_FACTOR, MAX_TOLERANCE = 2.0, 4.0
-ROUNDED_SHARE = 0.2  # of what quantised keys and values change: so much counts as rounding
+ROUNDED_SHARE = 0.2  # of what quantized keys and values change: so much counts as rounding
 
 
 class Reference:
     """`reduced`: large windows are reduced (windows.py). `lengths`: tokens of the prompts. Caches of prompts
-    are computed once, and copied for each check."""
+    are computed once, and copied for each check. `attention_check`: called before each call of the engine's
+    attention while a method is compared."""
+
+    steps = STEPS
 
     def __init__(
-        self, adapter: Adapter, vocab: int, lengths: Sequence[int] = LENGTHS, reduced: bool = True
+        self,
+        adapter: Adapter,
+        vocab: int,
+        lengths: Sequence[int] = LENGTHS,
+        reduced: bool = True,
+        attention_check: AttentionCall | None = None,
     ) -> None:
         self.adapter = adapter
         self._reduced = reduced
+        self._attention_check = attention_check
         random = np.random.default_rng(7)
         ids = [random.integers(0, vocab, max(lengths) + STEPS + 1).tolist() for _ in lengths]
         self.prompts = [row[:n] for row, n in zip(ids, lengths, strict=True)]
         self.answers = [row[n : n + STEPS] for row, n in zip(ids, lengths, strict=True)]
         self._filled = [self._prefill(i) for i in range(len(lengths))]
-        arrays = [a for cache in self._filled for a in layer_caches.list_all_arrays(cache)]
-        mx.eval(arrays)
         self._logits: ProbeLogits = {}
-        for index in range(len(lengths)):
-            self._logits |= self.decode_answer(index, self.copy_filled(index), STEPS)
+        for index in self.compared:
+            self._logits |= self._decode_by_library(index, self.copy_filled(index))
         mx.eval(list(self._logits.values()))
-        self.tolerance = self._choose_tolerance(arrays[0].dtype if arrays else mx.bfloat16)
+        arrays = layer_caches.list_all_arrays(self._filled[0])
+        self._choose_limits(arrays[0].dtype if arrays else mx.bfloat16)
 
-    def add_logits(self, logits: ProbeLogits) -> None:
-        """Add the logits of another prompt."""
+    @property
+    def compared(self) -> Sequence[int]:
+        """The prompts whose logits are compared."""
+        return range(len(self.prompts))
+
+    @property
+    def logits(self) -> ProbeLogits:
+        """The library's logits, evaluated."""
+        return self._logits
+
+    def add_logits(self, compute: ProbeRun) -> None:
+        """Add the logits of another prompt, which `compute` gives by the library's own calls."""
+        logits = compute()
         mx.eval(list(logits.values()))
         self._logits |= logits
+        if self._rounding is not None:
+            with read_in_float32(self.adapter.model):
+                exact = compute()
+                mx.eval(list(exact.values()))
+            self._rounding.add(logits, exact)
 
     def make_cache(self) -> list[Any]:
         """Empty single-row caches, with reduced windows."""
@@ -71,18 +99,31 @@ class Reference:
             reduce_windows(cache)
         return cache
 
+    def copy_start(self, index: int) -> tuple[list[Any], int]:
+        """Caches that hold the tokens of a prompt that no method computes, and how many these are: none."""
+        return self.make_cache(), 0
+
     def copy_filled(self, index: int) -> list[Any]:
         """Caches that hold all but the last token of a prompt, prefilled by one forward."""
         copied = copy_cache(self._filled[index])
         return self._prefill(index) if copied is None else copied
 
     def _prefill(self, index: int) -> list[Any]:
-        cache = self.make_cache()
-        self.adapter.prefill(mx.array([self.prompts[index][:-1]]), cache, 0, TEXT_ONLY)
+        cache, start = self.copy_start(index)
+        self.adapter.call_library(self.prompts[index][start:-1], cache, start)
+        mx.eval(layer_caches.list_all_arrays(cache))
         return cache
 
+    def _decode_by_library(self, index: int, cache: list[Any]) -> ProbeLogits:
+        """Logits of all steps of a row."""
+        prompt, logits = self.prompts[index], ProbeLogits()
+        for step, token in enumerate([prompt[-1], *self.answers[index][: self.steps]]):
+            logits[index, step] = self.adapter.call_library([token], cache, len(prompt) - 1 + step)[0, -1]
+        return logits
+
     def decode_answer(self, index: int, cache: list[Any], stop: int = 0, start: int = 0) -> ProbeLogits:
-        """Logits of steps `start` to `stop`, both included, of one row in each forward."""
+        """Logits of steps `start` to `stop`, both included, of one row in each forward, as the engine calls
+        the model."""
         prompt, answer = self.prompts[index], self.answers[index]
         tokens, logits = [prompt[-1], *answer], {}
         for step in range(start, stop + 1):
@@ -96,45 +137,74 @@ class Reference:
         """Compare the result of a run with the reference's logits, or with those of `expected`; if it raises,
         the check fails. `expected` rounds what the reference has: a part of what that changes is allowed,
         since a number that lies between two steps may be rounded either way. `exact`: no rounding is."""
-        limit = 0.0 if exact else self.tolerance
         try:
-            with use_engine_attention():
+            with use_attention_of(self.adapter, self._attention_check):
                 found = run()
-            rounded = None if expected is None else expected()
-            worst = compare_logits(found, self._logits if rounded is None else rounded)
-            if rounded is not None:
-                known = {key: value for key, value in rounded.items() if key in self._logits}
-                changed = ROUNDED_SHARE * compare_logits(known, self._logits)
-                limit = min(max(limit, changed), MAX_TOLERANCE * limit)
+                mx.eval(list(found.values()))
+            compared = self._compare(found, None if expected is None else expected(), exact)
         except Exception as error:  # a library may raise anything for what it was not made for
             log.debug("parity probe: %s raised", name, exc_info=True)
-            return ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=limit)
-        return ProbeCheck(name, bool(worst <= limit), worst, limit=limit)
+            return ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=self.tolerance)
+        return ProbeCheck(name, compared.passed, compared.difference, limit=compared.limit)
 
-    def _choose_tolerance(self, dtype: mx.Dtype) -> float:
-        """The largest difference that counts as rounding. In half precision, and where a GPU rounds float32
-        as float16, it is measured: the same prompts token by token round differently, and in a mixture of
-        experts may choose other experts. By the engine's attention, since a CPU's rounds otherwise than the
-        library's, and quantised layers add to that."""
-        tolerance = TOLERANCE.get(dtype, TOLERANCE[mx.bfloat16])
-        most = MAX_TOLERANCE * tolerance
+    def _compare(self, found: ProbeLogits, expected: ProbeLogits | None, exact: bool) -> LogitDifference:
+        limit = 0.0 if exact else self.tolerance
+        if expected is None:
+            if self._rounding is not None and not exact:
+                return self._rounding.compare(found)
+            return LogitDifference(compare_logits(found, self._logits), limit)
+        known = {key: value for key, value in expected.items() if key in self._logits}
+        changed = ROUNDED_SHARE * compare_logits(known, self._logits)
+        limit = min(max(limit, changed), MAX_TOLERANCE * limit)
+        return LogitDifference(compare_logits(found, expected), limit)
+
+    def _choose_limits(self, dtype: mx.Dtype) -> None:
+        """Set `tolerance`, the largest difference of single logits that counts as rounding, and for half
+        precision `_rounding`, which knows better. Both come from the library alone."""
+        self._rounding: LowPrecisionRounding | None = None
+        self.tolerance = TOLERANCE.get(dtype, TOLERANCE[mx.bfloat16])
+        most = MAX_TOLERANCE * self.tolerance
         if dtype == mx.float32:
             if not may_shorten_float32():
-                return tolerance
+                return
             most = TOLERANCE[mx.float16]
-        logits: ProbeLogits = {}
-        with use_engine_attention():
-            for index in range(len(self.prompts))[:2]:  # the longest takes too many forwards
-                logits |= self._decode_prompt(index)
-            noise = compare_logits(logits, self._logits)
-        return min(max(tolerance, NOISE_FACTOR * noise), most)
+            noise = compare_logits(self._compute_by_token(), self._logits)
+        else:
+            exact = self._compute_exactly()
+            noise = compare_logits(self._logits, exact)
+            self._rounding = LowPrecisionRounding(dtype, self._logits, exact)
+        self.tolerance = min(max(self.tolerance, NOISE_FACTOR * noise), most)
 
-    def _decode_prompt(self, index: int) -> ProbeLogits:
-        """The logits of a prompt's answer, with its prompt computed token by token."""
-        cache = self.make_cache()
-        for position, token in enumerate(self.prompts[index][:-1]):
-            mx.eval(self.adapter.decode(mx.array([[token]]), cache, [position]))
-        return self.decode_answer(index, cache, STEPS)
+    def _compute_exactly(self) -> ProbeLogits:
+        """The logits of the library's model with its parameters in float32."""
+        logits: ProbeLogits = {}
+        with read_in_float32(self.adapter.model):
+            for index in self.compared:
+                cache, start = self.copy_start(index)
+                widen_cache(cache)
+                self.adapter.call_library(self.prompts[index][start:-1], cache, start)
+                mx.eval(layer_caches.list_all_arrays(cache))
+                row = self._decode_by_library(index, cache)
+                mx.eval(list(row.values()))
+                logits |= row
+        return logits
+
+    def _compute_by_token(self) -> ProbeLogits:
+        """The logits of the library's model with the first two prompts computed token by token: the longest
+        takes too many forwards."""
+        logits: ProbeLogits = {}
+        for index in self.compared[:2]:
+            prompt = self.prompts[index]
+            cache, start = self.copy_start(index)
+            for position in range(start, len(prompt) - 1):
+                mx.eval(self.adapter.call_library(prompt[position : position + 1], cache, position))
+            logits |= self._decode_by_library(index, cache)
+        return logits
+
+
+def use_attention_of(adapter: Adapter, check: AttentionCall | None) -> Any:
+    """As `Adapter.use_attention`, with a check of each call of the engine's attention."""
+    return use_engine_attention(check=check) if adapter.attention == "engine" else adapter.use_attention()
 
 
 def copy_cache(cache: Sequence[Any]) -> list[Any] | None:
@@ -152,9 +222,11 @@ def copy_cache(cache: Sequence[Any]) -> list[Any] | None:
     return layer_caches.unflatten_caches(cache, layers)
 
 
-def compare_logits(logits: ProbeLogits, reference: ProbeLogits) -> float:
-    """The largest difference of two sets of logits, in standard deviations of the reference."""
-    found = np.array(mx.stack(list(logits.values())).astype(mx.float32))
-    expected = np.array(mx.stack([reference[key] for key in logits]).astype(mx.float32))
-    differences = np.abs(found - expected).max(axis=1) / (expected.std(axis=1) + 1e-9)
-    return float(differences.max())
+def widen_cache(cache: Sequence[Any]) -> None:
+    """Turn the arrays of caches that `copy_cache` copies into float32."""
+    for layer in layer_caches.flatten_caches(cache):
+        kind = layer_caches.get_kind(layer)
+        if kind is LayerKind.STATE:
+            layer.cache = [a if a is None else a.astype(mx.float32) for a in layer.cache]
+        elif kind is not LayerKind.OTHER and layer.keys is not None:
+            layer.keys, layer.values = layer.keys.astype(mx.float32), layer.values.astype(mx.float32)

@@ -47,25 +47,30 @@ class ComparedWindow:
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
     """How the model is computed, and the comparisons that led there. `weights`: their form in memory.
-    `images`, `videos`: why they were not compared, or are refused; empty if they were, and if the model
-    takes none. `refused`, `features_cached`: what an adapter of the same model has to know (`follow`).
+    `long_rows`: why no row of many tokens was compared; empty if one was. `images`, `videos`: why they were
+    not compared, or are refused; empty if they were, and if the model takes none. `refused`,
+    `features_cached`: what an adapter of the same model has to know (`follow`). `seconds`: how long the
+    comparisons took; None: there were none.
     """
 
     methods: ComputeMethods
     checks: tuple[ProbeCheck, ...]
     weights: WeightForm = PLAIN_WEIGHTS
     windows: tuple[ComparedWindow, ...] = ()
+    long_rows: str = ""
     images: str = ""
     videos: str = ""
     refused: Mapping[MediaKind, str] = field(default_factory=dict)
     features_cached: bool = True
+    seconds: float | None = None
 
     def describe(self) -> dict[str, Any]:
         """The report as JSON values, for /v1/status."""
         found = [{"name": check.name, **describe_check(check)} for check in self.checks]
         windows = [asdict(window) for window in self.windows]
-        notes = {"images": self.images, "videos": self.videos}
-        return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes}
+        notes = {"long_rows": self.long_rows, "images": self.images, "videos": self.videos}
+        took = {"seconds": self.seconds}
+        return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes, **took}
 
 
 def describe_check(check: ProbeCheck) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
     kept = {} if quantization is None else {f"kv_{k}": value for k, value in quantization._asdict().items()}
     return {
         "decode": methods.decode,
+        "attention": methods.attention,
         "prefill_rows": methods.sharing.max_rows,
         "padded": methods.sharing.max_padded,
         "library_chunks": methods.library_chunks,

@@ -5,16 +5,17 @@ Each method computes the reference's prompts in one other way, and returns logit
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
-from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.probe.kernel_check import KernelCheck
-from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
+from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.rounded_update import RoundedUpdate
+from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.prompt_inputs import TEXT_ONLY
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.decode_batch import JoiningRow
@@ -25,15 +26,17 @@ from mlxrun.scheduler.request import HitKind
 from mlxrun.scheduler.step_plan import CacheHit
 
 SHORTEST = 8  # so that the rows make two row groups, and the first moves from one to the other
-COPIED_STEP = 1  # the step after which a decoding row is copied out of the batch
+COPIED_STEP = 1  # or the last but one: the step after which a decoding row is copied out of the batch
 CopiedRow = tuple[int, list[tuple[int, int, Payload]], Payload | None]  # tokens, deltas, state
 
 
 class TextChecks:
-    """`snapshots`: whether rows are copied for the prefix cache."""
+    """`snapshots`: whether rows are copied for the prefix cache. `kernel`: the attention kernel of pages,
+    which is compared with the library's; None: there is none."""
 
-    def __init__(self, reference: Reference, snapshots: bool) -> None:
+    def __init__(self, reference: Reference, snapshots: bool, kernel: KernelCheck | None = None) -> None:
         self._reference = reference
+        self._kernel = kernel
         self._adapter = reference.adapter
         self._prompts = reference.prompts
         self._rows = range(len(self._prompts))
@@ -47,17 +50,23 @@ class TextChecks:
 
     # -- prompts in chunks ------------------------------------------------------------------------------
 
-    def list_chunk_sizes(self) -> tuple[int, int]:
-        """Tokens of the chunks into which the longest prompt is split: small and large ones."""
-        tokens = len(self._prompts[self._longest]) - 1
-        return tokens // 3, 3 * tokens // 4
+    def prefill_chunks(self) -> ProbeLogits:
+        """The longest prompt in chunks of different sizes. The second begins in a window that is not full,
+        the others behind one that is."""
+        first, tokens = self._reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
+        third = (tokens - first) // 3
+        later = () if first else (2 * third + 3, tokens - 2)
+        return self._prefill((first, first + third, *later, tokens))
 
-    def prefill_chunks(self, size: int) -> ProbeLogits:
-        """The longest prompt in chunks of `size` tokens and a remainder."""
-        prompt, cache = self._prompts[self._longest], self._reference.make_cache()
-        for start in range(0, len(prompt) - 1, size):
-            ids = prompt[start : min(start + size, len(prompt) - 1)]
-            self._adapter.prefill(mx.array([ids]), cache, start, TEXT_ONLY)
+    def prefill_whole(self) -> ProbeLogits:
+        """The longest prompt at once."""
+        first, tokens = self._reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
+        return self._prefill((first, tokens))
+
+    def _prefill(self, edges: Sequence[int]) -> ProbeLogits:
+        prompt, (cache, _) = self._prompts[self._longest], self._reference.copy_start(self._longest)
+        for start, stop in itertools.pairwise(edges):
+            self._adapter.prefill(mx.array([prompt[start:stop]]), cache, start, TEXT_ONLY)
             mx.eval(layer_caches.list_all_arrays(cache))
         return self._reference.decode_answer(self._longest, cache)
 
@@ -70,18 +79,19 @@ class TextChecks:
         step; if they are quantised in the third, so that row 2 takes the place of row 0 in a group."""
         methods = ComputeMethods(method, fixed_width=width, quantization=quantization)
         # The paged method's kernel is compared with the library's; the compiled one's is the same.
-        attend = KernelCheck() if method == "paged" and uses_gpu() else None
+        attend = self._kernel if method == "paged" else None
         empty = self._reference.make_cache()
         batch = make_decode_batch(empty, methods, SHORTEST, attend, compiled_at_once=True)
         inputs = [[p[-1], *a] for p, a in zip(self._prompts, self._reference.answers, strict=True)]
         logits: ProbeLogits = {}
-        starts = [0, *[1 if quantization is None else 2] * (len(self._rows) - 1)]
-        for step in range(STEPS + 1 + starts[-1]):
+        last, later = self._reference.steps, 1 if quantization is None else 2
+        starts = [0, *[later if len(self._rows) > 2 else 0] * (len(self._rows) - 1)]
+        for step in range(last + 1 + starts[-1]):
             joining = [i for i in self._rows if step == starts[i]]
             rows = [
                 JoiningRow(str(i), len(self._prompts[i]) - 1, self._reference.copy_filled(i)) for i in joining
             ]
-            alive = [i for i in self._rows if starts[i] <= step <= STEPS + starts[i]]
+            alive = [i for i in self._rows if starts[i] <= step <= last + starts[i]]
             batch.update({str(i) for i in alive}, rows)
             order = [int(rid) for rid in batch.ids]
             steps = [step - starts[i] for i in order]
@@ -89,10 +99,10 @@ class TextChecks:
             output = batch.forward(self._adapter.decode, tokens, batch.lengths)
             mx.eval(output, batch.list_state_arrays())
             logits |= {(i, at): output[row] for row, (i, at) in enumerate(zip(order, steps, strict=True))}
-            if step == COPIED_STEP and self.codec is not None:
+            if step == min(COPIED_STEP, last - 1) and self.codec is not None:
                 row = batch.view_row("0")
                 self._copied = self._copied if row is None else self._try_copy(self.codec, *row)
-        return logits
+        return {key: row for key, row in logits.items() if key[0] in self._reference.compared}
 
     def decode_beside(self, methods: ComputeMethods, companies: Sequence[int]) -> ProbeLogits:
         """Row 0 beside so many others, as far as a forward of fixed width has room for them, in another place
@@ -194,6 +204,11 @@ class TextChecks:
 
     # -- snapshots --------------------------------------------------------------------------------------
 
+    @property
+    def keeps_keys_only(self) -> bool:
+        """Whether a snapshot holds nothing but keys and values, which are copied alike however many."""
+        return self.codec is not None and not self.codec.has_states
+
     def restore_snapshots(self) -> ProbeLogits:
         """The longest prompt goes on from a copy, and so does row 0 from one that was taken while it decoded
         beside others."""
@@ -206,7 +221,8 @@ class TextChecks:
             raise self._copied
         if self._copied is not None:
             cache = self._restore(self.codec, self._copied)
-            logits |= self._reference.decode_answer(0, cache, STEPS, COPIED_STEP + 1)
+            steps = self._reference.steps
+            logits |= self._reference.decode_answer(0, cache, steps, min(COPIED_STEP, steps - 1) + 1)
         return logits
 
     def _try_copy(self, codec: SnapshotCodec, tokens: int, view: RowView) -> CopiedRow | Exception:

@@ -29,6 +29,7 @@ from mlxrun.model.ragged.score_rule import PositionScores, ScoreRule, TurnedPart
 ATTENTION_FUNCTION = "scaled_dot_product_attention"
 _KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
 _BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
+AttentionCall = Callable[..., Any]  # with the arguments of `attend_plain`
 
 
 class NotRaggedError(TypeError):
@@ -241,28 +242,41 @@ class _EngineAttention:
     enabled = False
     calls_per_launch = 0
     calls = 0
+    check: AttentionCall | None = None
 
 
 @contextmanager
-def use_engine_attention(calls_per_launch: int = 0) -> Iterator[None]:
+def use_engine_attention(calls_per_launch: int = 0, check: AttentionCall | None = None) -> Iterator[None]:
     """Forwards in this block are the engine's own: on a CPU they attend as cpu_attention.py does.
 
     Each `calls_per_launch`th result of attention over plain arrays is launched (0: none), so that a device
-    computes the first layers of a prompt while Python builds the later ones.
+    computes the first layers of a prompt while Python builds the later ones. `check` is called before each
+    call of the engine's attention with the same arguments.
     """
     _EngineAttention.enabled, _EngineAttention.calls = True, 0
-    _EngineAttention.calls_per_launch = calls_per_launch
+    _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
     try:
         yield
     finally:
-        _EngineAttention.enabled = False
+        _EngineAttention.enabled, _EngineAttention.check = False, None
 
 
 def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-    """The engine's attention: cpu_attention.py on a CPU and cuda_attention.py for prompts on CUDA if they
-    support all arguments, else the library's."""
+    """Attention over plain or quantised arrays in an engine's forward."""
     if isinstance(keys, QuantizedArray):
         return attend_quantised(queries, keys, values, scale, mask, **kwargs)
+    if not _EngineAttention.enabled:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
+    if _EngineAttention.check is not None:
+        _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
+    return attend_plain(queries, keys, values, scale, mask, **kwargs)
+
+
+def attend_plain(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
+) -> mx.array:
+    """The engine's attention over plain arrays: cpu_attention.py on a CPU and cuda_attention.py for prompts
+    on CUDA if they support all arguments, else the library's."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
         return cpu_attention.compute_attention(queries, keys, values, scale, mask)
     if isinstance(mask, str) and not kwargs and queries.dtype in cuda_attention.CUDNN_TYPES and uses_cuda():

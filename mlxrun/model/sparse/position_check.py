@@ -13,8 +13,9 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.probe.reference import STEPS, ProbeLogits, Reference
+from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.report import ProbeCheck
+from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.prompt_inputs import place_tokens
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, unflatten_caches

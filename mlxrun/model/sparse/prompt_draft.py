@@ -15,7 +15,6 @@ import numpy as np
 
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.layer_caches import (
     LayerKind,
     flatten_caches,
@@ -73,7 +72,7 @@ class PromptDraft:
         if start == end:
             return False
         stop = min(start + limit, end)
-        with use_engine_attention(self._layers):
+        with self._adapter.use_attention(self._layers):
             self._adapter.prefill(mx.array([self._tokens[start:stop]]), self._cache, start, TEXT_ONLY)
         mx.eval(list_all_arrays(self._cache))
         self._computed = stop

@@ -19,7 +19,6 @@ from mlxrun.model.lora.row_adapters import BASE
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.sampler import RowSampling, Sampler
@@ -145,7 +144,7 @@ class DraftModel:
         how many."""
         tokens = row.list_tokens(own.known, min(row.num_tokens - 1, own.known + limit))
         if tokens:
-            with use_engine_attention(LAYERS_PER_LAUNCH if self._launch_first else 0):
+            with self._adapter.use_attention(LAYERS_PER_LAUNCH if self._launch_first else 0):
                 self._adapter.prefill(mx.array([tokens]), own.cache, own.known, TEXT_ONLY)
             mx.async_eval(list_all_arrays(own.cache))
             own.known += len(tokens)
@@ -188,7 +187,7 @@ class DraftModel:
             positions += range(length, length + counts[-1])
         decode = self._adapter.make_decode([BASE] * len(positions))
         given = mx.array(flat, mx.uint32) if ids is None else ids
-        with use_engine_attention():
+        with self._adapter.use_attention():
             logits = batch.forward(decode, given, positions, counts)
         lasts = [end - 1 for end, count in zip(itertools.accumulate(counts), counts, strict=True) if count]
         return logits if len(lasts) == len(positions) else logits[mx.array(lasts)]

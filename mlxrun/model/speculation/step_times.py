@@ -12,7 +12,6 @@ from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.lora.row_adapters import BASE
 from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.attention import use_engine_attention
 from mlxrun.model.ragged.decode_batch import JoiningRow
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 
@@ -40,7 +39,7 @@ def time_step(adapter: Adapter, methods: ComputeMethods, count: int = 1) -> floa
     for _ in range(TIMED_STEPS + 2):
         started = time.perf_counter()
         first = batch.lengths[0]
-        with use_engine_attention():
+        with adapter.use_attention():
             logits = batch.forward(decode, mx.array([1] * count), range(first, first + count), [count])
         mx.eval(logits, *batch.list_state_arrays())
         seconds.append(time.perf_counter() - started)

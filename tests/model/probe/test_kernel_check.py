@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered
-from mlxrun.model.probe import choose, kernel_check, text_checks
+from mlxrun.model.probe import choose, kernel_check, text_ladder
 from mlxrun.model.probe.kernel_check import LENGTHS, KernelCheck, KernelError
 from mlxrun.model.ragged.score_rule import ScoreRule
 from tests.helpers.model_fixtures import Zoo
@@ -112,8 +112,8 @@ def test_a_model_decodes_without_a_kernel_that_fails(
 ) -> None:
     """As on a GPU that nobody has seen: loading goes on, with attention by groups of rows."""
     monkeypatch.setattr(choose, "uses_gpu", lambda: True)
-    monkeypatch.setattr(text_checks, "uses_gpu", lambda: True)
-    monkeypatch.setattr(text_checks, "KernelCheck", lambda: KernelCheck(kernel, timed=False))
+    monkeypatch.setattr(text_ladder, "uses_gpu", lambda: True)
+    monkeypatch.setattr(text_ladder, "KernelCheck", lambda: KernelCheck(kernel, timed=False))
     report = probe_model(zoo.text("llama"), reproducible=reproducible)
     works = kernel is attend
     assert list_failed(report) == ([] if works else ["decode paged"])

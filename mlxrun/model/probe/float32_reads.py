@@ -1,0 +1,53 @@
+"""A model whose parameters are read as float32: its own code then computes without the rounding of halves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+_SHORT_FLOATS = (mx.float16, mx.bfloat16)
+
+
+@contextmanager
+def read_in_float32(model: nn.Module) -> Iterator[None]:
+    """Within the block, each half-precision parameter is float32 wherever a module reads it.
+
+    Nothing is stored: a parameter is converted at each use and freed behind it, so that the most memory is
+    that of the largest one. Packed weights stay packed; their scales are converted.
+    """
+    changed: list[tuple[Any, Any]] = [(module, type(module)) for module in _list_modules(model)]
+    for module, kind in changed:
+        module.__class__ = _derive_class(kind)
+    try:
+        yield
+    finally:
+        for module, kind in changed:
+            module.__class__ = kind
+
+
+def _list_modules(model: nn.Module) -> list[Any]:
+    return list({id(module): module for _, module in model.named_modules()}.values())
+
+
+@functools.cache
+def _derive_class(kind: Any) -> Any:
+    """A class of the same name and module, since libraries tell modules apart by them."""
+
+    def get(self: Any, key: str, default: Any = None) -> Any:
+        return _widen(dict.get(self, key, default))
+
+    def __getitem__(self: Any, key: str) -> Any:
+        return _widen(dict.__getitem__(self, key))
+
+    members = {"__module__": kind.__module__, "get": get, "__getitem__": __getitem__}
+    return type(kind.__name__, (kind,), members)
+
+
+def _widen(value: Any) -> Any:
+    is_short = isinstance(value, mx.array) and value.dtype in _SHORT_FLOATS
+    return value.astype(mx.float32) if is_short else value

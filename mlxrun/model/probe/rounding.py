@@ -1,0 +1,95 @@
+"""What counts as rounding when logits are compared.
+
+In half precision the library's own model is computed in float32 too: how far its halves lie from that is
+rounding, and a method may lie as far, wherever its own rounding falls. So a limit never depends on what is
+compared. In float32 the limit is fixed, unless the GPU shortens float32: then it follows from two ways of the
+library's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+ProbeLogits = dict[tuple[int, int], mx.array]  # logits [V], lazy, by prompt and step
+
+# Largest difference of logits, in units of their standard deviation, that counts as rounding whatever was
+# measured; in half precision only where nothing better is known (images, quantised rows).
+TOLERANCE = {mx.float32: 5e-3, mx.bfloat16: 0.25, mx.float16: 0.1}
+# At least so many times the rounding that was measured, at most so many times TOLERANCE.
+NOISE_FACTOR, MAX_TOLERANCE = 2.0, 4.0
+# Of the root mean square of differences over the vocabulary. The median of n rows of logits may be
+# 1 + SPREAD / sqrt(n) times the library's. A single row may be WORST_FACTOR times the library's worst: in a
+# mixture of experts, rounding chooses other experts at times. Below LEAST and LEAST_WORST, it is rounding.
+SPREAD, WORST_FACTOR = 1.5, 3.0
+LEAST = {mx.bfloat16: 4e-3, mx.float16: 5e-4}
+LEAST_WORST = {mx.bfloat16: 0.06, mx.float16: 0.015}
+MOST_WORST = {mx.bfloat16: 0.25, mx.float16: 0.1}
+
+
+@dataclass(frozen=True, slots=True)
+class LogitDifference:
+    """`difference`: of logits, in their standard deviations. `limit`: the largest one that is rounding."""
+
+    difference: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.limit  # false for NaN
+
+    @property
+    def ratio(self) -> float:
+        """The difference in units of the limit."""
+        if math.isnan(self.difference):
+            return math.inf
+        return self.difference / self.limit if self.limit else math.inf
+
+
+class LowPrecisionRounding:
+    """Compares logits of half precision with those of float32. `library`: what the library's model gives in
+    half precision, `exact`: in float32, for the same keys."""
+
+    def __init__(self, dtype: mx.Dtype, library: ProbeLogits, exact: ProbeLogits) -> None:
+        self._dtype = dtype
+        self._exact = dict(exact)
+        self._own = measure_rows(library, exact)
+
+    def add(self, library: ProbeLogits, exact: ProbeLogits) -> None:
+        """Add rows of logits."""
+        self._exact |= exact
+        self._own |= measure_rows(library, exact)
+
+    def compare(self, found: ProbeLogits) -> LogitDifference:
+        """The statistic of `found` that is nearest to its limit, or farthest beyond."""
+        rows = measure_rows(found, self._exact)
+        typical, usual = (float(np.median([by[key] for key in rows])) for by in (rows, self._own))
+        factor = 1 + SPREAD / math.sqrt(len(rows))
+        most = MOST_WORST[self._dtype]
+        worst = min(max(WORST_FACTOR * max(self._own.values()), LEAST_WORST[self._dtype]), most)
+        comparisons = (
+            LogitDifference(typical, factor * max(usual, LEAST[self._dtype])),
+            LogitDifference(float(np.max(list(rows.values()))), worst),
+        )
+        return max(comparisons, key=lambda comparison: comparison.ratio)
+
+
+def measure_rows(logits: ProbeLogits, expected: ProbeLogits) -> dict[tuple[int, int], float]:
+    """The root mean square of the differences of each row of logits, in standard deviations of `expected`."""
+    found, wanted = _stack(logits, expected)
+    differences = np.sqrt(np.square(found - wanted).mean(axis=1)) / (wanted.std(axis=1) + 1e-9)
+    return dict(zip(logits, differences.tolist(), strict=True))
+
+
+def compare_logits(logits: ProbeLogits, expected: ProbeLogits) -> float:
+    """The largest difference of two sets of logits, in standard deviations of `expected`."""
+    found, wanted = _stack(logits, expected)
+    return float((np.abs(found - wanted).max(axis=1) / (wanted.std(axis=1) + 1e-9)).max())
+
+
+def _stack(logits: ProbeLogits, expected: ProbeLogits) -> tuple[np.ndarray, np.ndarray]:
+    found = np.array(mx.stack(list(logits.values())).astype(mx.float32))
+    return found, np.array(mx.stack([expected[key] for key in logits]).astype(mx.float32))

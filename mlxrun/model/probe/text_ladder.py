@@ -1,0 +1,188 @@
+"""Goes from the fastest methods to slower ones where they differ from the library, down to its own calls.
+
+Each way is compared, the slowest too: prompts at once, rows one by one, the library's own attention. A model
+for which none is right is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import get_args
+
+from mlxrun.errors import ModelLoadError
+from mlxrun.model.chunk_grouping import PrefillSharing
+from mlxrun.model.compute_methods import (
+    LIBRARY_CHUNK,
+    AttentionMethod,
+    ComputeMethods,
+    DecodeMethod,
+    uses_pages,
+)
+from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.probe.kernel_check import KernelCheck
+from mlxrun.model.probe.long_reference import LongReference
+from mlxrun.model.probe.reference import ProbeRun, Reference
+from mlxrun.model.probe.report import ProbeCheck
+from mlxrun.model.probe.rounding import ProbeLogits
+from mlxrun.model.probe.text_checks import TextChecks
+from mlxrun.model.probe.windows import list_windows
+from mlxrun.model.ragged.quantized_buffer import KVQuantization
+
+IN_CHUNKS = (
+    f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
+)
+LIBRARY_ATTENTION = "the library's attention"
+QUANTIZED = "decode quantised"
+PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
+SLOWER_DECODE: dict[DecodeMethod, str] = {
+    "compiled": "a forward that is not compiled",
+    "paged": "attention by groups of rows of similar length",
+    "ragged": "one forward for rows of similar length",
+    "grouped": "one forward for each row",
+    "row_by_row": LIBRARY_ATTENTION,
+}
+
+
+class RefusedModelError(ModelLoadError):
+    """No way to compute the model gives what the library gives. `checks`: what was compared."""
+
+    def __init__(self, message: str, checks: Sequence[ProbeCheck]) -> None:
+        super().__init__(message)
+        self.checks = tuple(checks)
+
+
+class TextLadder:
+    """`reference`: short prompts. `long`: a long row beside a short one; None: the model has none."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        long: LongReference | None,
+        candidate: ComputeMethods,
+        quantization: KVQuantization | None,
+    ) -> None:
+        self._reference = reference
+        self._quantization = quantization
+        self._candidate = candidate
+        kernel = KernelCheck() if uses_gpu() else None
+        self._runs = TextChecks(reference, candidate.snapshots, kernel)
+        self._long = None if long is None else TextChecks(long, candidate.snapshots, kernel)
+        self._sides = [(reference, self._runs, "")]
+        if long is not None and self._long is not None:
+            self._sides.append((long, self._long, f" at {len(long.prompts[0])} tokens"))
+        self.checks: list[ProbeCheck] = []
+
+    @property
+    def refusal(self) -> RefusedModelError:
+        """Why the model cannot be used."""
+        failed = [check for check in self.checks if not check.passed]
+        named = "; ".join(f"{check.name}: {check.describe()}" for check in failed[-2:])
+        text = "the model is refused: no way to compute it gives the logits of the library's own calls"
+        return RefusedModelError(f"{text} ({named})", self.checks)
+
+    def compare(self) -> ComputeMethods:
+        """The methods that pass. RefusedModelError if no way passes."""
+        for attention in get_args(AttentionMethod):
+            self._reference.adapter.attention = attention
+            methods = self._compare_with(attention)
+            if methods is not None:
+                return self._choose_extras(methods)
+        raise self.refusal
+
+    def require_rows(self, methods: ComputeMethods) -> None:
+        """Compare rows that are decoded one by one, unless they were. RefusedModelError if they differ."""
+        name = self._name("decode row_by_row")
+        known = [check.passed for check in self.checks if check.name == name]
+        if not (all(known) if known else self._passes_decode("row_by_row", methods.fixed_width)):
+            raise self.refusal
+
+    def _name(self, name: str) -> str:
+        own = self._reference.adapter.attention == "engine"
+        return name if own else f"{name}, library attention"
+
+    def _compare_with(self, attention: AttentionMethod) -> ComputeMethods | None:
+        """The methods of prompts and rows that pass with this attention; None if none do."""
+        methods = replace(self._candidate, attention=attention)
+        if not self._passes("prefill chunks", TextChecks.prefill_chunks, IN_CHUNKS):
+            methods = methods.split_as_library()
+            if not self._passes("prefill whole", TextChecks.prefill_whole, LIBRARY_ATTENTION):
+                return None
+        decode = self._choose_decode(methods)
+        return None if decode is None else replace(methods, decode=decode)
+
+    def _choose_extras(self, methods: ComputeMethods) -> ComputeMethods:
+        """The same with what several prompts share, and with snapshots, where these pass. Without them, each
+        prompt is computed by itself, as was compared."""
+        if methods.decode == "ragged" and self._quantization is not None:
+            self._check_quantization(self._quantization)
+        methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
+        if methods.snapshots:
+            without = "prompts are always computed whole: no prefix cache"
+            if self._runs.keeps_keys_only:
+                passes = self._passes_short("snapshot", self._runs.restore_snapshots, without)
+            else:
+                passes = self._passes("snapshot", TextChecks.restore_snapshots, without)
+            methods = replace(methods, snapshots=passes)
+        return methods
+
+    def _passes(self, name: str, run: Callable[[TextChecks], ProbeLogits], instead: str) -> bool:
+        """Whether all rows pass, long ones too."""
+        for reference, runs, suffix in self._sides:
+            if not self._add(reference, self._name(name + suffix), partial(run, runs), instead):
+                return False
+        return True
+
+    def _passes_short(self, name: str, run: ProbeRun, instead: str) -> bool:
+        return self._add(self._reference, self._name(name), run, instead)
+
+    def _add(self, reference: Reference, name: str, run: ProbeRun, instead: str) -> bool:
+        check = reference.check(name, run)
+        self.checks.append(check if check.passed else replace(check, instead=instead))
+        return check.passed
+
+    def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod | None:
+        """The fastest method that passes; None if none does."""
+        methods_left: Sequence[DecodeMethod] = get_args(DecodeMethod)
+        first = "paged" if uses_pages(methods.decode) else methods.decode
+        for method in methods_left[methods_left.index(first) :]:
+            if method == "row_by_row" and self._candidate.decode != "row_by_row":
+                self._forget_copies()
+            if not self._passes_decode(method, methods.fixed_width):
+                continue
+            may_compile = method == "paged" and methods.decode == "compiled"
+            if may_compile and self._passes_decode("compiled", methods.fixed_width):
+                return "compiled"
+            return method
+        return None
+
+    def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
+        return self._passes(
+            f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]
+        )
+
+    def _forget_copies(self) -> None:
+        for _, runs, _ in self._sides:
+            runs.forget_copied_row()
+
+    def _check_quantization(self, quantization: KVQuantization) -> None:
+        short = quantization._replace(start=min(quantization.start, PROBED_START))
+        run, expected = (partial(f, short) for f in (self._runs.decode_quantised, self._runs.round_rows))
+        self.checks.append(self._reference.check(QUANTIZED, run, expected))
+
+    def _choose_sharing(self, sharing: PrefillSharing) -> PrefillSharing:
+        rows, padded = sharing.max_rows, sharing.max_padded
+        alone = "each prompt has its own forward"
+        if rows > 1 and not self._passes_short("prefill equal lengths", self._runs.prefill_equal, alone):
+            rows = 1
+        equal = "only prompts of equal length share a forward"
+        if rows > 1 and padded:
+            limit = min([padded, *list_windows(self._reference.make_cache())])
+            run = partial(self._runs.prefill_padded, limit)
+            padded = padded if self._passes_short("prefill padded", run, equal) else 0
+        tails = rows > 1 and sharing.tails
+        if tails:
+            run = partial(self._runs.prefill_tails, padded > 0)
+            tails = self._passes_short("prefill tails", run, "what is left of a prompt has its own forward")
+        return replace(sharing, max_rows=rows, max_padded=padded, tails=tails)
