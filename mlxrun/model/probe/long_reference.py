@@ -30,8 +30,8 @@ STATE_TOKENS = 22  # of models that keep no keys: a recurrent state has no lengt
 COMPANY = 3  # tokens of the short row beside it
 BEFORE, CHUNK = 4, 8  # tokens of the row before it fills its window; tokens that are computed
 NEW = CHUNK + 1 + STEPS  # tokens behind those that are filled in
-MARKED = 12  # tokens around each end of a window that stand out
-MARK = 3.0  # times which their keys are as large as the others'
+MARKED = 4  # tokens around each end of a window that stand out
+MARK = 6.0  # times which their keys and values are as large as those of others
 
 
 class LongReference(Reference):
@@ -124,7 +124,7 @@ def repeat_tokens(source: Sequence[Any], empty: Sequence[Any], tokens: int) -> l
 def _weigh_tokens(tokens: int, windows: Sequence[int]) -> mx.array:
     """Factors [tokens, 1] of keys and values: no two neighbours alike, and the ends of windows stand out."""
     at, last = np.arange(tokens), tokens + NEW - 1
-    ends = (0, tokens, *(last - window for window in windows))
-    marked = np.abs(at[:, None] - ends).min(axis=1) <= MARKED
+    ends = [last - window for window in windows] or [0, tokens]
+    marked = np.abs(at[:, None] - np.array(ends)).min(axis=1) <= MARKED
     weights = (1 + 0.3 * np.sin(at)) * np.where(marked, MARK, 1.0)
     return mx.array(weights[:, None], dtype=mx.float32)

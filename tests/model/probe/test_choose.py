@@ -23,6 +23,7 @@ from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe import reference, rounding
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeCheck
+from mlxrun.model.probe.text_ladder import RefusedModelError
 from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group, row_states
 from mlxrun.model.runner import ModelRunner
 from tests.helpers import engine_driver, text_models, vision_models
@@ -184,6 +185,70 @@ def test_what_the_probe_finds_would_have_been_wrong(zoo: Zoo, case: str, monkeyp
     assert checks(engine) == {}
     with pytest.raises(AssertionError):
         right(zoo, family, engine)
+
+
+# -- the last resorts ---------------------------------------------------------------------------------------
+
+
+def attention_scaled(monkeypatch: Patch) -> None:
+    """Attention of the engine's own forwards, of prompts and of rows, is 20 % too sharp."""
+    original = attention.attend_plain
+
+    def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, **more: Any) -> mx.array:
+        return original(q, k, v, 1.2 * scale, mask, **more)
+
+    monkeypatch.setattr(attention, "attend_plain", attend)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
+def test_wrong_attention_is_replaced_by_the_librarys(zoo: Zoo, family: str, monkeypatch: Patch) -> None:
+    """Nothing else gets slower for it; a fallback that used that attention would fail its own check."""
+    attention_scaled(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.text(family))
+    assert (methods(engine).attention, methods(engine).decode) == ("library", "ragged")
+    assert not checks(engine)["prefill whole"].passed
+    assert checks(engine)["decode ragged, library attention"].passed
+    right(zoo, family, engine)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_wrong_attention_is_found_in_half_precision(zoo: Zoo, dtype: str, monkeypatch: Patch) -> None:
+    """The tolerance is no measure of the engine's own rounding, which the fault would raise."""
+    attention_scaled(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.text("llama"), dtype=dtype)
+    assert methods(engine).attention == "library"
+
+
+def test_unchecked_it_would_be_wrong(zoo: Zoo, monkeypatch: Patch) -> None:
+    attention_scaled(monkeypatch)
+    engine = engine_driver.make_real_engine(zoo.text("llama"), probe=False)
+    with pytest.raises(AssertionError):
+        right(zoo, "llama", engine)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_no_way_computes_is_refused_by_name(zoo: Zoo, dtype: str, monkeypatch: Patch) -> None:
+    """Whatever the engine calls gives the logits of other tokens."""
+    original = Adapter.prefill
+
+    def prefill(self: Any, ids: mx.array, *given: Any) -> mx.array:
+        return original(self, mx.where(ids > 2, ids ^ 1, ids), *given)  # those of the trial are kept
+
+    monkeypatch.setattr(Adapter, "prefill", prefill)
+    with pytest.raises(RefusedModelError, match="model is refused: .*prefill whole.*logits differ") as found:
+        engine_driver.make_real_engine(zoo.text("llama"), dtype=dtype)
+    assert [c.name for c in found.value.checks if "library attention" in c.name and not c.passed]
+
+
+def test_rows_that_cannot_be_decoded_even_one_by_one_refuse_the_model(zoo: Zoo, monkeypatch: Patch) -> None:
+    original = Adapter.decode
+
+    def decode(self: Any, ids: mx.array, *given: Any) -> mx.array:
+        return original(self, ids ^ 1, *given)
+
+    monkeypatch.setattr(Adapter, "decode", decode)
+    with pytest.raises(RefusedModelError):
+        engine_driver.make_real_engine(zoo.text("llama"))
 
 
 HALF = ["ragged masks", "ragged queries", "ragged offsets", "all offsets", "states", "moved rows"]

@@ -49,8 +49,7 @@ def test_repeated_tokens_fill_each_kind_of_cache() -> None:
     keys = layer_caches.read_keys_values(made[0]).keys[0, 0, :300]
     assert len({tuple(row) for row in keys.tolist()}) == 300  # each token differs from every other
     sizes = mx.abs(keys).mean(axis=-1)
-    for edge in (slice(0, 10), slice(290, 300), slice(205, 215)):  # the last: where the window will begin
-        assert sizes[edge].mean().item() > 2 * sizes[100:150].mean().item()
+    assert sizes[206:215].mean().item() > 4 * sizes[100:150].mean().item()  # where the window will begin
 
 
 @pytest.fixture(scope="module")
