@@ -25,8 +25,8 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterable
+from typing import Any, Self
 
 
 class MlxrunError(Exception):
@@ -36,6 +36,15 @@ class MlxrunError(Exception):
     http_status = 500
     code = "internal_error"
     retry_after: int | None = None  # seconds after which the same request may succeed
+    problems: tuple[str, ...] = ()  # the parts of a text that lists several problems, one a line
+
+    @classmethod
+    def from_problems(cls, problems: Iterable[str]) -> Self:
+        """The error that lists these problems, each once and on a line of its own."""
+        listed = tuple(dict.fromkeys(problems))
+        error = cls("\n".join(listed))
+        error.problems = listed
+        return error
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Errors go to other processes as they are, but without their cause."""
@@ -43,7 +52,7 @@ class MlxrunError(Exception):
 
 
 class ConfigError(MlxrunError):
-    """A config is wrong. The text lists all problems, one per line."""
+    """A config is wrong. The text lists all problems, one per line (`problems`)."""
 
     exit_code = 2
     http_status = 400

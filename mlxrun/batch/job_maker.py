@@ -81,7 +81,7 @@ class JobMaker:
             if count % REPORT_EVERY == 0:
                 report(count)
         if self._problems:
-            raise JobError("\n".join(self._describe_problems(source)))
+            raise JobError.from_problems(self._describe_problems(source))
         if not count:
             raise JobError(f"{source}: the table has no rows")
         return count

@@ -144,7 +144,7 @@ def read_template(path: Path) -> LineTemplate:
     if not value:
         raise JobError(f"{path}: a template of this kind is a mapping with the fields of a job line")
     if problems:
-        raise JobError("\n".join(problem.text for problem in problems) + hint)
+        raise JobError.from_problems(problem.text + hint for problem in problems)
     return LineTemplate(value, str(path))
 
 

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from mlxrun.batch.job_cache import summarize_counters
 from mlxrun.batch.output_records import LineTokens
+from mlxrun.config.terminal import filter_streams, open_console, print_line
 
 WINDOW = 30.0  # seconds over which rates are taken
 PLAIN_EVERY = 10.0
@@ -242,23 +243,24 @@ class PlainView(ProgressView):
     def _print(self) -> None:
         meter = self._meter
         over = f"{self._title}{meter.done + meter.failed}/{meter.total} lines, {meter.failed} failed"
-        print(f"{over}, {meter.format_line()}", file=self._stream, flush=True)
+        print_line(f"{over}, {meter.format_line()}", self._stream)
 
 
 class BarView(ProgressView):
     """Shows a progress bar on a terminal. `title`: before it."""
 
     def __init__(self, meter: ProgressMeter, stream: TextIO, title: str = "") -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._meter = meter
         name = [TextColumn("{task.description}", markup=False)] if title else []
         note = TextColumn("{task.fields[note]}")
         columns = (*name, BarColumn(), MofNCompleteColumn(), note, TimeElapsedColumn())
-        self._bar = Progress(*columns, console=Console(file=stream), auto_refresh=False)
+        self._bar = Progress(*columns, console=open_console(stream), auto_refresh=False)
         self._task = self._bar.add_task(title, total=meter.total, note="")
         self._bar.start()
+        self._filter = filter_streams()  # before rich's own stand-ins, which would take styles from a text
+        self._filter.__enter__()
 
     def update(self) -> None:
         meter = self._meter
@@ -270,6 +272,7 @@ class BarView(ProgressView):
 
     def close(self) -> None:
         super().close()
+        self._filter.__exit__(None, None, None)
         self._bar.stop()
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mlxrun.bench.engine.measurement import MEASURES
+from mlxrun.config.terminal import open_console
 
 PIPED_WIDTH = 1000  # wider than any table, so that no cell is cut
 
@@ -26,10 +27,10 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
 
 def make_console(console: Console | None) -> Console:
     """The console; if it is no terminal, one that is wide enough for every table."""
-    console = console or Console()
+    console = console or open_console()
     if console.is_terminal:
         return console
-    return Console(file=console.file, width=PIPED_WIDTH, color_system=None)
+    return open_console(console.file, width=PIPED_WIDTH, color_system=None)
 
 
 def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]], terminal: bool) -> Table:

@@ -11,6 +11,7 @@ import click
 
 from mlxrun.cli.options import add_config_options, add_ray_option, list_first, load_command_config, say
 from mlxrun.cli.run_setup import load_preparer, make_command_setup
+from mlxrun.config.terminal import print_line
 
 if TYPE_CHECKING:
     from mlxrun.batch.job_run import JobOptions, JobSetup
@@ -140,21 +141,21 @@ async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals:
     outcome = await JobRun(paths, setup, options, say, StopSignals(say)).run()
     print_scores(outcome.scores, sys.stdout)
     if cut := outcome.scores.cut_by_length:
-        click.echo(f"{pluralize(cut, 'answer')} cut at the maximum number of tokens (finish_reason: length)")
+        print_line(f"{pluralize(cut, 'answer')} cut at the maximum number of tokens (finish_reason: length)")
     if broken := outcome.scores.broken:
-        click.echo(f"{pluralize(broken, 'answer')} could not be scored; `note` in {paths.out} says why")
+        print_line(f"{pluralize(broken, 'answer')} could not be scored; `note` in {paths.out} says why")
     meter = outcome.meter
     reused = f", {meter.cached_share:.0%} of prompt tokens reused" if meter.reused else ""
     output = f": {paths.out}" if paths.out.exists() else ""  # created at the first answer
     has_more = outcome.done + outcome.failed > meter.done + meter.failed  # lines beyond --limit
     done = f"{outcome.done} of {pluralize(meter.lines, 'line')}" if has_more else meter.format_done()
-    click.echo(f"{done} done{reused}{output}")
+    print_line(f"{done} done{reused}{output}")
     if has_more and (outcome.failed or outcome.done < meter.lines):
-        click.echo(f"{meter.format_done()} done, {meter.failed} failed (--limit)")
+        print_line(f"{meter.format_done()} done, {meter.failed} failed (--limit)")
     if outcome.failed:
         plain = outcome.failed - outcome.scores.compute_total().failed  # the table has the others
         where = f" ({plain} without an `eval`)" if plain > 0 and outcome.scores.groups else ""
-        click.echo(f"{outcome.failed} failed: {paths.errors}{where}")
+        print_line(f"{outcome.failed} failed: {paths.errors}{where}")
         reasons = [f"{times} x {reason}" for reason, times in list_common_reasons(paths.errors)]
         for line in list_first(reasons, SHOWN_REASONS):
             say(f"  {line}")
@@ -171,10 +172,10 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     _, preparer = load_preparer(loaded.config, paths.job.parent, weights=False)
     found = await check_job(paths.job, preparer, options.limit, report)
     refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
-    click.echo(f"{pluralize(found.lines, 'line')}, {refused}")
-    click.echo(
+    print_line(f"{pluralize(found.lines, 'line')}, {refused}")
+    print_line(
         f"{pluralize(found.requests, 'answer')} with at most {pluralize(found.max_tokens, 'token')} in total"
     )
-    click.echo(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
-    click.echo(pluralize(found.images, "image"))
+    print_line(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
+    print_line(pluralize(found.images, "image"))
     return 1 if found.refused else 0

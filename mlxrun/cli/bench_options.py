@@ -11,6 +11,7 @@ import click
 
 from mlxrun.bench.provenance import add_provenance
 from mlxrun.cli.options import add_config_options, add_json_option, make_repeat_option
+from mlxrun.config.terminal import print_text
 from mlxrun.errors import JobError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +42,7 @@ def write_report(report: Any, json_path: Path | None, show: Callable[[Any], None
     """Show the report as a table, write it as JSON, or both; the JSON says where and how it was measured."""
     text = json.dumps(add_provenance(report), indent=2) + "\n"
     if str(json_path) == "-":
-        click.echo(text, nl=False)
+        print_text(text)
         return 0
     show(report)
     if json_path is not None:

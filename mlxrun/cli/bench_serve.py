@@ -22,6 +22,7 @@ from mlxrun.cli.options import (
     make_repeat_option,
     say,
 )
+from mlxrun.config.terminal import print_line
 from mlxrun.errors import ConfigError
 
 EPILOG = """\b
@@ -189,7 +190,7 @@ def model_command(folder: Path, preset: str, seed: int) -> int:
     if folder.exists() and any(folder.iterdir()):
         raise click.UsageError(f"{folder} is not empty")
     write_chat_model(folder, PRESETS[preset], seed)
-    click.echo(f"{folder}: {preset}, random weights")
+    print_line(f"{folder}: {preset}, random weights")
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import click
 
 from mlxrun.cli.options import add_config_options, load_command_config
 from mlxrun.config.byte_sizes import format_rounded
+from mlxrun.config.terminal import print_error, print_json, print_line
 
 if TYPE_CHECKING:
     from mlxrun.cache.cache_folder import ModelFolder
@@ -89,16 +89,16 @@ def ls(folder: Path, entries: bool, as_json: bool) -> None:
         _print_json(path=str(folder), models=[_describe_model(model, entries) for model in models])
         return
     if not models:
-        click.echo(f"{folder}: there are no entries here")
-        click.echo("`mlxrun serve` stores entries on disk only with cache.backend: disk", err=True)
+        print_line(f"{folder}: there are no entries here")
+        print_error("`mlxrun serve` stores entries on disk only with cache.backend: disk")
         return
-    click.echo(f"{folder}:")
+    print_line(f"{folder}:")
     for model in models:
-        click.echo(_format_model(model))
+        print_line(_format_model(model))
         for inspected in model.entries if entries else ():
-            click.echo(_format_entry(inspected))
+            print_line(_format_entry(inspected))
     if any(model.unreadable for model in models):
-        click.echo("`mlxrun cache verify` says what is wrong with the unreadable files", err=True)
+        print_error("`mlxrun cache verify` says what is wrong with the unreadable files")
 
 
 @command.command(
@@ -126,10 +126,10 @@ def verify(folder: Path, delete: bool, as_json: bool) -> int:
         _print_json(path=str(folder), good=good, bad=rows, foreign=foreign, deleted=delete)
     else:
         for path, reason in bad:
-            click.echo(f"{path}: {reason}")
+            print_line(f"{path}: {reason}")
         hint = "; --delete removes them" if bad and not delete else ""
         others = f", {_count(foreign, 'other file', 'other files')} not read" if foreign else ""
-        click.echo(f"{folder}: {good:,} good, {len(bad):,} bad{others}{hint}")
+        print_line(f"{folder}: {good:,} good, {len(bad):,} bad{others}{hint}")
     return 1 if bad else 0
 
 
@@ -158,7 +158,7 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     entries, owners = _count(len(files), "entry", "entries"), _count(len(models), "model", "models")
     what = f"{entries} ({size}) of {owners} in {folder}"
     if files and not yes and not _confirm_deletion(what):
-        click.echo("nothing was deleted", err=True)
+        print_error("nothing was deleted")
         return 1
     deleted, freed, failed = delete_files(files)
     for model in models:
@@ -166,9 +166,9 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     if as_json:
         _print_json(path=str(folder), deleted=deleted, freed_bytes=freed, failed=failed)
     else:
-        click.echo(f"{folder}: {_count(deleted, 'entry', 'entries')} deleted, {format_rounded(freed)} freed")
+        print_line(f"{folder}: {_count(deleted, 'entry', 'entries')} deleted, {format_rounded(freed)} freed")
     for line in failed:
-        click.echo(f"not deleted: {line}", err=True)
+        print_error(f"not deleted: {line}")
     return 1 if failed else 0
 
 
@@ -247,7 +247,7 @@ def _describe_entry(inspected: InspectedEntry) -> dict[str, Any]:
 
 
 def _print_json(**report: Any) -> None:
-    click.echo(json.dumps({"format": FORMAT, **report}, indent=2, ensure_ascii=False))
+    print_json({"format": FORMAT, **report})
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxrun.config.terminal import open_console, print_error, print_json, print_line
 from mlxrun.errors import JobError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def command(
     reasons = [reason for each in parsed for reason in each.find_reasons(found.comparisons)]
     _print_result(found, options["show"], options["json_path"], reasons)
     for reason in reasons:
-        click.echo(f"mlxrun: --fail-if {reason}", err=True)
+        print_error(f"mlxrun: --fail-if {reason}")
     return 1 if reasons else 0
 
 
@@ -142,20 +142,20 @@ def _make_rules(options: dict[str, Any]) -> PairingRules:
 
 def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reasons: Sequence[str]) -> None:
     from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
-    from mlxrun.evals.comparisons.comparison_table import open_console, print_comparison, print_summary
+    from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH, print_comparison, print_summary
 
     answers = [read_flip_answers(each, show) for each in found.comparisons]
     if json_path is not None:
         content = found.describe() | {"failed_conditions": list(reasons)}
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         if str(json_path) == "-":
-            click.echo(text, nl=False)
+            print_json(content, indent=1)
             return
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         try:
             json_path.write_text(text, encoding="utf-8")
         except OSError as error:
             raise JobError(f"{json_path}: cannot be written: {error.strerror or error}") from error
-    console = open_console(sys.stdout)
+    console = open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False)
     for at, (comparison, texts) in enumerate(zip(found.comparisons, answers, strict=True)):
         if at:
             console.print()
@@ -164,4 +164,4 @@ def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reaso
         console.print()
         print_summary(found.comparisons, console)
     if found.left_out:
-        click.echo(f"left out, as only one side has them: {', '.join(found.left_out)}")
+        print_line(f"left out, as only one side has them: {', '.join(found.left_out)}")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import click
 
 from mlxrun.cli.options import add_config_options
+from mlxrun.config.terminal import print_json, print_line, print_text
 from mlxrun.errors import ConfigError
 
 
@@ -44,11 +44,11 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
         try:
             loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
         except ConfigError as error:
-            problems += str(error).splitlines()
+            problems += error.problems or [str(error)]
         else:
-            click.echo(f"{loaded.path or 'built-in defaults'}: ok")
+            print_line(f"{loaded.path or 'built-in defaults'}: ok")
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(problems)))
+        raise ConfigError.from_problems(problems)
 
 
 @command.command(
@@ -71,11 +71,11 @@ def show(config_path: Path | None, sets: tuple[str, ...], as_json: bool) -> None
 
     loaded = load_config(config_path, sets, os.environ)
     if not as_json:
-        click.echo(render_with_origins(loaded), nl=False)
+        print_text(render_with_origins(loaded))
         return
     origins = {key: str(origin) for key, origin in loaded.origins.items()}
     found = {"config": to_plain(loaded.config), "origins": origins, "config_hash": loaded.digest}
-    click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+    print_json(found)
 
 
 @command.command(
@@ -92,7 +92,7 @@ def schema() -> None:
     """Print the JSON Schema of config files."""
     from mlxrun.config.schema import render_schema
 
-    click.echo(render_schema(), nl=False)
+    print_text(render_schema())
 
 
 @command.command(
@@ -121,4 +121,4 @@ def init(file: Path, force: bool) -> None:
         raise ConfigError(f"{file} exists already; --force overwrites it") from None
     except OSError as error:
         raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
-    click.echo(f"{file}: written; check it with: mlxrun config check {file}")
+    print_line(f"{file}: written; check it with: mlxrun config check {file}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.config.terminal import open_console, print_json
 from mlxrun.errors import MlxrunError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def command(
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
-        click.echo(json.dumps({"format": FORMAT, "ok": good, "findings": rows}, indent=2))
+        print_json({"format": FORMAT, "ok": good, "findings": rows})
     else:
         print_findings(findings)
     return 0 if good else 1
@@ -126,21 +126,18 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
 
 def print_findings(findings: Sequence[Finding]) -> None:
     """Print a table of the findings by area, and below it the advice."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
+    console = open_console(width=PIPED_WIDTH)
     table = Table(box=None, show_header=False, pad_edge=False)
     for _ in range(4):
         table.add_column(overflow="fold")
     area = ""
     for finding in findings:
         title, area = ("" if finding.area == area else finding.area), finding.area
-        table.add_row(title, finding.name, MARKS[finding.level], escape(finding.value))
+        table.add_row(title, escape(finding.name), MARKS[finding.level], escape(finding.value))
     console.print(table)
     for finding in findings:
         if finding.advice:
-            console.print(f"{finding.name}: {escape(finding.advice)}", highlight=False, soft_wrap=True)
+            console.print(escape(f"{finding.name}: {finding.advice}"), highlight=False, soft_wrap=True)

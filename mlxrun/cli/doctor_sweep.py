@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
+import sys
 from collections.abc import Sequence
 
 import click
+
+from mlxrun.config.terminal import print_json, print_line, print_text
 
 LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
 
@@ -22,23 +24,23 @@ def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) ->
     known = list_families()
     unknown = sorted(set(names) - {family for _, family in known})
     if unknown:
-        raise click.UsageError("\n".join(_explain_unknown(name, known) for name in unknown))
+        raise click.UsageError("; ".join(_explain_unknown(name, known) for name in unknown))
     chosen = [entry for entry in known if not names or entry[1] in names]
     results = []
     for number, result in enumerate(run_sweep(chosen), 1):
         results.append(result)
         why = f": {result.why}" if result.why else ""
         line = f"{number}/{len(chosen)} {result.kind} {result.family}: {WORDS[result.status]}{why}"
-        click.echo(line, err=as_json or markdown)
+        print_line(line, sys.stderr if as_json or markdown else None)
     libraries = list_library_versions()
     versions = {str(name): version for name, version in libraries.items() if name in LIBRARIES}
     if as_json:
         found = [result.to_json() for result in results]
-        click.echo(json.dumps({"format": 1, "versions": versions, "families": found}, indent=2))
+        print_json({"format": 1, "versions": versions, "families": found})
     elif markdown:
-        click.echo(render_markdown(results, versions), nl=False)
+        print_text(render_markdown(results, versions))
     else:
-        click.echo(summarize(results))
+        print_line(summarize(results))
     return int(any(result.status == "wrong" for result in results))
 
 

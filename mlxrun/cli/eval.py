@@ -13,6 +13,7 @@ import click
 
 from mlxrun.cli.job import make_row_report
 from mlxrun.cli.options import add_config_options, load_command_config, say
+from mlxrun.config.terminal import print_line
 from mlxrun.errors import JobError
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class _EvalCommand:
         code = await run.run()
         records = list(manifest.records.values())
         print_matrix(records, sys.stdout)
-        click.echo(f"{count_states(records)}: {self.folder}")
+        print_line(f"{count_states(records)}: {self.folder}")
         return code
 
     async def check_cost(self, limit: int | None) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from mlxrun.config.terminal import print_line
+
 FORMATS = ("inspect", "lm-eval", "every-eval-ever", "model-card")
 
 EPILOG = """\b
@@ -66,4 +68,4 @@ def command(
 
     names = ExportNames(model_id, task, dataset, organization)
     for path in export_runs(run, form, output, names, partial=partial):
-        click.echo(str(path))
+        print_line(str(path))

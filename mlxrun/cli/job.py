@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -13,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.options import interrupt_on_sigterm, parse_field
+from mlxrun.config.terminal import print_error, print_line, print_text
+from mlxrun.config.visible_text import escape_json
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import MATCHES
 
@@ -108,11 +108,12 @@ def make(
         with tempfile.TemporaryFile() as file:  # nothing is printed of a table with a problem
             maker.write_lines(data, file, make_row_report(str(data)))
             file.seek(0)
-            shutil.copyfileobj(file, sys.stdout.buffer)
+            for line in file:
+                print_text(escape_json(line.decode()))
         return
     output = output or data.with_name(data.stem + ".job.jsonl")
     count = _write_file(maker, data, output, options["force"])
-    click.echo(f"{output}: {pluralize(count, 'line')}; to run them: mlxrun batch {output}")
+    print_line(f"{output}: {pluralize(count, 'line')}; to run them: mlxrun batch {output}")
 
 
 def _write_file(maker: JobMaker, data: Path, output: Path, force: bool) -> int:
@@ -141,7 +142,7 @@ def make_row_report(name: str) -> Callable[[int], None]:
         nonlocal last
         if time.monotonic() - last >= REPORT_SECONDS:
             last = time.monotonic()
-            click.echo(f"{name}: {rows:,} rows read", err=True)
+            print_error(f"{name}: {rows:,} rows read")
 
     return report
 

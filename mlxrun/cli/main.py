@@ -16,11 +16,15 @@ import click
 
 from mlxrun import __version__
 from mlxrun.cli.interrupts import handle_interrupts
+from mlxrun.cli.options import list_first
 from mlxrun.cli.process_exit import ProcessExit
+from mlxrun.config.terminal import filter_streams, print_error
+from mlxrun.config.visible_text import make_message
 from mlxrun.errors import MlxrunError
 
 INTERRUPTED_EXIT = 130
 BUG_EXIT = 3
+SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 
 # name: (its module and function, its line in `mlxrun --help`)
 COMMANDS = {
@@ -106,7 +110,8 @@ def main(argv: Sequence[str] | None = None, command: click.Command = cli, progra
     if argv is None:
         process_exit = ProcessExit()
         handle_interrupts()
-    code = _run(argv, command, program)
+    with filter_streams():
+        code = _run(argv, command, program)
     if process_exit is not None:
         process_exit.code = code
     return code
@@ -117,10 +122,11 @@ def _run(argv: Sequence[str] | None, command: click.Command, program: str) -> in
     try:
         result = command.main(args=argv, prog_name=program, standalone_mode=False)
     except click.ClickException as error:
+        vars(error)["message"] = make_message(error.message)  # it has arguments, and names of files in it
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        print("mlxrun: interrupted", file=sys.stderr)
+        print_error("mlxrun: interrupted")
         return INTERRUPTED_EXIT
     except Exception as error:
         return report_error(error)
@@ -130,14 +136,15 @@ def _run(argv: Sequence[str] | None, command: click.Command, program: str) -> in
 def report_error(error: Exception) -> int:
     """Print the error to standard error and return the exit code."""
     if isinstance(error, MlxrunError):
-        for line in str(error).splitlines():  # a config or a job can have several errors
-            print(f"mlxrun: {line}", file=sys.stderr)
+        shown = [f"mlxrun: {text}" for text in error.problems or (str(error),)]
+        for line in list_first(shown, SHOWN_PROBLEMS):
+            print_error(line)
         return error.exit_code
     if isinstance(error, OSError):  # standard output cannot be written, or a file has disappeared
-        print(f"mlxrun: {error}", file=sys.stderr)
+        print_error(f"mlxrun: {error}")
         return BUG_EXIT
     traceback.print_exception(error)
-    print("mlxrun: this is a bug in mlxrun; the traceback is above", file=sys.stderr)
+    print_error("mlxrun: this is a bug in mlxrun; the traceback is above")
     return BUG_EXIT
 
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mlxrun.config.terminal import print_error
+
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
 
@@ -102,13 +104,13 @@ def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     except YamlError as error:
         raise ConfigError(f"{option} {name}: this is not YAML: {error}") from error
     if problems:
-        raise ConfigError("\n".join(problem.text for problem in problems))
+        raise ConfigError.from_problems(problem.text for problem in problems)
     return name, value
 
 
 def say(text: str) -> None:
     """Print a line about what the command does to standard error."""
-    click.echo(text, err=True)
+    print_error(text)
 
 
 def list_first(texts: Sequence[object], most: int = SHOWN) -> Iterator[str]:

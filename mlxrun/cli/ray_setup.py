@@ -12,10 +12,9 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from mlxrun.cli.options import say
 from mlxrun.cli.run_setup import load_preparer
+from mlxrun.config.terminal import print_line
 from mlxrun.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -130,6 +129,6 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     try:
         check_overrides(servers.configs, count)
         say(f"{pluralize(count, 'worker')} on Ray")
-        return await run(make_front(config, pool, servers.secret), load, click.echo)
+        return await run(make_front(config, pool, servers.secret), load, print_line)
     finally:
         await servers.disconnect()

@@ -14,6 +14,7 @@ from mlxrun.cli.run_setup import (
     report_problems,
     report_progress,
 )
+from mlxrun.config.terminal import print_line
 
 EPILOG = """\b
 Examples:
@@ -79,9 +80,9 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     options = JobOptions(fresh=fresh, mixed=mixed)
     found = asyncio.run(replay_job(earlier, paths, replace(setup, evals=evals), options, say))
     for line in list_first([f"line {line}" for line in found.differing]):
-        click.echo(line)
+        print_line(line)
     equal = found.compared - len(found.differing)
-    click.echo(f"{equal} of {pluralize(found.compared, 'record')} equal, byte for byte: {paths.out}")
+    print_line(f"{equal} of {pluralize(found.compared, 'record')} equal, byte for byte: {paths.out}")
     if found.differing and not setup.config.engine.reproducible:
-        click.echo("the run was made without engine.reproducible, so answers may depend on the batch")
+        print_line("the run was made without engine.reproducible, so answers may depend on the batch")
     return 1 if found.differing else 0

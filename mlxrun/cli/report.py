@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mlxrun.cli.options import say
+from mlxrun.config.terminal import print_line, print_text
 
 if TYPE_CHECKING:
     from mlxrun.evals.reports.report_runs import ReportRuns
@@ -55,11 +56,11 @@ def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full:
     found = read_runs(runs, full=full, images=form == "html", say=lambda text: say(f"mlxrun: {text}"))
     text = _render(found, form)
     if output == Path("-"):
-        click.echo(text, nl=False)
+        print_text(text)
         return 0
     path = output or choose_path(found, form)
     _write(path, text)
-    click.echo(str(path))
+    print_line(str(path))
     return 0
 
 

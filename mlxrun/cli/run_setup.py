@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from mlxrun.cli.options import list_first
+from mlxrun.config.terminal import print_line
 
 if TYPE_CHECKING:
     from mlxrun.batch.job_run import JobSetup
@@ -31,9 +30,9 @@ def report_machine(run: RunFolder) -> list[str]:
 
     found = list_machine_differences(run.manifest, RunEnvironment(list_versions(), describe_device()))
     for text in found:
-        click.echo(f"{run.name}: differs here: {text}")
+        print_line(f"{run.name}: differs here: {text}")
     if not found:
-        click.echo(f"{run.name}: versions, device and BLAS are those of the run")
+        print_line(f"{run.name}: versions, device and BLAS are those of the run")
     return found
 
 
@@ -41,7 +40,7 @@ def report_problems(run: RunFolder) -> bool:
     """Print what is not as the run wrote it; whether there is anything."""
     problems = run.check()
     for line in list_first(problems):
-        click.echo(line)
+        print_line(line)
     return bool(problems)
 
 
@@ -51,7 +50,7 @@ def report_progress(run: RunFolder) -> int:
 
     finished = run.count_lines()
     if run.state != DONE:
-        click.echo(f"{run.name}: the run is {run.state}: {finished} of {run.total} lines are finished")
+        print_line(f"{run.name}: the run is {run.state}: {finished} of {run.total} lines are finished")
     return finished
 
 

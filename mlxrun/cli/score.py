@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.options import add_config_options, load_command_config, parse_field, say
+from mlxrun.config.terminal import print_line
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import MATCHES
 
@@ -151,16 +152,16 @@ def _report(run: RunFolder, scores: Scores) -> int:
     from mlxrun.evals.suites.suite_manifest import update_cell_scores
     from mlxrun.scoring.score_table import print_scores
 
-    click.echo(f"{run.name}:")
+    print_line(f"{run.name}:")
     if not scores.groups:
         raise JobError(f"{run.paths.job}: no line has an `eval`; give --scorer or --judge")
     counts = json.loads(run.paths.manifest.read_bytes())["counts"]
     finished = counts["done"] + counts["failed"]
     if finished < counts["total"]:
-        click.echo(f"unfinished: the scores are of {finished} of {pluralize(counts['total'], 'line')}")
+        print_line(f"unfinished: the scores are of {finished} of {pluralize(counts['total'], 'line')}")
     update_cell_scores(run.paths.out, scores.describe())
     print_scores(scores, sys.stdout)
     unscored = scores.compute_total().unscored
     if unscored:
-        click.echo(f"{pluralize(unscored, 'answer')} could not be scored; `note` in {run.paths.out} says why")
+        print_line(f"{pluralize(unscored, 'answer')} could not be scored; `note` in {run.paths.out} says why")
     return 1 if unscored else 0

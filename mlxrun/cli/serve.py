@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mlxrun.cli.options import add_config_options, add_ray_option, load_command_config
+from mlxrun.config.terminal import print_line
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
@@ -81,7 +82,7 @@ async def _serve(loaded: LoadedConfig) -> int:
     if config.apis.batches:
         folder = find_data_folder(config.server.data_path, os.environ)
         queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
-    return await run(make_app(config, queue), lambda: _load(loaded, queue), click.echo)
+    return await run(make_app(config, queue), lambda: _load(loaded, queue), print_line)
 
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:

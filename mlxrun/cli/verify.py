@@ -19,6 +19,7 @@ from mlxrun.cli.run_setup import (
     report_problems,
     report_progress,
 )
+from mlxrun.config.terminal import print_line
 
 if TYPE_CHECKING:
     from mlxrun.batch.job_run import JobSetup
@@ -125,26 +126,26 @@ async def _verify(
 
     differs = report_machine(run)
     if report_problems(run):
-        click.echo(f"{run.name}: it is not as it was written, so no line was run again")
+        print_line(f"{run.name}: it is not as it was written, so no line was run again")
         return False
     finished = report_progress(run)
     if run.state == DONE and run.manifest["output"]["sha256"]:
-        click.echo(f"{run.name}: the digests of all records, of the output and of the job file are right")
+        print_line(f"{run.name}: the digests of all records, of the output and of the job file are right")
     else:
         records = f"of {pluralize(finished, 'record')} and of the job file"
         rest = "the output is not finished and has none"
         if run.state == DONE:
             rest = "no line was answered, so that there is no output"
-        click.echo(f"{run.name}: the digests {records} are right; {rest}")
+        print_line(f"{run.name}: the digests {records} are right; {rest}")
     numbers = choose_lines(run, sample, seed)
     if not numbers:
-        click.echo(f"{run.name}: no line was answered, so none was run again")
+        print_line(f"{run.name}: no line was answered, so none was run again")
         return True
     setup = make_run_setup(run, model, make_serial_config)
-    click.echo(f"{run.name}: the model's files and its settings are those of the run")
+    print_line(f"{run.name}: the model's files and its settings are those of the run")
     setup = replace(setup, start=partial(engine.start, setup), keep_engine=True)
     found = await run_lines_again(run, numbers, setup, say)
-    click.echo(
+    print_line(
         f"{run.name}: {pluralize(found.compared, 'line')} of {run.total} run again, alone and without a "
         f"cache: {found.compared - len(found.differing)} equal, {len(found.differing)} different"
     )
@@ -154,15 +155,15 @@ async def _verify(
 def _report_lines(run: RunFolder, found: RunComparison, is_elsewhere: bool, strict: bool) -> bool:
     """Print the lines that came out differently; whether that is all right."""
     for line in list_first([f"{run.name}: line {line}" for line in found.differing]):
-        click.echo(line)
+        print_line(line)
     if not found.differing:
         return True
     if not run.manifest["config"]["engine"]["reproducible"]:
-        click.echo(
+        print_line(
             f"{run.name}: it was run without engine.reproducible, so answers may depend on what else was in "
             "the batch, from some token on" + ("" if strict else "; this does not count as wrong (--strict)")
         )
         return not strict
     if is_elsewhere:
-        click.echo(f"{run.name}: this machine differs from that of the run (above), which may be the reason")
+        print_line(f"{run.name}: this machine differs from that of the run (above), which may be the reason")
     return False

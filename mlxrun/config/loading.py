@@ -71,7 +71,7 @@ def load_config(
     wrong = {item.key for item in problems}
     problems += [item for check in extra_checks for item in check(loaded) if item.key not in wrong]
     if problems:
-        raise ConfigError("\n".join(dict.fromkeys(item.text for item in sorted(problems))))
+        raise ConfigError.from_problems(item.text for item in sorted(problems))
     return loaded
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mlxrun.config.visible_text import make_message
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -70,6 +72,9 @@ class ConfigProblem:
     rank: tuple[int, str, int, int]
     text: str
     key: str = ""  # the `section.key` that has the error, if there is one
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", make_message(self.text))
 
     @classmethod
     def at(cls, origin: Origin, path: str, message: str) -> ConfigProblem:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxrun.config.log_lines import start_logging
 from mlxrun.config.settings import Config
 from mlxrun.distributed.messages import PROTOCOL, SentLine, WorkerFacts, WorkerReport
 from mlxrun.errors import MlxrunError
@@ -83,7 +84,7 @@ class LineActor:
         self._shares_folder = stamp_job(spec.job) == spec.job_stamp
         self._worker: LineWorker | None = None
         self._model_info: LoadedModelInfo | None = None
-        logging.basicConfig(level=spec.config.log.level.upper())
+        start_logging(spec.config.log.level)
 
     async def describe(self) -> WorkerFacts | MlxrunError:
         """What this worker is; its model's weights are not loaded yet."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import importlib
-import logging
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from mlxrun.config.log_lines import start_logging
 from mlxrun.config.settings import Config
 from mlxrun.distributed.messages import WorkerFacts
 from mlxrun.distributed.ray_actor import describe_worker
@@ -70,7 +70,7 @@ class ServerActor:
         self._loaded: LoadedEngine | None = None
         self._app: web.Application | None = None
         self._stack = AsyncExitStack()
-        logging.basicConfig(level=spec.config.log.level.upper())
+        start_logging(spec.config.log.level)
 
     async def describe(self) -> WorkerFacts | MlxrunError:
         """What this worker is; its model's weights are not loaded yet."""

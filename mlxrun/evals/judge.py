@@ -73,7 +73,7 @@ def read_judge(path: Path) -> Judge:
     except YamlError as error:
         raise JobError(f"{path}:{error.line}:{error.column}: this is not YAML: {error}") from error
     if problems:
-        raise JobError("\n".join(problem.text for problem in problems))
+        raise JobError.from_problems(problem.text for problem in problems)
 
     def locate(steps: Sequence[str]) -> str:
         while (node := tree.find(steps)) is None:
@@ -90,7 +90,7 @@ def parse_judge(value: Any, name: str, locate: Callable[[Sequence[str]], str] | 
         f"{name if locate is None else locate(steps)}: {text}" for steps, text in _find_problems(value)
     ]
     if problems:
-        raise JobError("\n".join(problems))
+        raise JobError.from_problems(problems)
     prompt, generation = value.get("prompt"), value.get("generation") or {}
     reader = build_reader(value["verdict"])
     messages = value["messages"] if prompt is None else [{"role": "user", "content": prompt}]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 
+from mlxrun.config.terminal import print_line
 from mlxrun.errors import MlxrunError
 
 MODEL = "mlxrun.harnesses.lm_eval_model:LmEvalModel"
@@ -31,7 +32,7 @@ def main() -> int:
 
 def fail(text: str, code: int) -> int:
     """Write an error of the command; returns its exit code."""
-    print(f"mlxrun-lm-eval: {text}", file=sys.stderr)
+    print_line(f"mlxrun-lm-eval: {text}", sys.stderr)
     return code
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import sys
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -27,7 +28,6 @@ from lm_eval.models.utils import (
     postprocess_generated_text,
 )
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from rich.console import Console
 from rich.progress import Progress
 
 from mlxrun import __version__
@@ -37,6 +37,7 @@ from mlxrun.api.openai.fields import COMPLETION_URL
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.sampling_params import MAX_STOPS
 from mlxrun.batch.line_answerer import derive_line_seed, find_first_error
+from mlxrun.config.terminal import open_console
 from mlxrun.harnesses.local_engine import DEFAULT_NAME, LocalEngine, load_harness_config
 from mlxrun.parsers.registry import detect_formats
 from mlxrun.scheduler.request import Request, SamplingParams, TokenLogprob
@@ -239,7 +240,7 @@ class LmEvalModel(TemplateLM):
         """The results of all jobs, as many at once as the engine's queue has places. The first error ends all
         and is raised."""
         slots = asyncio.Semaphore(self._config.scheduler.max_queue)
-        with Progress(console=Console(stderr=True), disable=quiet) as progress:
+        with Progress(console=open_console(sys.stderr), disable=quiet) as progress:
             bar = progress.add_task(label, total=len(jobs))
 
             async def run(job: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TextIO
 
+from mlxrun.config.terminal import open_console, print_line
+from mlxrun.config.visible_text import make_line
 from mlxrun.scoring.score_groups import ScoreGroup, Scores
 
 _HEAD = ("group", "lines", "correct", "score [95 %]", "failed")
@@ -19,7 +21,7 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
     has_unscored = any(group.unscored for _, group in groups)
     metrics = list(dict.fromkeys(name for _, group in groups for name in group.metrics))
     head = [*_HEAD, *(["unscored"] if has_unscored else []), *metrics]
-    rows = [_make_row(name, group, has_unscored, metrics) for name, group in groups]
+    rows = [_make_row(make_line(name), group, has_unscored, metrics) for name, group in groups]
     if stream.isatty():
         _print_rich(head, rows, stream)
     else:
@@ -48,11 +50,10 @@ def _print_plain(head: Sequence[str], rows: Sequence[Sequence[str]], stream: Tex
             cell.rjust(width) if at else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
-        print("  ".join((first, *rest)), file=stream)
+        print_line("  ".join((first, *rest)), stream)
 
 
 def _print_rich(head: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -62,4 +63,4 @@ def _print_rich(head: Sequence[str], rows: Sequence[Sequence[str]], stream: Text
     for name, *rest in rows:
         cells = (escape(cell) for cell in rest)
         table.add_row(escape(name), *cells, style="bold" if name == "total" else "")
-    Console(file=stream).print(table)
+    open_console(stream).print(table)

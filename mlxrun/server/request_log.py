@@ -7,11 +7,11 @@ and the type and traceback of a bug.
 from __future__ import annotations
 
 import logging
-import traceback
 from urllib.parse import quote
 
 from aiohttp import web
 
+from mlxrun.config.log_lines import describe_trace
 from mlxrun.errors import MlxrunError, RequestError
 from mlxrun.server.access import key_name
 from mlxrun.server.live_requests import find_engine_error
@@ -31,8 +31,8 @@ def describe_error(request: web.Request, error: Exception, *, with_text: bool) -
     """
     rid = request_id(request)
     if not isinstance(error, MlxrunError):
-        trace = "".join(traceback.format_tb(error.__traceback__))
-        log.error("%s %s%s\n%s", rid, type(error).__name__, f": {error}" if with_text else "", trace)
+        text = f": {error}" if with_text else ""
+        log.error("%s %s%s", rid, type(error).__name__, text, extra=describe_trace(error.__traceback__))
         return f" {type(error).__name__}"
     param = error.param if isinstance(error, RequestError) else None
     return _format_error(error.code, str(error) if with_text else param)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxrun.cli.logging_setup import JsonFormatter, set_up_logging
+from mlxrun.cli.logging_setup import set_up_logging
 from mlxrun.config.settings import LogSettings
 
 
@@ -30,16 +30,6 @@ def test_json_log_lines(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = capsys.readouterr().err.splitlines()
     row = json.loads(line)
     assert (row["level"], row["logger"], row["message"]) == ("warning", "mlxrun.test", "3 rows\nwait")
-
-
-def test_json_log_lines_hold_the_traceback() -> None:
-    try:
-        raise ValueError("why")
-    except ValueError as error:
-        record = logging.LogRecord(
-            "mlxrun", logging.ERROR, "", 0, "failed", (), (ValueError, error, error.__traceback__)
-        )
-    assert "ValueError: why" in json.loads(JsonFormatter().format(record))["exception"]
 
 
 @pytest.mark.usefixtures("_logging_restored")

@@ -12,7 +12,7 @@ import pytest
 from mlxrun import __version__
 from mlxrun.cli import main as frame
 from mlxrun.cli.main import COMMANDS, main
-from mlxrun.errors import EngineDead
+from mlxrun.errors import ConfigError, EngineDead
 
 
 def test_help_lists_the_commands_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +36,8 @@ def test_a_wrong_command_line_is_exit_2(capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize(
     ("raised", "status", "said"),
     [
-        (EngineDead("the engine\nhas stopped"), 3, ["mlxrun: the engine", "mlxrun: has stopped"]),
+        (EngineDead("the engine\nhas stopped"), 3, ["mlxrun: the engine\\nhas stopped\n"]),
+        (ConfigError.from_problems(["a", "b"]), 2, ["mlxrun: a\nmlxrun: b\n"]),
         (KeyboardInterrupt(), 130, ["mlxrun: interrupted"]),
         (ZeroDivisionError("oops"), 3, ["ZeroDivisionError: oops", "this is a bug in mlxrun"]),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from mlxrun.batch.progress import pluralize
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
@@ -16,17 +16,9 @@ from mlxrun.scoring.intervals import ConfidenceInterval
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PLAIN_WIDTH = 150  # where the output is no terminal
+PIPED_WIDTH = 150  # where the output is no terminal
 _LISTED = 20  # ids of flips
 _SHOWN_TEXT = 500  # characters of a prompt or an answer
-
-
-def open_console(stream: TextIO) -> Console:
-    """A console that writes as wide as the terminal is, or plain text."""
-    from rich.console import Console
-
-    is_terminal = stream.isatty()
-    return Console(file=stream, width=None if is_terminal else _PLAIN_WIDTH, highlight=False, soft_wrap=False)
 
 
 def print_comparison(comparison: Comparison, answers: Mapping[str, FlipAnswers], console: Console) -> None:
@@ -158,7 +150,9 @@ def _print_texts(write: Callable[[str], object], found: FlipAnswers) -> None:
     ):
         if text is not None:
             short = text if len(text) <= _SHOWN_TEXT else text[:_SHOWN_TEXT] + " ..."
-            write(textwrap.indent(short, " " * 15).replace(" " * 15, f"    {name + ':':<11}", 1))
+            lines = textwrap.indent(short, " " * 15).replace(" " * 15, f"    {name + ':':<11}", 1)
+            for line in lines.split("\n"):
+                write(line)
 
 
 def _describe_rest(comparison: Comparison) -> Iterator[str]:

@@ -61,9 +61,9 @@ class SuiteFile:
 
     def raise_problems(self) -> None:
         """ConfigError with all problems if there are any: those of the suite first, in order."""
-        texts = dict.fromkeys([*(each.text for each in sorted(self.problems)), *self.lines])
+        texts = [*(each.text for each in sorted(self.problems)), *self.lines]
         if texts:
-            raise ConfigError("\n".join(texts))
+            raise ConfigError.from_problems(texts)
 
 
 def read_suite(path: Path) -> SuiteFile:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from mlxrun.batch.progress import format_duration, pluralize
 from mlxrun.config.byte_sizes import format_rounded
+from mlxrun.config.terminal import open_console, print_line
 from mlxrun.evals.suites.suite_cost import CellCost
 
 Record = Mapping[str, Any]
@@ -60,24 +60,24 @@ def print_costs(costs: Sequence[CellCost], weights: Mapping[str, int], stream: T
     _print(table, stream)
     errors = {str(cost.error): cost.cell.model for cost in costs if cost.error is not None}
     for error, model in errors.items():
-        print(f"{model}: cannot be loaded: {error}", file=stream)
+        print_line(f"{model}: cannot be loaded: {error}", stream)
     known = [cost.found for cost in costs if cost.found is not None]
     times = [cost.seconds for cost in costs if cost.found is not None]
     prompt, output = sum(each.prompt_tokens for each in known), sum(each.max_tokens for each in known)
     done = sum(cost.done for cost in costs)
-    print(
+    print_line(
         f"{pluralize(len(costs), 'cell')}, {pluralize(sum(each.lines for each in known), 'line')}"
         f"{f' ({done:,} done already)' if done else ''}, "
         f"{prompt:,} prompt tokens, at most {output:,} output tokens",
-        file=stream,
+        stream,
     )
     total = sum(each for each in times if each is not None)
     if None in times:
-        print("time: unknown for models that have not run yet in this folder", file=stream)
+        print_line("time: unknown for models that have not run yet in this folder", stream)
     if total:
-        print(f"time: at most {format_duration(total)}, by the speed of earlier cells", file=stream)
+        print_line(f"time: at most {format_duration(total)}, by the speed of earlier cells", stream)
     for name, size in weights.items():
-        print(f"memory: {name} has {format_rounded(size)} of weights", file=stream)
+        print_line(f"memory: {name} has {format_rounded(size)} of weights", stream)
 
 
 def _format_time(seconds: float | None) -> str:
@@ -93,5 +93,4 @@ def _make_table(heads: Sequence[str], text: int = 2) -> Table:
 
 
 def _print(table: Table, stream: TextIO) -> None:
-    width = None if stream.isatty() else _PIPE_WIDTH
-    Console(file=stream, width=width, highlight=False).print(table)
+    open_console(stream, _PIPE_WIDTH, highlight=False).print(table)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from aiohttp import web
 
 from mlxrun.batch.job_service import JobService, LineProblem
 from mlxrun.batch.run_paths import JobPaths
+from mlxrun.config.log_lines import describe_trace
 from mlxrun.errors import Draining, EngineDead, JobError, RequestError, describe_error
 from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 from mlxrun.server.batches.durable_files import StorageError
@@ -184,8 +184,8 @@ class BatchQueue:
                 log.warning("%s: %s; it is tried again in %g s", batch.id, error, self._retry_seconds)
                 await asyncio.sleep(self._retry_seconds)
             except Exception as error:
-                trace = "".join(traceback.format_tb(error.__traceback__))
-                log.error("%s: a bug in mlxrun: %s\n%s", batch.id, type(error).__name__, trace)
+                trace = describe_trace(error.__traceback__)
+                log.error("%s: a bug in mlxrun: %s", batch.id, type(error).__name__, extra=trace)
                 await self._fail(batch, error)
 
     async def _work_until_expiry(self, service: JobService, batch: Batch) -> str | None:

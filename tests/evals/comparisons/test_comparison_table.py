@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from mlxrun.config.terminal import open_console
 from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
 from mlxrun.evals.comparisons.comparison_lines import PairingRules
-from mlxrun.evals.comparisons.comparison_table import format_p, open_console, print_comparison
+from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH, format_p, print_comparison
 from tests.helpers.batch_fakes import chat
 from tests.helpers.eval_runs import run_lines, sampled_chats
 
@@ -21,7 +22,9 @@ def show(first: Path, second: Path, answers: int = 0, margin: float | None = Non
     """The lines of the first comparison, without those that are empty."""
     out = io.StringIO()
     [found, *_] = compare_paths(first, second, margin=margin).comparisons
-    print_comparison(found, read_flip_answers(found, answers), open_console(out))
+    print_comparison(
+        found, read_flip_answers(found, answers), open_console(out, PIPED_WIDTH, highlight=False)
+    )
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
@@ -98,5 +101,5 @@ async def test_lines_that_a_pattern_of_clusters_does_not_match_are_counted(tmp_p
     rules = PairingRules(cluster=re.compile("q(1)"))
     (found,) = compare_paths(job, job, rules=rules).comparisons
     out = io.StringIO()
-    print_comparison(found, read_flip_answers(found, 0), open_console(out))
+    print_comparison(found, read_flip_answers(found, 0), open_console(out, PIPED_WIDTH, highlight=False))
     assert "warning: --cluster gives 9 lines no cluster; each is one of its own" in out.getvalue()

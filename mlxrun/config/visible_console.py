@@ -1,0 +1,28 @@
+"""rich's console for text with parts of files in it: control characters are visible, styles its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from mlxrun.config import visible_text
+
+
+class VisibleConsole(Console):
+    """A console whose texts cannot move the cursor, nor style or end a line."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a string as styled text: each is one line, also in the cell of a table."""
+        return super().render_str(visible_text.make_line(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Return the segments of anything, such as a text that was styled elsewhere."""
+        for segment in super().render(renderable, options):
+            if segment.control:
+                yield segment
+            else:
+                yield Segment(visible_text.make_visible(segment.text), segment.style)

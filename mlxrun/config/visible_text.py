@@ -1,0 +1,61 @@
+"""Text of files, models and clients as people are shown it: what a terminal would obey is made visible.
+
+Control characters, marks that change the direction of text and lone surrogates are written as `\\x1b` or
+`\\u202e`. A message is one line of at most MAX_MESSAGE bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+MAX_MESSAGE = 2_000  # bytes of a message in UTF-8
+_NOTE_BYTES = 60  # of the note that a message was cut
+# C0 without the line feed, DEL and C1; marks of direction; separators that some programs end a line at; lone
+# surrogates, which no output can encode.
+_HIDDEN = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_NAMED = {"\t": "\\t", "\r": "\\r"}
+
+
+def make_visible(text: str) -> str:
+    """The text with its hidden characters written out; line feeds stay."""
+    return _HIDDEN.sub(_write_out, text)
+
+
+def make_line(text: str) -> str:
+    """The text as one line: line feeds are written out too."""
+    return make_visible(text).replace("\n", "\\n")
+
+
+def make_message(text: str) -> str:
+    """The text as one line of at most MAX_MESSAGE bytes."""
+    return shorten_message(make_line(text))
+
+
+def shorten_message(text: str) -> str:
+    """The text in at most MAX_MESSAGE bytes. What is too long is cut in its middle, because a message begins
+    with the place of an error and may end with its reason; the text says so."""
+    data = text.encode(errors="surrogatepass")
+    if len(data) <= MAX_MESSAGE:
+        return text
+    side = (MAX_MESSAGE - _NOTE_BYTES) // 2
+    head, tail = (part.decode(errors="ignore") for part in (data[:side], data[-side:]))
+    return f"{head} ... ({len(text) - len(head) - len(tail):,} characters left out) ... {tail}"
+
+
+def dump_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON in which hidden characters are escapes, so that it may be printed and still be read."""
+    return escape_json(json.dumps(value, indent=indent, ensure_ascii=False))
+
+
+def escape_json(text: str) -> str:
+    """JSON with its hidden characters as escapes."""
+    return _HIDDEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _write_out(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return _NAMED.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
