@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlxrun.config.text_files import check_encoding, open_regular
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
 
@@ -81,12 +82,15 @@ class _LineError(Exception):
 def open_job(path: Path) -> BinaryIO:
     """The job file, opened; JobError if it is not a file that can be read twice."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError as error:
         raise JobError(f"{path}: cannot read the job file: {error.strerror}") from error
-    if not file.seekable():
+    try:
+        check_encoding(file.read(4))
+    except OSError as error:
         file.close()
-        raise JobError(f"{path}: a job must be a regular file (it is read more than once); save it to one")
+        raise JobError(f"{path}: cannot read the job file: {error.strerror}") from error
+    file.seek(0)
     return file
 
 

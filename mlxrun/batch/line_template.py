@@ -16,12 +16,14 @@ from typing import Any
 
 from jinja2 import StrictUndefined, TemplateSyntaxError, Undefined, meta
 from jinja2.exceptions import TemplateError, UndefinedError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mlxrun.batch.table_files import RowError
 from mlxrun.config.nodes import ConfigProblem
+from mlxrun.config.text_files import read_text_file
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.errors import JobError
+from mlxrun.text.template_limits import LimitedEnvironment
+from mlxrun.text.work_budget import TemplateLimitError, apply_limits
 
 LINE_SUFFIXES = (".yaml", ".yml", ".json")
 _EXPRESSION = re.compile(r"\{\{(?P<code>(?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
@@ -35,7 +37,7 @@ class LineTemplate:
 
     def __init__(self, value: Mapping[str, Any], name: str, *, may_be_constant: bool = False) -> None:
         self._name = name
-        self._environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, finalize=_refuse_no_text)
+        self._environment = LimitedEnvironment(undefined=StrictUndefined, finalize=_refuse_no_text)
         self._names: set[str] = set()  # of the variables in it
         self._value = self._compile(value, "")
         if not self.variables and not may_be_constant:
@@ -54,7 +56,10 @@ class LineTemplate:
         for name in own.keys() & row.keys() & self._names:
             raise RowError(f"the column {name!r} has the name of a variable of templates; rename the column")
         try:
-            line = _render(self._value, {**row, **own})
+            with apply_limits(sum(len(each) for each in row.values() if isinstance(each, str))):
+                line = _render(self._value, {**row, **own})
+        except TemplateLimitError as error:
+            raise RowError(f"the template cannot be filled in: {error}") from error
         except TemplateError as error:
             raise RowError(f"the template cannot be filled in: {error.message}") from error
         except Exception as error:  # a template may compute with any values
@@ -82,6 +87,8 @@ class LineTemplate:
             return partial(_compute_value, compute, is_text=key in _TEXT_KEYS)
         except TemplateSyntaxError as error:
             raise JobError(f"{self._name}: line {error.lineno} of the template: {error.message}") from error
+        except (RecursionError, MemoryError, SyntaxError) as error:  # of Jinja's parser, or Python's
+            raise JobError(f"{self._name}: the template is nested too deeply") from error
 
 
 def _compute_value(compute: Callable[..., Any], columns: Mapping[str, Any], is_text: bool) -> Any:
@@ -128,7 +135,7 @@ def _find_no_text(value: Any) -> str | None:
 def read_template(path: Path) -> LineTemplate:
     """The template in a file: a job line if its name ends in one of LINE_SUFFIXES, else a message."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text_file(path)
     except OSError as error:
         raise JobError(f"{path}: cannot read the template: {error.strerror}") from error
     except UnicodeDecodeError as error:

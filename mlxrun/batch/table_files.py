@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlxrun.config.text_files import check_encoding, open_regular
 from mlxrun.errors import JobError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -33,6 +34,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
         raise JobError(f"{path}: a table's name ends in one of {', '.join(SUFFIXES)}")
     read = {".parquet": _read_parquet, ".csv": _read_csv, ".tsv": _read_csv}.get(suffix, _read_jsonl)
     try:
+        with open_regular(path) as file:
+            check_encoding(file.read(4))
         yield from read(path)
     except OSError as error:
         raise JobError(f"{path}: cannot be read: {error.strerror or error}") from error

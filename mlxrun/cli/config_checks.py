@@ -42,10 +42,11 @@ def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
     key, given = "model.chat_template", loaded.config.model.chat_template
     if given is None:
         return []
+    from mlxrun.config.text_files import read_text_file
     from mlxrun.text.template import find_syntax_error
 
     try:
-        broken = find_syntax_error(Path(given).read_text(encoding="utf-8"))
+        broken = find_syntax_error(read_text_file(Path(given)))
     except OSError as error:
         return [ConfigProblem.at(loaded.origins[key], key, f"{given}: {error.strerror}")]
     except UnicodeDecodeError as error:

@@ -42,7 +42,7 @@ def find_path_problem(path: str) -> str | None:
         return f"{path!r} is neither 'embedded' nor a folder nor a hub id such as Qwen/Qwen3-0.6B"
     if not Path(path).is_dir():
         return f"{path} is neither a folder nor a .gguf file"
-    if not Path(path, "config.json").is_file():
+    if not Path(path, "config.json").exists():
         return explain_missing_config(Path(path))
     return None
 

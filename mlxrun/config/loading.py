@@ -89,7 +89,10 @@ def _find_contradictions(
 ) -> list[ConfigProblem]:
     problems = []
     for keys, rule in RULES:
-        message = None if wrong.intersection(keys) else rule(config)
+        try:
+            message = None if wrong.intersection(keys) else rule(config)
+        except OSError as error:  # a path that is too long, or that may not be looked at
+            message = f"{error.filename}: {error.strerror}"
         if message:
             key = next((key for key in keys if origins[key] != DEFAULT), keys[0])
             problems.append(ConfigProblem.at(origins[key], key, message))

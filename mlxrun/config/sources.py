@@ -13,6 +13,7 @@ from mlxrun.config.interpolate import Interpolator
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
 from mlxrun.config.setting_fields import list_fields, list_sections
+from mlxrun.config.text_files import check_encoding, read_regular
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
 
 ENV_PREFIX = "MLXRUN_"
@@ -20,6 +21,7 @@ PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")
 PATH_MAPPINGS = ("model.adapters",)  # from names to paths
 MODEL_PATHS = ("model.path", "model.draft")  # each a path, "embedded" or a hub id
 EMBEDDED = "embedded"
+MAX_FILES = 100  # that one file extends, each as often as it is named
 
 
 class ConfigSources:
@@ -29,12 +31,19 @@ class ConfigSources:
         self._environ = environ
         self._problems = problems
         self._interpolator = Interpolator(environ, problems)
+        self._count = 0  # of files, each as often as it is read
 
     def _report(self, origin: Origin, path: str, message: str) -> None:
         self._problems.append(ConfigProblem.at(origin, path, message))
 
     def read_files(self, path: Path, named_by: str = "", above: tuple[Path, ...] = ()) -> list[ConfigNode]:
         """Return the layers of a file: first those that it extends, in order, then its own."""
+        self._count += 1
+        if self._count > MAX_FILES:
+            if self._count == MAX_FILES + 1:
+                text = f"{named_by}{_shorten_path(path)}: the files extend more than {MAX_FILES} others"
+                self._problems.append(ConfigProblem((1, _shorten_path(path), 0, 0), text))
+            return []
         tree = self._read_file(path, named_by)
         if tree is None:
             return []
@@ -42,6 +51,9 @@ class ConfigSources:
         chain = (*above, path.resolve())
         layers = []
         for node in _list_extended(own):
+            if "\0" in node.value:
+                self._report(node.origin, EXTENDS, "a path cannot have a NUL character")
+                continue
             target = path.parent / Path(str(node.value)).expanduser()
             if target.resolve() in chain:
                 names = " -> ".join(_shorten_path(step) for step in (*chain, target))
@@ -123,7 +135,8 @@ class ConfigSources:
     def _read_file(self, path: Path, named_by: str) -> ConfigNode | None:
         name = _shorten_path(path)
         try:
-            raw = path.read_bytes()
+            raw = read_regular(path)
+            check_encoding(raw[:4])
         except OSError as error:
             self._problems.append(ConfigProblem((1, name, 0, 0), f"{named_by}{name}: {error.strerror}"))
             return None
@@ -172,7 +185,7 @@ def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
     found = _resolve_path(node, folder)
     is_path = path not in MODEL_PATHS or node.value.startswith((".", "/", "~"))
     is_path |= node.value.endswith(".gguf")
-    if is_path or (node.value != EMBEDDED and Path(found.value).is_dir()):
+    if is_path or (node.value != EMBEDDED and os.path.isdir(found.value)):
         tree.value[section].value[key] = found
 
 

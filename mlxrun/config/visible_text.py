@@ -12,8 +12,8 @@ from typing import Any
 
 MAX_MESSAGE = 2_000  # bytes of a message in UTF-8
 _NOTE_BYTES = 60  # of the note that a message was cut
-# C0 without the line feed, DEL and C1; marks of direction; separators that some programs end a line at; lone
-# surrogates, which no output can encode.
+# Controls but the line feed, also those of eight bits; marks of direction; separators at which some programs
+# end a line; lone surrogates, which no output can encode.
 _HIDDEN = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )

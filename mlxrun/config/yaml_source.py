@@ -22,6 +22,7 @@ _SCALARS = (
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", _NUMBER_START),
 )
 _TAG = "tag:yaml.org,2002:"
+MAX_DIGITS = 100  # of an integer
 MAX_VALUES = 100_000  # in a config; an alias counts each time that it is used
 
 
@@ -120,13 +121,14 @@ def _construct_scalar(tag: str, text: str) -> Any:
             return None
         case "bool":
             return text.lower() == "true"
-        case "int":
+        case "int" if len(text) <= MAX_DIGITS:
             return int(text, 0 if text[:2] in ("0x", "0o") else 10)
         case "float" if math.isfinite(float(text)):
             return float(text)
         case "str":
             return text
-    raise ValueError(f"{text[:40]!r} cannot be read as {tag.removeprefix(_TAG)}")
+    shown = repr(text) if len(text) <= 40 else f"{text[:40]!r}... ({len(text):,} characters)"
+    raise ValueError(f"{shown} cannot be read as {tag.removeprefix(_TAG)}")
 
 
 class _Reader:

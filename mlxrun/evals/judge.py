@@ -25,6 +25,7 @@ from mlxrun.batch.job_file import BadLine, RawLine, parse_line
 from mlxrun.batch.line_template import LineTemplate
 from mlxrun.batch.table_files import RowError
 from mlxrun.config.nodes import ConfigProblem
+from mlxrun.config.text_files import read_text_file
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.errors import JobError, RequestError
 from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
@@ -62,7 +63,7 @@ def read_judge(path: Path) -> Judge:
     """The judge in a YAML or JSON file; JobError with all problems, each with file, line, column and key, if
     it is not valid."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text_file(path)
     except OSError as error:
         raise JobError(f"{path}: cannot read the judge: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.settings import ModelSettings
+from mlxrun.config.text_files import read_text_file
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.model_files import read_json
 
@@ -26,9 +27,10 @@ def read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str 
     ModelLoadError if it cannot be read."""
     if settings.chat_template is not None:
         try:
-            return Path(settings.chat_template).read_text(encoding="utf-8")
+            return read_text_file(Path(settings.chat_template))
         except (OSError, UnicodeDecodeError) as error:
-            raise ModelLoadError(f"model.chat_template: {error}") from error
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise ModelLoadError(f"model.chat_template: {settings.chat_template}: {reason}") from error
     if folder.is_file():
         return tokenizer.chat_template
     own = folder / "chat_template.json"  # older vision models

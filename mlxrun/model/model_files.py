@@ -11,10 +11,12 @@ from typing import Any
 
 from mlxrun.config.contradictions import explain_missing_config
 from mlxrun.config.settings import ModelSettings
+from mlxrun.config.text_files import open_regular, read_text_file
 from mlxrun.errors import ConfigError, MlxrunError, ModelLoadError
 
 log = logging.getLogger(__name__)
 GGUF = ".gguf"
+_MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
@@ -25,12 +27,16 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
     if settings.path == "embedded":
         return EMBEDDED
     folder = Path(settings.path).expanduser()
-    if folder.is_file():
+    try:
+        is_file = folder.is_file()
+    except OSError as error:  # the path is too long, or may not be looked at
+        raise ConfigError(f"model.path: {folder}: {error.strerror}") from error
+    if is_file:
         if folder.suffix != GGUF:
             raise ConfigError(f"model.path: {folder} is neither a folder nor a {GGUF} file")
         return folder
     if folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").exists():
             raise ConfigError(f"model.path: {explain_missing_config(folder)}")
         return folder
     if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
@@ -79,6 +85,18 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
         ) from error
 
 
+def check_small_files(folder: Path) -> None:
+    """ModelLoadError if a file of the model beside its weights is a FIFO or a device: a library would wait
+    for it."""
+    for path in sorted(file for pattern in _TEXT_FILES for file in folder.glob(pattern)):
+        try:
+            open_regular(path).close()
+        except IsADirectoryError:
+            continue
+        except OSError as error:
+            raise ModelLoadError(f"{path}: {error.strerror}") from error
+
+
 def list_weight_files(folder: Path) -> list[Path]:
     """The files with the weights of the model in `folder`, or the GGUF file itself."""
     return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
@@ -110,14 +128,23 @@ def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder
         )
 
 
+def _read_value(path: Path, absent: Any) -> Any:
+    """The JSON value of a file, `absent` if there is no such file; else ModelLoadError."""
+    try:
+        return json.loads(read_text_file(path, _MAX_JSON))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return absent
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ModelLoadError(f"{path}: its values are nested too deeply") from error
+    except ValueError as error:  # no UTF-8, no JSON, or integers of thousands of digits
+        raise ModelLoadError(f"{path}: {error}") from error
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object of a file, {} if the file is absent; ModelLoadError if it is something else."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelLoadError(f"{path}: {error}") from error
+    value = _read_value(path, {})
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: not a JSON object")
     return value
@@ -125,12 +152,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_json_list(path: Path) -> list[dict[str, Any]]:
     """The JSON objects of a file that has a list of them, [] if the file is absent; else ModelLoadError."""
-    if not path.is_file():
-        return []
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelLoadError(f"{path}: {error}") from error
+    value = _read_value(path, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ModelLoadError(f"{path}: not a list of JSON objects")
     return value

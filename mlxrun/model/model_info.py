@@ -36,6 +36,7 @@ from mlxrun.model.model_facts import (
 from mlxrun.model.model_files import (
     check_architecture,
     check_remote_code,
+    check_small_files,
     check_weights,
     find_model_folder,
     list_weight_files,
@@ -161,6 +162,8 @@ def load_model_info(
     a thread that must not wait. Those of its draft model are read when asked for."""
     folder = find_model_folder(settings, weights)
     gguf = read_header(folder) if folder.is_file() else None
+    if gguf is None:
+        check_small_files(folder)
     if weights and announce:
         log_weights(settings, folder)
     if weights and gguf is None:
@@ -250,13 +253,15 @@ def _get_gguf_kind(settings: ModelSettings) -> ModelKind:
 def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
     from mlx_vlm.utils import get_model_and_args, load_image_processor, load_processor
 
+    for path in sorted(folder.glob("*processor*.json")):
+        read_json(path)  # names the file that is wrong, which a library would not
     try:
         get_model_and_args(dict(config))  # the model's module registers its own processor
         processor = load_processor(
             folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code
         )
         image_processor = load_image_processor(folder)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
+    except Exception as error:  # the libraries raise what they like for damaged files
         raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
     if image_processor is not None:
         processor.image_processor = image_processor

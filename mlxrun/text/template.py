@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, meta, nodes
+from jinja2 import TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 
@@ -24,11 +24,15 @@ from mlxrun.text.field_errors import describe_foreign_error, reject, reject_unsu
 from mlxrun.text.ignored_fields import log_ignored
 from mlxrun.text.messages import Message
 from mlxrun.text.model_info import ModelInfo
+from mlxrun.text.template_limits import LimitedEnvironment, limit_chat_templates
+from mlxrun.text.work_budget import apply_limits
 
 logger = logging.getLogger(__name__)
 
 REASONING_SWITCHES = ("enable_thinking", "thinking")  # names of the variable that switches reasoning
 _RESERVED_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now"))
+MAX_TEMPLATE = 1 << 19  # characters; the longest known have some 50,000
+PROBE_SHARE = 0.1  # of the work of a template, for short conversations that only ask what it supports
 _MEDIA_NAME = re.compile(r"image|img|vision|video|audio|boi|eoi", re.IGNORECASE)
 
 
@@ -48,16 +52,21 @@ _EXTENSIONS = ("jinja2.ext.loopcontrols", _Generation)
 @functools.lru_cache(maxsize=16)
 def find_syntax_error(template: str) -> tuple[int, str] | None:
     """The line and the reason of a template's first syntax error; None: there is none."""
+    if len(template) > MAX_TEMPLATE:
+        return 1, f"it has more than {MAX_TEMPLATE:,} characters"
     try:
-        Environment(extensions=_EXTENSIONS).compile(template)
+        LimitedEnvironment(extensions=_EXTENSIONS).compile(template)
     except TemplateSyntaxError as exc:
         return exc.lineno, exc.message or "syntax error"
+    except (RecursionError, MemoryError, SyntaxError):  # of Jinja's parser, or of Python's for its code
+        return 1, "it is nested too deeply"
     return None
 
 
 def check_template(model: ModelInfo, configured: str | None) -> None:
     """Raises ModelLoadError, which names the file, if the model's chat template has a syntax error.
     `configured`: the file that the config sets instead of the model's own."""
+    limit_chat_templates()
     broken = find_syntax_error(model.chat_template) if model.chat_template is not None else None
     if broken is not None:
         line, reason = broken
@@ -75,11 +84,11 @@ def _find_template_file(folder: Path) -> Path | None:
 @functools.lru_cache(maxsize=16)
 def find_template_variables(template: str) -> frozenset[str]:
     """Names that the template reads and does not define."""
-    environment = Environment(extensions=_EXTENSIONS)
-    try:
-        return frozenset(meta.find_undeclared_variables(environment.parse(template)))
-    except TemplateSyntaxError as exc:
-        raise RequestError(f"the model's chat template is broken: line {exc.lineno}: {exc.message}") from exc
+    broken = find_syntax_error(template)
+    if broken is not None:
+        raise RequestError(f"the model's chat template is broken: line {broken[0]}: {broken[1]}")
+    environment = LimitedEnvironment(extensions=_EXTENSIONS)
+    return frozenset(meta.find_undeclared_variables(environment.parse(template)))
 
 
 def find_reasoning_switch(model: ModelInfo) -> str | None:
@@ -141,18 +150,39 @@ def render_chat(
     """Renders the prompt as text; `add_generation_prompt`: with the start of the assistant's message."""
     template = require_template(model)
     try:
-        text = model.tokenizer.apply_chat_template(
+        return apply_template(
+            model.tokenizer,
+            template,
             list(messages),
             tools=list(tools) if tools else None,
-            chat_template=template,
             add_generation_prompt=add_generation_prompt,
-            tokenize=False,
             **arguments,
         )
     except Exception as exc:  # templates are foreign code and may raise anything
         reason = describe_foreign_error(exc, 300)
         raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
+
+
+def apply_template(
+    tokenizer: Any, template: str, messages: Sequence[Message], share: float = 1.0, **arguments: Any
+) -> str:
+    """The text that a chat template makes of messages, within the limits of its work. `share`: of the whole
+    budget."""
+    limit_chat_templates()
+    with apply_limits(_count_characters(messages), share):
+        text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **arguments)
     return str(text)
+
+
+def _count_characters(messages: Sequence[Message]) -> int:
+    """About how many characters messages have."""
+    count = 0
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            count += len(text) if isinstance(text, str) else 0
+    return count
 
 
 def may_reason(model: ModelInfo, arguments: Mapping[str, Any]) -> bool:
@@ -173,9 +203,7 @@ def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
     message = [{"role": "user", "content": "x"}]
     try:
         default, off = (
-            tokenizer.apply_chat_template(
-                message, chat_template=template, add_generation_prompt=True, tokenize=False, **arguments
-            )
+            apply_template(tokenizer, template, message, PROBE_SHARE, add_generation_prompt=True, **arguments)
             for arguments in ({}, {switch: False})
         )
     except Exception:  # foreign code may raise anything
@@ -260,8 +288,8 @@ def _render_with_and_without(tokenizer: Any, template: str, kind: str) -> tuple[
     for before in ([], [{"role": "system", "content": "x"}]):
         try:
             plain, marked = (
-                tokenizer.apply_chat_template(
-                    [*before, {"role": "user", "content": parts}], chat_template=template, tokenize=False
+                apply_template(
+                    tokenizer, template, [*before, {"role": "user", "content": parts}], PROBE_SHARE
                 )
                 for parts in ([text], [medium, text])
             )

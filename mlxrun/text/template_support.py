@@ -14,7 +14,13 @@ from typing import Any
 
 from mlxrun.text.messages import Message, MessageSupport
 from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import find_template_variables, get_image_markers, may_reason
+from mlxrun.text.template import (
+    PROBE_SHARE,
+    apply_template,
+    find_template_variables,
+    get_image_markers,
+    may_reason,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -124,14 +130,14 @@ def _render(
     """A conversation as text; None if the template raises, or prints parts as Python does."""
     try:
         known = "tools" in find_template_variables(template)
-        text = tokenizer.apply_chat_template(
+        return apply_template(
+            tokenizer,
+            template,
             list(messages),
+            PROBE_SHARE,
             tools=list(tools) if tools and known else None,
-            chat_template=template,
             add_generation_prompt=True,
-            tokenize=False,
         )
     except Exception:  # foreign code may raise anything
         logger.debug("chat template probe failed", exc_info=True)
         return None
-    return str(text)

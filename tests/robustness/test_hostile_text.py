@@ -30,7 +30,7 @@ from tests.helpers.batch_fakes import chat, write_job
 from tests.helpers.server_fakes import run_server, server_config
 from tests.helpers.suite_files import write_suite
 
-# Titles, the clipboard, colours, C1 controls, DEL, marks of direction, a line of its own.
+# Titles, the clipboard, colours, controls of eight bits, DEL, marks of direction, a line of its own.
 HOSTILE = (
     "x\x1b]0;owned\x07\x1b]52;c;b3duZWQ=\x07\x1b[8m\x9b31m\x7f\x85"
     "\u202e\u2066\u2028\rFORGED\nFORGED\n12:00:00 INFO"

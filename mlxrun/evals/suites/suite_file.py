@@ -15,6 +15,7 @@ from typing import Any, cast
 import jsonschema
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
+from mlxrun.config.text_files import check_encoding, read_regular
 from mlxrun.config.validation import describe_error, find_closest, suggest_word
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.errors import ConfigError
@@ -73,7 +74,8 @@ def read_suite(path: Path) -> SuiteFile:
     problems: list[ConfigProblem] = []
     hint = ""
     try:
-        raw = path.read_bytes()
+        raw = read_regular(path)
+        check_encoding(raw[:4])
         hint = '; values with {{ }} need quotes: "{{ column }}"' if b"{{" in raw else ""
         tree = parse_yaml(raw.decode("utf-8-sig"), name, problems)
     except OSError as error:

@@ -14,6 +14,7 @@ from typing import Any
 from mlxrun.batch.line_keys import is_local_path
 from mlxrun.batch.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
 from mlxrun.batch.table_files import Row, RowError
+from mlxrun.config.text_files import read_text_file
 from mlxrun.errors import JobError
 from mlxrun.evals.judge import Judge, parse_judge, read_judge
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
@@ -201,7 +202,7 @@ def compile_parts(
 def _read_file(path: Path, is_completion: bool) -> LineTemplate | JobError:
     try:
         if is_completion and path.suffix.lower() not in LINE_SUFFIXES:
-            text = path.read_text(encoding="utf-8-sig").removesuffix("\n")
+            text = read_text_file(path).removesuffix("\n")
             return LineTemplate({"prompt": text}, str(path))
         return read_template(path)
     except OSError as error:

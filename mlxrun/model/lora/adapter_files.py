@@ -19,6 +19,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from mlxrun.config.text_files import read_text_file
 from mlxrun.errors import ConfigError, is_out_of_memory
 from mlxrun.model.lora.adapted_layers import LayerWeights
 
@@ -176,10 +177,10 @@ def _take_weights(layer: Any) -> LayerWeights:
 def read_adapter_config(folder: Path) -> dict[str, Any]:
     """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, or if one of the
     files cannot be read."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).exists():
         raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(read_text_file(folder / CONFIG))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
     if not isinstance(config, dict):

@@ -1,0 +1,81 @@
+"""Opens and reads the files that a user names: regular files, in UTF-8, of a size that can be meant.
+
+A FIFO or a device would be waited for, or read without end. All problems are OSErrors, whose `strerror` says
+what is wrong, so that callers treat them like a missing file.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MAX_TEXT = 1 << 20  # bytes of a config, a suite or a template, whose parsers take seconds for a megabyte
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO (named pipe)"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+# UTF-32 first: its mark in little-endian order begins with that of UTF-16.
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "UTF-32 (little-endian)"),
+    (codecs.BOM_UTF32_BE, "UTF-32 (big-endian)"),
+    (codecs.BOM_UTF16_LE, "UTF-16 (little-endian)"),
+    (codecs.BOM_UTF16_BE, "UTF-16 (big-endian)"),
+)
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, opened to be read; OSError if it is not a regular one. Folders are refused by the system."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except ValueError:
+        raise OSError(errno.EINVAL, "its name has a NUL character") from None
+    mode = os.fstat(handle).st_mode
+    kind = next((name for is_kind, name in _KINDS if is_kind(mode)), None)
+    if kind is not None:
+        os.close(handle)
+        raise OSError(errno.EINVAL, f"it is {kind}, not a regular file")
+    if stat.S_ISDIR(mode):
+        os.close(handle)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return os.fdopen(handle, "rb")
+
+
+def read_regular(path: Path, most: int = MAX_TEXT) -> bytes:
+    """The content of a regular file; OSError if it has more than `most` bytes."""
+    with open_regular(path) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    return data
+
+
+def check_encoding(start: bytes) -> None:
+    """OSError that names the encoding if a file with this beginning is in UTF-16 or UTF-32."""
+    name = next((name for mark, name in _MARKS if start.startswith(mark)), None) or _guess_encoding(start[:4])
+    if name is not None:
+        short = name[:6]
+        raise OSError(
+            errno.EILSEQ, f"it is in {name}, and must be in UTF-8 (iconv -f {short} -t UTF-8 makes it so)"
+        )
+
+
+def _guess_encoding(start: bytes) -> str | None:
+    """The encoding of a text without a mark whose first two characters are of ASCII; None for UTF-8."""
+    zeros = "".join("0" if byte == 0 else "x" for byte in start)
+    order = "big" if zeros.startswith("0") else "little"
+    width = {"x0": 16, "0x": 16, "x0x0": 16, "0x0x": 16, "x000": 32, "000x": 32}.get(zeros)
+    return f"UTF-{width} ({order}-endian)" if width else None
+
+
+def read_text_file(path: Path, most: int = MAX_TEXT) -> str:
+    """The text of a regular file in UTF-8, with or without a mark at its beginning. OSError, or
+    UnicodeDecodeError if it is in none of the encodings of Unicode."""
+    data = read_regular(path, most)
+    check_encoding(data[:4])
+    return data.decode("utf-8-sig")
