@@ -12,10 +12,11 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, CompilerExit, Frame, operators
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from mlxrun.text.work_budget import CONTAINERS, SHALLOW, get_budget, get_size
+from mlxrun.text.work_budget import CONTAINERS, SHALLOW, WALKING, get_budget, get_size
 
 
 class CountingGenerator(CodeGenerator):
@@ -85,8 +86,8 @@ def _is_text(node: nodes.Node) -> bool:
     return isinstance(node, nodes.Output) and all(isinstance(each, nodes.TemplateData) for each in node.nodes)
 
 
-class CountedTable(dict[str, Any]):
-    """The filters or the tests of an environment; each one is counted, also those added later."""
+class CountedFilters(dict[str, Any]):
+    """The filters of an environment; each one is counted, also those added later."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         super().__init__()
@@ -125,14 +126,10 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self, *args: Any, finalize: Callable[[Any], Any] | None = None, **kwargs: Any) -> None:
         chained = measure_output if finalize is None else lambda value: measure_output(finalize(value))
         super().__init__(*args, finalize=chained, **kwargs)
-        self.filters = CountedTable(self.filters)
-        self.tests = CountedTable(self.tests)
+        self.filters = CountedFilters(self.filters)
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = tests | {name: _count_function(name, tests[name]) for name in WALKING}
         del self.globals["lipsum"]  # which makes as many words as it is told to
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Whether an attribute may be read. Bytes are of no use to a template, and their methods not
-        counted."""
-        return attr != "encode" and super().is_safe_attribute(obj, attr, value)
 
     def get_tick(self) -> Callable[[], None]:
         """The function that generated code calls at each step."""
@@ -174,21 +171,26 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Compute `+`, `*`, `**` or `%` if there is a budget for its result."""
         budget = get_budget()
-        budget.spend(budget.measure_operation(operator, left, right))
-        return super().call_binop(context, operator, left, right)
+        if operator == "+" and type(left) is type(right) is str:
+            budget.spend(len(left) + len(right))
+        elif operator != "+" or type(left) is not int:  # a sum is hardly longer than its parts
+            budget.spend(budget.measure_operation(operator, left, right))
+        return self.binop_table[operator](left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Call a function of the template, or a method of a value."""
         budget = get_budget()
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
-        if isinstance(owner, str):
+        if owner is None:
+            budget.tick()
+        elif isinstance(owner, str):
+            if __obj.__name__ == "encode":  # bytes are of no use to a template, and not counted
+                raise SecurityError("a template makes no bytes")
             if __obj.__name__ == "join" and args:
                 args = (list(args[0]), *args[1:])
             budget.spend(budget.measure_method(owner, __obj.__name__, [*args, *kwargs.values()]))
         elif isinstance(owner, CONTAINERS) and args:
             budget.spend(budget.measure(args))
-        else:
-            budget.tick()
         found = super().call(__context, __obj, *args, **kwargs)
         budget.spend(get_size(found))
         return found
@@ -196,7 +198,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 def measure_output(value: Any) -> Any:
     """The value of an output, before it is printed."""
-    if not isinstance(value, str):
+    if type(value) is not str:
         budget = get_budget()
         budget.spend(budget.measure(value))
     return value

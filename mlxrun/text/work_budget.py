@@ -16,9 +16,9 @@ from jinja2.utils import Namespace
 
 BASE_BYTES = 1 << 26  # that a template may make of nothing
 BYTES_PER_CHARACTER = 200  # that it may make more for each character that it is given
-STEP_BYTES = 16  # what a step counts as: 4 million steps
+STEP_BYTES = 32  # what a step counts as: 2 million steps
 CPU_SECONDS = 5.0
-CHECKED_STEPS = 64  # the clock is read each time so many are done
+CHECKED_BYTES = 1 << 13  # the clock is read each time so many are counted
 MAX_BITS = 100_000  # of an integer
 ITEM_BYTES = 8
 _VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
@@ -29,6 +29,11 @@ _NESTED_FIELD = re.compile(r"[:!.\[][^{}]*\{")  # of str.format: a width may be 
 SHALLOW = frozenset(
     ("length", "count", "first", "last", "list", "map", "select", "reject", "selectattr", "rejectattr")
     + ("items", "default", "d", "attr", "random")
+)
+# Tests that walk through both of their values; the others look at the type of one.
+WALKING = frozenset(
+    ("eq", "equalto", "==", "ne", "!=", "lt", "lessthan", "<", "le", "<=")
+    + ("gt", "greaterthan", ">", "ge", ">=", "in", "lower", "upper")
 )
 # Filters and methods with a number that says how much is made.
 _WIDTHS = frozenset(("center", "ljust", "rjust", "zfill", "indent", "batch", "slice", "tojson", "truncate"))
@@ -45,7 +50,7 @@ class WorkBudget:
     def __init__(self, characters: int = 0, share: float = 1.0) -> None:
         self._left = int((BASE_BYTES + characters * BYTES_PER_CHARACTER) * share)
         self._deadline = time.thread_time() + CPU_SECONDS * share
-        self._next_check = self._left - CHECKED_STEPS * STEP_BYTES
+        self._next_check = max(0, self._left - CHECKED_BYTES)
 
     def tick(self) -> None:
         """Count a step."""
@@ -64,7 +69,7 @@ class WorkBudget:
             raise TemplateLimitError("it loops or grows beyond what a template may compute")
         if time.thread_time() > self._deadline:
             raise TemplateLimitError("it takes more processor time than a template may")
-        self._next_check = self._left - CHECKED_STEPS * STEP_BYTES
+        self._next_check = max(0, self._left - CHECKED_BYTES)
 
     def measure(self, value: Any, *, numbers: bool = False) -> int:
         """The bytes of a value as it would be printed, what occurs twice counted twice; at most a little
