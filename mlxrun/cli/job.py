@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -119,19 +121,35 @@ def make(
 def _write_file(maker: JobMaker, data: Path, output: Path, force: bool) -> int:
     from mlxrun.batch.line_files import replace_file
 
-    if output.exists() and not force:
-        raise JobError(f"{output} exists already; --force overwrites it")
     temp = output.with_name(output.name + ".tmp")
     with interrupt_on_sigterm():
         try:
-            with temp.open("wb") as file:
+            with _open_temporary(temp) as file:
+                if output.exists() and not force:
+                    raise JobError(f"{output} exists already; --force overwrites it")
                 count = maker.write_lines(data, file, make_row_report(str(data)))
                 replace_file(file, temp, output)
         except OSError as error:
             raise JobError(f"{output}: cannot be written: {error.strerror or error}") from error
-        finally:
-            temp.unlink(missing_ok=True)
     return count
+
+
+@contextmanager
+def _open_temporary(path: Path) -> Iterator[BinaryIO]:
+    """The file that becomes the output, empty and locked; it is removed in the end. One that a killed command
+    has left is named and used; JobError if another command writes it now."""
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise JobError(f"{path}: another `mlxrun job make` is writing it") from None
+        try:
+            if file.tell():
+                print_error(f"{path}: removed; it was left by a command that was killed")
+                file.truncate(0)
+            yield file
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def make_row_report(name: str) -> Callable[[int], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import signal
 import time
@@ -132,3 +133,22 @@ def test_long_tables_show_their_progress(
 def test_help_lists_the_kinds_of_matches(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["job", "make", "--help"]) == 0
     assert "exact|contains|contains_all|regex|json|number" in "".join(capsys.readouterr().out.split())
+
+
+def test_a_file_of_a_killed_command_is_removed(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where nothing is written, because the output is there."""
+    left = Path("c.job.jsonl.tmp")
+    for flags, code in (([], 0), ([], 2), (["--force"], 0)):
+        left.write_bytes(b'{"id": "half a li')
+        assert main(["job", "make", "c.csv", "--prompt", "{{ country }}", *flags]) == code
+        assert "c.job.jsonl.tmp: removed; it was left by a command that was killed" in capsys.readouterr().err
+        assert not left.exists()
+        assert "half" not in Path("c.job.jsonl").read_text()
+
+
+def test_two_commands_do_not_write_one_file(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Path("c.job.jsonl.tmp").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert main(["job", "make", "c.csv", "--prompt", "{{ country }}"]) == 2
+        assert "c.job.jsonl.tmp: another `mlxrun job make` is writing it" in capsys.readouterr().err
+        assert Path("c.job.jsonl.tmp").exists() and not Path("c.job.jsonl").exists()
