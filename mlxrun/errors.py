@@ -28,6 +28,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any, Self
 
+MAX_MESSAGE = 2_000  # bytes of a message in UTF-8
+_NOTE_BYTES = 60  # of the note that a message was cut
+
 
 class MlxrunError(Exception):
     """Base class of all errors that mlxrun raises on purpose. The text is meant for the user."""
@@ -224,9 +227,21 @@ def get_http_status(error: BaseException) -> int:
     return error.http_status if isinstance(error, MlxrunError) else 500
 
 
+def shorten_message(text: str) -> str:
+    """The text in at most MAX_MESSAGE bytes. What is too long is cut in its middle, because a message begins
+    with the place of an error and may end with its reason; the text says so."""
+    data = text.encode(errors="surrogatepass")
+    if len(data) <= MAX_MESSAGE:
+        return text
+    side = (MAX_MESSAGE - _NOTE_BYTES) // 2
+    head, tail = (part.decode(errors="ignore") for part in (data[:side], data[-side:]))
+    return f"{head} ... ({len(text) - len(head) - len(tail):,} characters left out) ... {tail}"
+
+
 def describe_error(error: BaseException) -> str:
     """The text for the user. Of a bug only its class, since its text may contain anything."""
-    return str(error) if isinstance(error, MlxrunError) else f"internal error ({type(error).__name__})"
+    known = isinstance(error, MlxrunError)
+    return shorten_message(str(error)) if known else f"internal error ({type(error).__name__})"
 
 
 _SHORTAGES = (

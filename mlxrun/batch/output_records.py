@@ -17,7 +17,7 @@ from typing import Any
 from mlxrun.batch.job_file import MESSAGE, BadLine, JobLine
 from mlxrun.batch.line_index import IndexedLine
 from mlxrun.batch.line_times import LineTimes
-from mlxrun.errors import get_http_status
+from mlxrun.errors import get_http_status, shorten_message
 from mlxrun.scoring.answer_text import extract_answer
 from mlxrun.scoring.line_scores import score_response
 from mlxrun.scoring.score_groups import Scores
@@ -122,6 +122,7 @@ def _build_record(
     record = {"id": ID_PREFIX + indexed.key, "custom_id": line.custom_id, "response": response, "error": None}
     if error is not None:
         code, message, param = error
+        message, param = shorten_message(message), None if param is None else shorten_message(param)
         record["error"] = {"code": code, "message": message, "line": line.number, "param": param}
     return add_score(record, line)
 

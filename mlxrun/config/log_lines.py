@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
 
-from mlxrun.config.visible_text import dump_json, make_message, make_visible, shorten_message
+from mlxrun.config.visible_text import dump_json, make_message, make_visible
+from mlxrun.errors import shorten_message
 
 TRACE = "trace"  # in `extra`: the lines of a traceback without the text of its error, which may be a prompt
 

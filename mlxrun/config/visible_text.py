@@ -10,8 +10,8 @@ import json
 import re
 from typing import Any
 
-MAX_MESSAGE = 2_000  # bytes of a message in UTF-8
-_NOTE_BYTES = 60  # of the note that a message was cut
+from mlxrun.errors import shorten_message
+
 # Controls but the line feed, also those of eight bits; marks of direction; separators at which some programs
 # end a line; lone surrogates, which no output can encode.
 _HIDDEN = re.compile(
@@ -33,17 +33,6 @@ def make_line(text: str) -> str:
 def make_message(text: str) -> str:
     """The text as one line of at most MAX_MESSAGE bytes."""
     return shorten_message(make_line(text))
-
-
-def shorten_message(text: str) -> str:
-    """The text in at most MAX_MESSAGE bytes. What is too long is cut in its middle, because a message begins
-    with the place of an error and may end with its reason; the text says so."""
-    data = text.encode(errors="surrogatepass")
-    if len(data) <= MAX_MESSAGE:
-        return text
-    side = (MAX_MESSAGE - _NOTE_BYTES) // 2
-    head, tail = (part.decode(errors="ignore") for part in (data[:side], data[-side:]))
-    return f"{head} ... ({len(text) - len(head) - len(tail):,} characters left out) ... {tail}"
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:

@@ -6,14 +6,8 @@ import json
 
 import pytest
 
-from mlxrun.config.visible_text import (
-    MAX_MESSAGE,
-    dump_json,
-    make_line,
-    make_message,
-    make_visible,
-    shorten_message,
-)
+from mlxrun.config.visible_text import dump_json, make_line, make_message, make_visible
+from mlxrun.errors import MAX_MESSAGE, shorten_message
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from mlxrun.cli.main import main
-from mlxrun.config import text_files, visible_text
+from mlxrun.config import text_files
+from mlxrun.errors import MAX_MESSAGE
 from mlxrun.model.model_files import EMBEDDED
 from tests.cli.conftest import fake_engine  # noqa: F401
-from tests.helpers.batch_fakes import chats, write_job
+from tests.helpers.batch_fakes import chat, chats, write_job
 from tests.helpers.suite_files import write_suite
 
 DEEP = "[" * 100_000
@@ -184,7 +185,7 @@ def test_a_hostile_file_is_named(
     assert said in " ".join(shown.split()), shown[:3_000]
     assert "Traceback" not in shown and "this is a bug" not in shown
     errors = [line for line in shown.splitlines() if line.startswith("mlxrun:")]
-    assert all(len(line.encode()) <= visible_text.MAX_MESSAGE for line in errors)
+    assert all(len(line.encode()) <= MAX_MESSAGE for line in errors)
     assert len(errors) <= 3, errors
 
 
@@ -233,3 +234,28 @@ def test_many_problems_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["config", "check", str(config)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 101 and lines[-1] == "... and 2900 more"
+
+
+@pytest.mark.usefixtures("fake_engine")
+def test_the_records_of_lines_with_long_names_are_short(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = "k" * 10**6
+    lines = [
+        chat("a", "x") | {long: 1},
+        f'{{"id": "b", "prompt": "x", "{long}": 1, "{long}": 2}}',
+        chat("c", "x", **{long: 1}),
+        chat("d", "x", model=long, tool_choice=long),
+        chat("e", "x", {"expected": "x", "match": long}),
+    ]
+    job = write_job(tmp_path, lines)
+    assert main(["batch", str(job), "--dry-run"]) == 1
+    shown = "".join(capsys.readouterr())
+    assert all(len(line.encode()) <= MAX_MESSAGE for line in shown.splitlines())
+    assert main(["batch", str(job)]) == 1
+    records = [json.loads(line) for line in (tmp_path / "job.errors.jsonl").read_text().splitlines()]
+    assert len(records) == 5
+    for record in records:
+        error = record["error"]
+        assert len(error["message"].encode()) <= MAX_MESSAGE
+        assert error["param"] is None or len(error["param"]) <= MAX_MESSAGE
