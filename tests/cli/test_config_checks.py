@@ -86,7 +86,7 @@ def test_a_broken_template(
 
 
 def test_a_template_that_is_no_text(capsys: pytest.CaptureFixture[str]) -> None:
-    Path("t.jinja").write_bytes(b"\xff\xfe")
+    Path("t.jinja").write_bytes(b"a\xff")
     assert main(["config", "check", "--set", "model.chat_template=t.jinja"]) == 2
     assert "t.jinja: it is not UTF-8 text" in capsys.readouterr().err
 
