@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,13 @@ log = logging.getLogger(__name__)
 GGUF = ".gguf"
 _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
@@ -106,6 +114,24 @@ def check_weights(folder: Path) -> None:
     """ModelLoadError if there are none."""
     if not list_weight_files(folder):
         raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+
+
+def check_plain_file(path: Path) -> None:
+    """ModelLoadError if this is no file on a disk: to open a pipe would wait for good."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: it cannot be read: {error.strerror}") from error
+    if kind != stat.S_IFREG:
+        raise ModelLoadError(f"{path}: it is {_KINDS.get(kind, 'something else')}, not a file")
+
+
+def check_file_kinds(folder: Path) -> None:
+    """ModelLoadError if one of the small files in the folder is a pipe or a device, which would be read."""
+    for pattern in _TEXT_FILES:
+        for path in sorted(folder.glob(pattern)):
+            if path.exists() and not path.is_dir():
+                check_plain_file(path)
 
 
 def check_architecture(config: Mapping[str, Any], folder: Path) -> None:

@@ -21,6 +21,7 @@ from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import ModelSettings
 from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.errors import ConfigError, MediaError, ModelLoadError
+from mlxrun.model.config_check import check_config, check_sizes
 from mlxrun.model.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.gguf.header import GgufHeader, read_header
 from mlxrun.model.gguf.tokenizer import make_tokenizer
@@ -35,6 +36,7 @@ from mlxrun.model.model_facts import (
 )
 from mlxrun.model.model_files import (
     check_architecture,
+    check_file_kinds,
     check_remote_code,
     check_small_files,
     check_weights,
@@ -164,6 +166,7 @@ def load_model_info(
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:
         check_small_files(folder)
+        check_file_kinds(folder)
     if weights and announce:
         log_weights(settings, folder)
     if weights and gguf is None:
@@ -175,6 +178,10 @@ def load_model_info(
     if gguf is None:
         check_architecture(config, folder)
     check_remote_code(settings, config, folder)
+    if gguf is not None:
+        check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, folder)
+    elif weights:
+        check_config(config, folder)
     kind = choose_kind(settings, config, folder) if gguf is None else _get_gguf_kind(settings)
     vision = kind.vision
     generation = read_json(folder / GENERATION) if gguf is None else {}

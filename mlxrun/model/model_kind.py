@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from typing import Any
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
+from mlxrun.model.tensor_files import read_entries
 
 log = logging.getLogger(__name__)
 _TOWER = re.compile(r"vision|visual|image|img|vit|vpm|clip")  # in names of a vision tower's weights
-_MAX_HEADER = 1 << 30  # bytes: a longer header is damaged
 NO_TOWER = "the checkpoint has no vision tower, so it is a text model"
 
 
@@ -87,20 +86,7 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
         for index in sorted(folder.glob("*.safetensors.index.json")):
             found |= json.loads(index.read_bytes())["weight_map"].keys()
         for file in files if not found else []:
-            found |= read_header_names(file)
+            found |= read_entries(file).keys()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{folder}: the names of the weights cannot be read: {error}") from error
     return frozenset(found) if found or files else None
-
-
-def read_header_names(file: Path) -> set[str]:
-    """The names of the tensors in a safetensors file. ModelLoadError if they cannot be read."""
-    try:
-        with file.open("rb") as opened:
-            (size,) = struct.unpack("<Q", opened.read(8))
-            if size > _MAX_HEADER:
-                raise ValueError("its header is damaged")
-            return set(json.loads(opened.read(size))) - {"__metadata__"}
-    except (OSError, ValueError, TypeError, struct.error) as error:
-        reason = "the names of its weights cannot be read, perhaps after an incomplete download"
-        raise ModelLoadError(f"{file}: {reason}: {error}") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlxrun.errors import ModelLoadError
 from mlxrun.model.model_files import list_weight_files, read_json
-from mlxrun.model.model_kind import read_header_names
+from mlxrun.model.tensor_files import read_entries
 
 log = logging.getLogger(__name__)
 
@@ -34,5 +34,5 @@ def _list_names(folder: Path) -> set[str]:
     """The names of the weights in the files that are there. ModelLoadError if one cannot be read."""
     found: set[str] = set()
     for file in list_weight_files(folder):
-        found |= read_header_names(file)
+        found |= read_entries(file).keys()
     return found

@@ -1,9 +1,9 @@
 """Compares the weights of a checkpoint with the parameters of the model that takes them.
 
-Missing ones, and ones of another shape, are refused by name: the library would leave random numbers. Ones
-that the model has no parameter for are left out where they cannot matter (a head that drafts, a further
-tower, a buffer that is computed anew), and refused where the model might need them: a bias or a norm inside
-one of its layers means that the architecture is another one.
+Missing ones, and ones of another shape, are refused by name: the library would leave random numbers. So are
+whole numbers in place of fractions. Ones that the model has no parameter for are left out where they cannot
+matter (a head that drafts, a further tower, a buffer that is computed anew), and refused where the model
+might need them: a bias or a norm inside one of its layers means that the architecture is another one.
 """
 
 from __future__ import annotations
@@ -64,10 +64,19 @@ def load_checked_weights(
             raise ModelLoadError(
                 f"{path}: {name} has the shape {weights[name].shape}, where the model has {parameter.shape}"
             )
+        if is_float(parameter) != is_float(weights[name]):
+            raise ModelLoadError(
+                f"{path}: {name} is of type {weights[name].dtype}, where the model has {parameter.dtype}"
+            )
     nn.Module.load_weights(model, [(name, weights[name]) for name in parameters])
     if unused:
         log.warning("%s: the model does not use %s", path, _list_names(unused))
     return tuple(unused)
+
+
+def is_float(array: mx.array) -> bool:
+    """Whether it has floating-point numbers; what is quantized, or counts, has whole ones."""
+    return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
 @contextmanager

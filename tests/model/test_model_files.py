@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.model_files import EMBEDDED, find_model_folder, read_json
 from mlxrun.model.model_info import load_model_info
+from tests.helpers.model_fixtures import Zoo
 
 
 def test_the_built_in_model_and_local_folders() -> None:
@@ -86,3 +90,23 @@ def test_the_revision_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
     assert first == ("org/tiny",) and with_weights["revision"] == without["revision"] == "v1.2"
     assert "*.safetensors" in with_weights["allow_patterns"]
     assert "*.safetensors" not in without["allow_patterns"]
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.jinja", "preprocessor_config.json"])
+def test_a_small_file_that_is_a_pipe_is_not_opened(zoo: Zoo, tmp_path: Path, name: str) -> None:
+    """It would be waited for: this is in a thread that may be left behind."""
+    folder = Path(shutil.copytree(zoo.vision("qwen2_5_vl"), tmp_path / "m"))
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    found: list[str] = []
+
+    def load() -> None:
+        try:
+            load_model_info(ModelSettings(path=str(folder)))
+        except ModelLoadError as error:
+            found.append(str(error))
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found == [f"{folder / name}: it is a pipe, not a file"]

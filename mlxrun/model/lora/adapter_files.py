@@ -20,8 +20,10 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxrun.config.text_files import read_text_file
-from mlxrun.errors import ConfigError, is_out_of_memory
+from mlxrun.errors import ConfigError, ModelLoadError, is_out_of_memory
 from mlxrun.model.lora.adapted_layers import LayerWeights
+from mlxrun.model.tensor_files import read_entries
+from mlxrun.model.weight_check import is_float
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +100,12 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
     wrong = [
         f"{name}: the model has no such parameter"
         if name not in parameters
-        else f"{name}: of shape {tensor.shape}, where the model has {parameters[name].shape}"
+        else f"{name}: {tensor.dtype} of shape {tensor.shape}, where the model has "
+        f"{parameters[name].dtype} of shape {parameters[name].shape}"
         for name, tensor in sorted(tensors.items())
-        if name not in parameters or tensor.shape != parameters[name].shape
+        if name not in parameters
+        or tensor.shape != parameters[name].shape
+        or is_float(tensor) != is_float(parameters[name])
     ]
     expected = {
         name for layer, module in _find_layers(model).items() for name in _name_tensors(layer, module)
@@ -191,7 +196,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if weights is None:
         raise ConfigError(f"{folder} has no {WEIGHTS}")
     try:
-        mx.load(str(weights))  # reads the header, and compares it with the size of the file
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"{weights}: not a complete safetensors file: {error}") from error
+        read_entries(weights)
+    except ModelLoadError as error:
+        raise ConfigError(str(error)) from error
     return config

@@ -16,6 +16,7 @@ from mlxrun.errors import ModelLoadError
 from mlxrun.model.pooling.encoders import make_encoder, rename_weight
 from mlxrun.model.pooling.score_head import is_head_weight
 from mlxrun.model.tensor_files import read_tensors
+from mlxrun.model.weight_check import is_float
 
 log = logging.getLogger(__name__)
 # Tensors that checkpoints have beside the encoder, and that no vector depends on.
@@ -29,6 +30,9 @@ def load_encoder(
     tensors: dict[str, mx.array] = {}
     for file in sorted(folder.glob("*.safetensors")):
         tensors |= read_tensors(file)
+    whole = sorted(name for name in tensors if not (is_float(tensors[name]) or _UNUSED.search(name)))
+    if whole and not config.get("quantization"):
+        raise ModelLoadError(f"{folder}: {whole[0]} is of type {tensors[whole[0]].dtype}, not a floating one")
     if config.get("quantization"):
         raise ModelLoadError(f"{folder}: quantized encoders are not supported; use the original weights")
     head = {name: value.astype(mx.float32) for name, value in tensors.items() if is_head_weight(name)}
