@@ -1,12 +1,14 @@
 """Reads the header of a GGUF file: its metadata, and the name, shape and type of each tensor. No weights.
 
-mx.load reads the same metadata, but only together with all weights, which front ends do not need.
+mx.load reads the same metadata, but only together with all weights, which front ends do not need. It trusts
+what a file says of itself, so that lengths and places are checked here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -45,6 +47,10 @@ _TYPES = dict(
 _TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
 _TYPES |= {23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
 _MAX_ITEMS = 1 << 24  # of an array: more is a damaged length
+# Values and bytes of a block, by type; the types that are read (see architectures.py).
+_BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2)}
+_BLOCKS |= {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34), "Q6_K": (256, 210)}
+_ALIGNMENT = 32  # of tensors, where `general.alignment` does not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +112,33 @@ class _HeaderReader:
         for _ in range(values):
             self._add(metadata, self._read_string(), self._read_value(*self._unpack("I")))
         found: dict[str, GgufTensor] = {}
+        places: dict[str, int] = {}
         for _ in range(tensors):
-            self._add(found, *self._read_tensor())
+            name, tensor, places[name] = self._read_tensor()
+            self._add(found, name, tensor)
+        self._check_places(found, places, metadata.get("general.alignment", _ALIGNMENT))
         return GgufHeader(path, metadata, found)
+
+    def _check_places(
+        self, tensors: Mapping[str, GgufTensor], places: Mapping[str, int], alignment: Any
+    ) -> None:
+        """ValueError unless each tensor lies within the file, on no other one. `places`: where they begin,
+        counted from the end of the header."""
+        if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
+            raise ValueError(f"general.alignment is {alignment!r:.60}, which is not a power of 2")
+        begin = -(-self._place // alignment) * alignment
+        end = 0
+        for name in sorted(tensors, key=places.__getitem__):
+            tensor, place = tensors[name], places[name]
+            values, nbytes = _BLOCKS.get(tensor.type, (1, 0))
+            row = tensor.shape[-1] if tensor.shape else 1
+            if row % values:
+                raise ValueError(f"{name!r:.100} has rows of {row} values, not whole blocks of {tensor.type}")
+            if place < end:
+                raise ValueError(f"{name!r:.100} begins inside another tensor")
+            end = place + math.prod(tensor.shape) // values * nbytes
+            if place % alignment or begin + end > len(self._data):
+                raise ValueError(f"{name!r:.100} does not lie within the file")
 
     def _add(self, found: dict[str, Any], name: str, value: Any) -> None:
         if name in found:  # also ends the reading of zeros, whose count may be anything
@@ -147,12 +177,13 @@ class _HeaderReader:
             raise ValueError(f"a value of the unknown type {kind}")
         return self._unpack(_FORMATS[kind])[0]
 
-    def _read_tensor(self) -> tuple[str, GgufTensor]:
+    def _read_tensor(self) -> tuple[str, GgufTensor, int]:
+        """The name of the next tensor, what it is, and its place behind the header."""
         name = self._read_string()
         (rank,) = self._unpack("I")
         if rank > 8:
             raise ValueError(f"{name} has {rank} dimensions")
-        *shape, kind, _ = self._unpack(f"{rank}QIQ")
+        *shape, kind, place = self._unpack(f"{rank}QIQ")
         if 0 in shape:
             raise ValueError(f"{name} has no values")
-        return name, GgufTensor(tuple(reversed(shape)), _TYPES.get(kind, f"type {kind}"))
+        return name, GgufTensor(tuple(reversed(shape)), _TYPES.get(kind, f"type {kind}")), place

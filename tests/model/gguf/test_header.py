@@ -75,3 +75,52 @@ def test_lengths_that_make_a_file_too_much_work_are_refused(tmp_path: Path) -> N
         file.write_bytes(head + data)
         with pytest.raises(ModelLoadError, match=rf"m\.gguf: the header .*{said}"):
             read_header(file)
+
+
+def write_places(file: Path, *tensors: tuple[str, tuple[int, ...], int], size: int = 64, **more: int) -> Path:
+    """A file with tensors of the type F32 at these places, and `size` bytes behind its header."""
+    write_gguf(file, METADATA | {f"general.{key}": value for key, value in more.items()}, {})
+    head = bytearray(file.read_bytes()[: file.read_bytes().rindex(b"a.nothing") + 9 + 4 + 12])
+    head[8:16] = struct.pack("<Q", len(tensors))
+    for name, shape, place in tensors:
+        head += struct.pack("<Q", len(name)) + name.encode()
+        head += struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, place)
+    file.write_bytes(bytes(head) + b"\0" * (-len(head) % 32) + bytes(size))
+    return file
+
+
+def test_tensors_lie_within_the_file_and_not_on_each_other(tmp_path: Path) -> None:
+    """MLX takes the word of the file, and would read what is behind it."""
+    file = tmp_path / "m.gguf"
+    assert set(read_header(write_places(file, ("x", (8,), 0), ("y", (8,), 32))).tensors) == {"x", "y"}
+    for said, tensors in {
+        "'y' begins inside another tensor": [("x", (16,), 0), ("y", (8,), 32)],
+        "'x' does not lie within the file": [("x", (17,), 0)],
+        "'x' does not lie": [("x", (8,), 1 << 60)],
+        "'x' does not": [("x", (1 << 40, 1 << 40), 0)],
+        "'x' does": [("x", (4,), 4)],
+    }.items():
+        with pytest.raises(ModelLoadError, match=rf"m\.gguf: the header .*{said}"):
+            read_header(write_places(file, *tensors))
+
+
+def test_an_alignment_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """The library of MLX divides by it."""
+    for alignment in (0, 24):
+        file = write_gguf(tmp_path / "m.gguf", METADATA | {"general.alignment": alignment}, {})
+        with pytest.raises(ModelLoadError, match=f"general.alignment is {alignment}, which is not a power"):
+            read_header(file)
+
+
+def test_rows_are_whole_blocks(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", METADATA, {"x": ("Q4_0", (2, 33), bytes(64))})
+    with pytest.raises(ModelLoadError, match="'x' has rows of 33 values, not whole blocks of Q4_0"):
+        read_header(file)
+
+
+def test_a_string_longer_than_the_file_is_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "m.gguf", {"a.word": "word"}, {})
+    whole = file.read_bytes()
+    file.write_bytes(whole.replace(struct.pack("<Q", 4) + b"word", struct.pack("<Q", 1 << 60) + b"word"))
+    with pytest.raises(ModelLoadError, match="ends within its header"):
+        read_header(file)
