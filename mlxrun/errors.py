@@ -250,11 +250,15 @@ _SHORTAGES = (
     "insufficient memory",
     "unable to allocate",
     "attempting to allocate",
+    "cannot allocate memory",
+    "bad_alloc",
+    "can't start new thread",  # whose stack has no room
+    "resource temporarily unavailable",
 )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device has no memory left."""
+    """Whether an error says that a device, or this process, has no memory left."""
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _SHORTAGES)
 
 

@@ -94,6 +94,7 @@ def command(
     """Run the JSONL job JOBS; the same command continues an interrupted job."""
     import asyncio
 
+    import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.batch.job_file import check_job_file
     from mlxrun.batch.job_run import JobOptions
     from mlxrun.batch.line_scorers import make_eval_reader, report_likelihood_lines

@@ -97,6 +97,7 @@ def command(
     """Run the suite SUITE, a YAML file; the same command continues an interrupted one."""
     import asyncio
 
+    import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.evals.suites.cell_jobs import CellJobs
 
     base = load_command_config(config_path, sets)

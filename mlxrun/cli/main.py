@@ -20,7 +20,7 @@ from mlxrun.cli.options import list_first
 from mlxrun.cli.process_exit import ProcessExit
 from mlxrun.config.terminal import filter_streams, print_error
 from mlxrun.config.visible_text import make_message
-from mlxrun.errors import MlxrunError
+from mlxrun.errors import MlxrunError, is_out_of_memory
 
 INTERRUPTED_EXIT = 130
 BUG_EXIT = 3
@@ -140,12 +140,25 @@ def report_error(error: Exception) -> int:
         for line in list_first(shown, SHOWN_PROBLEMS):
             print_error(line)
         return error.exit_code
+    if is_out_of_memory(error):  # of this process: a shortage of the device fails requests
+        print_error(f"mlxrun: out of memory: {_describe(error)}{_describe_limits()}")
+        return BUG_EXIT
     if isinstance(error, OSError):  # standard output cannot be written, or a file has disappeared
         print_error(f"mlxrun: {error}")
         return BUG_EXIT
     traceback.print_exception(error)
     print_error("mlxrun: this is a bug in mlxrun; the traceback is above")
     return BUG_EXIT
+
+
+def _describe(error: Exception) -> str:
+    return ": ".join(filter(None, (type(error).__name__, str(error))))
+
+
+def _describe_limits() -> str:
+    """What the limits of this process leave, if they were read before: now there is no memory to import."""
+    limits = sys.modules.get("mlxrun.model.machine.memory_limits")
+    return "".join(f"; {limit.describe()}" for limit in limits.list_limits()) if limits else ""
 
 
 if __name__ == "__main__":

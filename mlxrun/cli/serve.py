@@ -60,6 +60,8 @@ def command(
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
     import asyncio
 
+    import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+
     given = {"host": host, "port": port}
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
     loaded = load_command_config(config_path, sets, options)

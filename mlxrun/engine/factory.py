@@ -21,6 +21,7 @@ from mlxrun.model.compute_methods import DecodeMethod
 from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
+from mlxrun.model.memory_check import check_memory
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.encoder_types import is_encoder
@@ -46,9 +47,12 @@ def build_engine(
     config = resolve_config(config)
     check_drafting(config)
     model_info = model_info or load_model_info(config.model, weights=True)
+    check_memory(config, model_info)
     if is_encoder(model_info.config):
         return _build_encoder_engine(config, model_info)
     draft = find_draft(config, model_info)
+    if draft is not None:
+        check_memory(config, model_info, draft)
     model = load_model(config, model_info, probe)
     config, methods = model.config, model.methods
     drafts, drafting = build_draft_planner(model, draft)

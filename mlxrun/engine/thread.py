@@ -16,7 +16,7 @@ from typing import Any
 
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.stats import EngineStats, collect_stats
-from mlxrun.errors import EngineDead, MlxrunError
+from mlxrun.errors import EngineDead, MlxrunError, is_out_of_memory
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 log = logging.getLogger(__name__)
@@ -152,6 +152,7 @@ def _call_engine(engine: Engine, message: CallEngine) -> None:
 def _as_engine_dead(error: BaseException) -> EngineDead:
     if isinstance(error, EngineDead):
         return error
-    dead = EngineDead(f"the engine has stopped: {type(error).__name__}: {error}")
+    shortage = "out of memory: " if is_out_of_memory(error) else ""
+    dead = EngineDead(f"the engine has stopped: {shortage}{type(error).__name__}: {error}")
     dead.__cause__ = error
     return dead

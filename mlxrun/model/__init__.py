@@ -6,7 +6,9 @@ OpenBLAS must be in the process before mlx is: see mlxrun.model.machine.blas.
 import os
 
 from mlxrun.model.machine.blas import load_blas
+from mlxrun.model.machine.memory_limits import prepare_imports
 
+prepare_imports()
 load_blas()
 # MLX on CUDA caches few cuDNN plans and CUDA graphs, by shape, and raises if it has to make too many anew.
 # Prompts of all lengths need many.

@@ -44,7 +44,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
         if isinstance(error, RuntimeError):
             check_tensor_files(info.folder)
         raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
-    dtype = _choose_dtype(settings)
+    dtype = choose_dtype(settings)
     if dtype is None and info.gguf is not None:
         # Norms are in float32 beside matrices in float16; mixed, every activation would become float32.
         is_bfloat = any(tensor.type == "BF16" for tensor in info.gguf.tensors.values())
@@ -114,7 +114,7 @@ def _is_tied(info: LoadedModelInfo) -> bool:
     return any(source.get("tie_word_embeddings") for source in sources)
 
 
-def _choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
+def choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
     """The dtype to cast to; None keeps the file's. Half precision is several times slower on a CPU."""
     if settings.dtype == "auto":
         return mx.float32 if mx.default_device() == mx.cpu else None

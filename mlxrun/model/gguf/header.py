@@ -60,6 +60,12 @@ class GgufTensor:
     shape: tuple[int, ...]
     type: str
 
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the file; 0 for types that are not read."""
+        values, nbytes = _BLOCKS.get(self.type, (1, 0))
+        return math.prod(self.shape) // values * nbytes
+
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
@@ -130,13 +136,13 @@ class _HeaderReader:
         end = 0
         for name in sorted(tensors, key=places.__getitem__):
             tensor, place = tensors[name], places[name]
-            values, nbytes = _BLOCKS.get(tensor.type, (1, 0))
+            values, _ = _BLOCKS.get(tensor.type, (1, 0))
             row = tensor.shape[-1] if tensor.shape else 1
             if row % values:
                 raise ValueError(f"{name!r:.100} has rows of {row} values, not whole blocks of {tensor.type}")
             if place < end:
                 raise ValueError(f"{name!r:.100} begins inside another tensor")
-            end = place + math.prod(tensor.shape) // values * nbytes
+            end = place + tensor.nbytes
             if place % alignment or begin + end > len(self._data):
                 raise ValueError(f"{name!r:.100} does not lie within the file")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 
 from mlxrun.config.settings import Config
+from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_memory, list_limits
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 from mlxrun.scheduler.token_budget import StepCosts
 
@@ -62,29 +62,27 @@ def resolve_config(config: Config) -> Config:
 
 
 def get_memory_limit() -> int:
-    """Bytes that may be used: the device's recommendation, or most of what is free; 0 if unknown."""
+    """Bytes that may be used, those that arrays have already included: the device's recommendation, or most
+    of what is free; 0 if unknown."""
     info = mx.device_info()
     if uses_gpu():
         for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
             if isinstance(info.get(key), int):
                 return int(info[key])
         return 0
-    return int(read_free_memory() * CPU_SHARE)
+    free = read_free_memory()
+    return int((free + mx.get_active_memory()) * CPU_SHARE) if free else 0
 
 
 def get_total_memory() -> int:
-    """Bytes that the device has, whatever is in use; 0 if unknown."""
+    """Bytes that the device has, or that this process may have of them, whatever is in use; 0 if unknown."""
     if uses_gpu():
         return get_memory_limit()
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([size, *(limit.total for limit in list_limits())])
 
 
 def read_free_memory() -> int:
-    """Bytes that Linux reports as available; 0 on other systems."""
-    path = Path("/proc/meminfo")
-    if not path.is_file():
-        return 0
-    for line in path.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    """Bytes that this process may still take: of what Linux reports as available, and of its own limits; 0
+    on other systems."""
+    return find_free_memory(list_limits(), count_reserved_bytes(loaded=True))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
 from mlxrun.model.machine import device
+from mlxrun.model.machine.memory_limits import MemoryLimit
 from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 from mlxrun.scheduler.token_budget import StepCosts
 
@@ -79,14 +79,16 @@ def test_the_total_is_no_less_than_what_is_free() -> None:
     assert device.get_total_memory() >= device.read_free_memory() > 0
 
 
-def test_free_memory_is_read_from_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    info = tmp_path / "meminfo"
-    monkeypatch.setattr(device, "Path", lambda name: info)
-    assert device.read_free_memory() == 0, "another system"
-    info.write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\n")
-    assert device.read_free_memory() == 50 * 1024
+def test_the_limit_counts_what_arrays_have_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a model is loaded, its weights are part of the limit, and no longer of what is free."""
+    limits = [MemoryLimit("ulimit -v", 10**12, 10**11, reserves=True), MemoryLimit("this machine", 300, 50)]
     monkeypatch.setattr(device, "uses_gpu", lambda: False)
-    assert device.get_memory_limit() == int(50 * 1024 * device.CPU_SHARE)
+    monkeypatch.setattr(device.mx, "get_active_memory", lambda: 200)
+    monkeypatch.setattr(device, "list_limits", lambda: limits)
+    assert (device.read_free_memory(), device.get_memory_limit()) == (50, int(250 * device.CPU_SHARE))
+    assert device.get_total_memory() == 300
+    monkeypatch.setattr(device, "list_limits", list)
+    assert device.read_free_memory() == device.get_memory_limit() == 0, "another system"
 
 
 def test_float32_may_be_shortened_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
