@@ -94,7 +94,7 @@ class JobRun:
                 await asyncio.to_thread(index.scan, lambda: self.stop.requested)
                 self.stop.check()
                 return await self._run(index, settings)
-        except Interrupted:
+        except BaseException:  # a stuck engine may cause any, such as that no thread can be started
             self.stop.exit_if_stuck()
             raise
         finally:

@@ -1,4 +1,5 @@
-"""Signals: the first SIGINT or SIGTERM ends the job in order, the second ends the process at once.
+"""Signals: the first SIGINT or SIGTERM ends the job in order, the second ends the process at once, also after
+the job, while the process ends.
 
 In a server, a job handles no signals and ends only itself. Work that may be cancelled runs under
 `StopSignals.run`, which raises Interrupted; work that must be completed does not.
@@ -65,7 +66,7 @@ class StopSignals:
             self._handling = False
             for number in _SIGNALS:
                 loop.remove_signal_handler(number)
-                signal.signal(number, earlier[number])
+                signal.signal(number, signal.SIG_DFL if self.requested else earlier[number])
 
     def request(self) -> None:
         """Stop the job, as a signal does."""

@@ -92,14 +92,13 @@ def command(
     **flags: Any,
 ) -> int:
     """Run the JSONL job JOBS; the same command continues an interrupted job."""
-    import asyncio
-
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.batch.job_file import check_job_file
     from mlxrun.batch.job_run import JobOptions
     from mlxrun.batch.line_scorers import make_eval_reader, report_likelihood_lines
     from mlxrun.batch.remote_job import open_paths
     from mlxrun.cache.cache_folder import get_default_folder
+    from mlxrun.cli.signal_loop import run_async
 
     spool = get_default_folder().with_name("jobs")
     with open_paths(jobs, output, spool, say, publish=not dry_run) as paths:
@@ -110,8 +109,8 @@ def command(
         loaded = load_command_config(config_path, sets)
         options = JobOptions(**flags)
         if dry_run:
-            return asyncio.run(_dry_run(loaded, paths, options))
-        return asyncio.run(_run(ray_address, loaded, sets, paths, options, evals))
+            return run_async(_dry_run(loaded, paths, options))
+        return run_async(_run(ray_address, loaded, sets, paths, options, evals))
 
 
 async def _run(

@@ -95,9 +95,8 @@ def command(
     **flags: Any,
 ) -> int:
     """Run the suite SUITE, a YAML file; the same command continues an interrupted one."""
-    import asyncio
-
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+    from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.suites.cell_jobs import CellJobs
 
     base = load_command_config(config_path, sets)
@@ -106,7 +105,7 @@ def command(
     jobs.check(cells)
     file.raise_problems()
     command = _EvalCommand(base, cells, _choose_cells(cells, only), jobs, output or suite.with_suffix(".out"))
-    return asyncio.run(command.check_cost(flags["limit"]) if dry_run else command.run(flags))
+    return run_async(command.check_cost(flags["limit"]) if dry_run else command.run(flags))
 
 
 def _read_cells(path: Path, config_path: Path | None, sets: Sequence[str]) -> tuple[SuiteFile, list[Cell]]:

@@ -1,32 +1,103 @@
-"""Ends a command by SIGTERM as by Ctrl-C, also where it is reading a config or loading a model.
+"""SIGINT and SIGTERM: the first ends a command in order, wherever it is; the second ends the process at once.
 
 Python raises KeyboardInterrupt wherever the main thread is. In a finaliser it is printed and lost, and the
 command would go on as if no signal had come; so it is raised again a moment later.
+
+A main thread that waits inside a library runs no Python, and takes no notice of a signal. So the system
+itself ends the process by the second one: when a signal is delivered, its action becomes the default one.
+For a moment after the first, others are ignored, as shells and `timeout` send two at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 DELAY = 0.02  # seconds until the finaliser has ended
+SETTLE = 0.5  # seconds in which further signals are the same one
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_IS_LINUX = sys.platform.startswith("linux")
+_RESET = -0x80000000 if _IS_LINUX else 0x4  # SA_RESETHAND
+_MASK_BYTES = 128 if _IS_LINUX else 4
+
+
+class _Action(ctypes.Structure):
+    """struct sigaction of Linux and macOS."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_byte * _MASK_BYTES),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+class _Settling:
+    """The time after the first signal. `timer` ends it."""
+
+    timer: threading.Timer | None = None
 
 
 def handle_interrupts() -> None:
     """Take SIGTERM as Ctrl-C, for the whole process, unless a command handles it itself. On the main thread
     only."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _take_signals()
     before = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
+        if _Settling.timer is not None:
+            _Settling.timer.cancel()
+        _take_signals()
         timer = threading.Timer(DELAY, os.kill, (os.getpid(), signal.SIGTERM))
         timer.daemon = True
         timer.start()
 
     sys.unraisablehook = report
+
+
+def _take_signals() -> None:
+    for number in NUMBERS:
+        signal.signal(number, _interrupt)
+        reset_when_delivered(number)
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    expect_last_signal()
+    raise KeyboardInterrupt
+
+
+def expect_last_signal() -> None:
+    """The first signal was taken: after a moment, the next one ends the process. On the main thread only."""
+    for number in NUMBERS:
+        signal.signal(number, signal.SIG_IGN)
+    _Settling.timer = threading.Timer(SETTLE, _use_default_actions)
+    _Settling.timer.daemon = True
+    try:
+        _Settling.timer.start()
+    except RuntimeError:  # there is no memory for a thread
+        _use_default_actions()
+
+
+def _use_default_actions() -> None:
+    """On any thread, which `signal.signal` is not for."""
+    library = ctypes.CDLL(None)
+    library.signal.argtypes, library.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    for number in NUMBERS:
+        library.signal(number, None)
+
+
+def reset_when_delivered(number: int) -> None:
+    """Keep the handler of this signal for one delivery. Systems that cannot do so keep it for all."""
+    with suppress(AttributeError, OSError):
+        library, action = ctypes.CDLL(None), _Action()
+        if library.sigaction(number, None, ctypes.byref(action)) == 0:
+            action.flags |= _RESET
+            library.sigaction(number, ctypes.byref(action), None)

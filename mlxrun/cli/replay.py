@@ -53,7 +53,6 @@ missing or were edited; 3 engine; 130 interrupted.
 @click.option("--model", metavar="PATH", help=MODEL_HELP)
 def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str | None) -> int:
     """Run the job of RUN again as its manifest says, and say whether the records are equal."""
-    import asyncio
     from dataclasses import replace
 
     from mlxrun.batch.job_cache import choose_engine_config
@@ -61,6 +60,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     from mlxrun.batch.line_scorers import make_eval_reader
     from mlxrun.batch.progress import pluralize
     from mlxrun.batch.run_paths import JobPaths
+    from mlxrun.cli.signal_loop import run_async
     from mlxrun.errors import JobError
     from mlxrun.evals.replay import find_job, replay_job
     from mlxrun.evals.run_folders.run_folder import RunFolder
@@ -78,7 +78,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     report_machine(earlier)
     setup = make_run_setup(earlier, model, lambda config: choose_engine_config(config, paths.cache))
     options = JobOptions(fresh=fresh, mixed=mixed)
-    found = asyncio.run(replay_job(earlier, paths, replace(setup, evals=evals), options, say))
+    found = run_async(replay_job(earlier, paths, replace(setup, evals=evals), options, say))
     for line in list_first([f"line {line}" for line in found.differing]):
         print_line(line)
     equal = found.compared - len(found.differing)

@@ -78,6 +78,7 @@ def command(
     sets: tuple[str, ...],
 ) -> int:
     """Score the answers of RUN again without generating them."""
+    from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.rescoring import check_journal
     from mlxrun.evals.run_folders.run_folder import open_runs
 
@@ -98,12 +99,10 @@ def command(
     for each in runs:  # before a scorer is imported, and before anything is written
         check_journal(each)
     if judge is not None:
-        import asyncio
-
         from mlxrun.evals.judge import read_judge
 
         content = read_judge(judge)
-        return asyncio.run(_judge_runs(runs, content, load_command_config(config_path, sets)))
+        return run_async(_judge_runs(runs, content, load_command_config(config_path, sets)))
     return _score_runs(runs, scorer, changes)
 
 

@@ -58,9 +58,8 @@ def command(
     mixed: bool,
 ) -> int:
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
-    import asyncio
-
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+    from mlxrun.cli.signal_loop import run_async
 
     given = {"host": host, "port": port}
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
@@ -68,8 +67,8 @@ def command(
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 
-        return asyncio.run(serve_on_ray(ray_address, loaded, sets, mixed))
-    return asyncio.run(_serve(loaded))
+        return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
+    return run_async(_serve(loaded))
 
 
 async def _serve(loaded: LoadedConfig) -> int:

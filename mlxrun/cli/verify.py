@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,6 +61,7 @@ Exit codes: 0 verified; 1 something was changed, or a line came out differently;
 @click.option("--strict", is_flag=True, help="Count lines that differ as wrong in any case.")
 def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str | None, strict: bool) -> int:
     """Check that RUN is as it was written, and that its lines come out the same again."""
+    from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.run_folders.run_folder import open_runs
     from mlxrun.evals.verification import DEFAULT_SAMPLE
 
@@ -69,7 +69,7 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str |
         raise click.UsageError("give one of --sample and --all")
     count = None if is_all else sample or DEFAULT_SAMPLE
     verify = partial(_verify, sample=count, seed=seed, model=model, strict=strict)
-    good = asyncio.run(_verify_runs(open_runs(run), verify))
+    good = run_async(_verify_runs(open_runs(run), verify))
     return 0 if all(good) else 1
 
 

@@ -56,7 +56,9 @@ async def test_a_signal_cancels_work_and_nothing_else() -> None:
         with pytest.raises(Interrupted) as caught:
             await stop.run(work())
     assert ended.is_set() and caught.value.exit_code == 130
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == [signal.SIG_DFL] * 2
+    for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+        signal.signal(number, handler)
     assert said == [
         "stopping: no new lines are started, finished lines are kept (press Ctrl-C again to stop immediately)"
     ]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from mlxrun.cli import interrupts
 
 PROGRAM = """
 import os, signal, sys, time
@@ -43,3 +49,135 @@ def test_the_twin_of_a_finaliser_goes_on() -> None:
     program = PROGRAM.format(interrupted=FINALISER, twin=twin, seconds=1)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.stdout == "went on\n" and "KeyboardInterrupt" in done.stderr
+
+
+HANGING = """
+import ctypes, os, signal, sys, time
+from mlxrun.cli import interrupts
+from mlxrun.cli.signal_loop import run_async
+
+def hang():
+    "Wait for a lock that this thread has, as a library may, which no signal interrupts."
+    library, lock = {library}(None), ctypes.create_string_buffer(128)
+    library.pthread_mutex_lock(lock)
+    print("hangs", flush=True)
+    library.pthread_mutex_lock(lock)
+
+async def work():
+    import asyncio
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in interrupts.NUMBERS:
+        loop.add_signal_handler(number, stop.set)
+    {before}
+    print("waits", flush=True)
+    await stop.wait()
+    print("stops", flush=True)
+    {after}
+
+{twin}
+interrupts.handle_interrupts()
+{run}
+"""
+TWIN = """
+from mlxrun.cli import signal_loop
+signal_loop.reset_when_delivered = interrupts.reset_when_delivered = lambda number: None
+"""
+RUN = "run_async(work())"
+ENDS = {"plain": ("", "", "hang()"), "before": ("hang()", "", RUN), "after": ("", "hang()", RUN)}
+
+
+def start_hanging(where: str, library: str = "ctypes.CDLL", twin: str = "") -> subprocess.Popen[str]:
+    """A command that waits natively: at once, in its loop, or after the first signal. `library`: whether it
+    lets other threads run Python meanwhile."""
+    before, after, run = ENDS[where]
+    program = HANGING.format(library=library, before=before, after=after, run=run, twin=twin)
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    if where == "after":
+        assert process.stdout.readline() == "waits\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stops\n"
+    assert process.stdout.readline() == "hangs\n"
+    assert wait_until(lambda: is_asleep(process.pid))
+    return process
+
+
+def is_asleep(pid: int) -> bool:
+    """Whether the process has waited for half a second, so that it does so in the lock."""
+    if not sys.platform.startswith("linux"):
+        time.sleep(2)
+        return True
+    states = []
+    for _ in range(10):
+        states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        time.sleep(0.05)
+    return set(states) == {"S"}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.05)
+    return condition()
+
+
+def is_pending(pid: int, number: int) -> bool:
+    """Whether the process has this signal and was not interrupted by it yet."""
+    if not sys.platform.startswith("linux"):
+        time.sleep(1)
+        return False
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = [int(line.split()[1], 16) for line in lines if line.startswith(("SigPnd", "ShdPnd"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
+
+
+@pytest.mark.parametrize("library", ["ctypes.CDLL", "ctypes.PyDLL"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["plain", "before"])
+def test_the_second_signal_ends_what_waits_in_a_library(where: str, number: int, library: str) -> None:
+    """Also one that keeps all Python waiting, as PyDLL does."""
+    with start_hanging(where, library) as process:
+        process.send_signal(number)
+        assert wait_until(lambda: not is_pending(process.pid, number))
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(60) == -number
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_second_signal_ends_what_waits_after_the_first(number: int) -> None:
+    """Of whichever kind, once the first has settled."""
+    with start_hanging("after") as process:
+
+        def ends() -> bool:
+            if process.poll() is None:
+                process.send_signal(number)
+            return process.poll() is not None
+
+        assert wait_until(ends)
+        assert process.returncode == -number
+
+
+@pytest.mark.parametrize("where", ["plain", "before"])
+def test_the_twin_of_a_second_signal_waits_on(where: str) -> None:
+    with start_hanging(where, twin=TWIN) as process:
+        for _ in range(4):
+            process.send_signal(signal.SIGTERM)
+            assert wait_until(lambda: not is_pending(process.pid, signal.SIGTERM))
+        assert process.poll() is None
+        process.kill()
+
+
+def test_signals_that_come_together_are_one() -> None:
+    """As of `timeout` and of shells: the command still stops in order."""
+    settle = "interrupts.SETTLE = 600.0"
+    after = 'os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGINT); print("in order")'
+    before = "loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)"
+    program = HANGING.format(library="ctypes.CDLL", before=before, after=after, run=RUN, twin=settle)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("waits\nstops\nin order\n", 0), done.stderr
+
+
+def test_all_commands_run_on_this_loop() -> None:
+    folder = Path(interrupts.__file__).parent
+    assert [path.name for path in folder.glob("*.py") if "asyncio.run(" in path.read_text()] == []

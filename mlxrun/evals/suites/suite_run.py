@@ -109,8 +109,9 @@ class SuiteRun:
                     await self._run_group([cell for cell in self.cells if cell.engine_key == key])
             except Interrupted as error:
                 self.manifest.end(error.exit_code, "interrupted")
-                self.stop.exit_if_stuck()
                 raise
+            finally:
+                self.stop.exit_if_stuck()
             code = max(self._exits, default=0)
             self.manifest.end(code, "failed" if code > 1 else "done")
             return code
