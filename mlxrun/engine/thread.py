@@ -1,7 +1,7 @@
 """The thread that owns the engine: it loads the model, steps while there is work, and closes the engine.
 
 Messages come in by one queue; the events of each step go out by one call of `on_events`. MLX's streams belong
-to threads, so no other thread touches the engine.
+to threads, so no other thread touches the engine. A thread that hangs is noticed by watchdog.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.stats import EngineStats, collect_stats
+from mlxrun.engine.watchdog import Watchdog
 from mlxrun.errors import EngineDead, MlxrunError, is_out_of_memory
 from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
@@ -70,6 +71,9 @@ class EngineThread:
         # After the newest step or message; None until the engine is built.
         self.stats: EngineStats | None = None
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._watchdog = Watchdog(self._give_up)
+        self._over = threading.Event()  # the thread ends, or hangs for good
+        self._is_stuck = False
         # A daemon thread does not keep the process alive if a front end dies without sending StopEngine.
         self._thread = threading.Thread(target=self._run, name="mlxrun-engine", daemon=True)
 
@@ -81,11 +85,28 @@ class EngineThread:
         self._inbox.put(message)
 
     def join(self) -> None:
-        """Wait for the thread to end."""
-        self._thread.join()
+        """Wait for the thread to end. One that hangs is left behind."""
+        self._over.wait()
+        if not self._is_stuck:
+            self._thread.join()
+
+    def _give_up(self, problem: str) -> None:
+        """The thread hangs: end the engine for all who wait for it. On the watchdog's thread."""
+        self._is_stuck = True
+        self._listener.on_dead(EngineDead(f"the engine is stuck: {problem}"))
+        self._over.set()
 
     def _run(self) -> None:
         try:
+            self._run_engine()
+        finally:
+            self._watchdog.stop()
+            self._over.set()
+
+    def _run_engine(self) -> None:
+        try:
+            self._watchdog.start()
+            self._watchdog.note("loading the model")
             engine = self._build()
         except MlxrunError as error:
             self._listener.on_dead(error)
@@ -106,10 +127,12 @@ class EngineThread:
 
     def _run_steps(self, engine: Engine) -> None:
         while True:
+            self._watchdog.note(None)
             events = self._handle_messages(engine)
             if events is None:
                 return
             if engine.busy:
+                self._watchdog.note("computing a step")
                 events += engine.step()
                 self.stats = collect_stats(engine)
             if events:

@@ -14,6 +14,23 @@ REPORT_EVERY = 2.0  # seconds
 GROUP_BYTES = 1 << 28  # of weights that are evaluated in one call
 
 
+class _Latest:
+    """What was counted last, on any thread, for those who watch whether there is progress."""
+
+    progress: LoadProgress | None = None
+    counted = 0  # bytes in all
+
+
+def count_progress() -> int:
+    """Bytes that were counted since the process began."""
+    return _Latest.counted
+
+
+def describe_progress() -> str | None:
+    """What is being read, and how far that is; None if nothing is."""
+    return None if _Latest.progress is None else _Latest.progress.describe()
+
+
 class LoadProgress:
     """Counts bytes of `total`; the log has a line every REPORT_EVERY seconds until all are counted."""
 
@@ -23,17 +40,28 @@ class LoadProgress:
         self._clock = clock
         self._done = 0
         self._reported = clock()
+        _Latest.progress = self
+
+    def describe(self) -> str:
+        """What is being read, and how far that is."""
+        share = 100 * self._done / max(self._total, 1)
+        done, total = format_rounded(self._done), format_rounded(self._total)
+        return f"{self._what}: {done} of {total} ({share:.0f} %)"
+
+    def end(self) -> None:
+        """All was read, or none of it will be."""
+        if _Latest.progress is self:
+            _Latest.progress = None
 
     def add(self, nbytes: int) -> None:
         """Count more bytes."""
         self._done += nbytes
-        if self._done >= self._total or self._clock() - self._reported < REPORT_EVERY:
-            return
-        self._reported = self._clock()
-        share = self._done / self._total
-        log.info(
-            "%s: %s of %s (%.0f %%)", self._what, *map(format_rounded, (self._done, self._total)), 100 * share
-        )
+        _Latest.counted += nbytes
+        if self._done >= self._total:
+            self.end()
+        elif self._clock() - self._reported >= REPORT_EVERY:
+            self._reported = self._clock()
+            log.info("%s", self.describe())
 
 
 def evaluate_parameters(model: Any, name: str) -> None:
@@ -54,3 +82,4 @@ def evaluate_parameters(model: Any, name: str) -> None:
             progress.add(size)
             group, size = [], 0
     mx.eval(group)
+    progress.add(size)
