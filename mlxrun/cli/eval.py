@@ -211,7 +211,7 @@ async def _start_engine(config: Config, info: Any, cache: Path) -> EngineClient:
     return await EngineClient.start(choose_engine_config(config, cache), info)
 
 
-def _describe_device() -> dict[str, Any]:
-    from mlxrun.model.doctor import describe_device
+def _describe_device(config: Config) -> dict[str, Any]:
+    from mlxrun.model.machine.device_facts import describe_device
 
-    return describe_device()
+    return describe_device(config.engine)

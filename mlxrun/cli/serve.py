@@ -88,14 +88,17 @@ async def _serve(loaded: LoadedConfig) -> int:
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
     """Load the model on an engine of its own, and start the batches, those of an earlier run included."""
+    from functools import partial
+
     from mlxrun.batch.job_service import JobService
     from mlxrun.cli.serve_setup import load_engine
-    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.device_facts import describe_device
 
     engine = await load_engine(loaded.config)
     if queue is not None:
         formats = engine.context.formats
-        service = JobService(engine.client, loaded.config, loaded.digest, describe_device, formats)
+        describe = partial(describe_device, loaded.config.engine)
+        service = JobService(engine.client, loaded.config, loaded.digest, describe, formats)
         try:
             await queue.start(service)
         except BaseException:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 async def load_engine(config: Config) -> LoadedEngine:
     """Load the model of a config on an engine of its own."""
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.device_facts import describe_device
     from mlxrun.model.machine.versions import list_library_versions
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -22,7 +22,7 @@ async def load_engine(config: Config) -> LoadedEngine:
     context = make_context(config, model)
     client = await EngineClient.start(config, model)
     try:
-        facts = {"versions": list_library_versions(), "device": describe_device()}
+        facts = {"versions": list_library_versions(), "device": describe_device(config.engine)}
         return LoadedEngine(client, context, facts)
     except BaseException:
         await client.close()

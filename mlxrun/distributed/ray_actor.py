@@ -56,7 +56,7 @@ def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
     from mlxrun.batch.line_answerer import count_lines_at_once
     from mlxrun.batch.line_keys import collect_settings, digest_settings
     from mlxrun.batch.manifest_environment import list_versions
-    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.device_facts import describe_device
     from mlxrun.model.model_info import load_model_info
 
     info = load_model_info(config.model, weights=True)
@@ -66,7 +66,7 @@ def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
         process=os.getpid(),
         protocol=PROTOCOL,
         versions=list_versions(),
-        device=describe_device(),
+        device=describe_device(config.engine),
         model=info.digests["model"],
         settings=digest_settings(collect_settings(config, info)),
         rows=config.scheduler.max_running,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import ExitStack
 from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
@@ -71,6 +72,7 @@ class Engine:
         self._aborted: list[TokenEvent] = []  # final events that the next step returns
         self._last_plan: StepPlan | None = None  # of the step before; None if the engine was idle then
         self._last_time = 0.0  # when that step ended
+        self.held = ExitStack()  # what the engine holds of the process until it is closed
 
     @property
     def busy(self) -> bool:
@@ -229,12 +231,13 @@ class Engine:
 
     def close(self) -> None:
         """Release all arrays, on the thread that made them."""
-        try:
-            self.prefix_cache.shutdown()
-        finally:
-            if self.pooling is not None:
-                self.pooling.close()
-            if self.selection is not None:
-                self.selection.close()
-            self.scheduler.drafts.close()
-            self._runner.close()
+        with self.held:
+            try:
+                self.prefix_cache.shutdown()
+            finally:
+                if self.pooling is not None:
+                    self.pooling.close()
+                if self.selection is not None:
+                    self.selection.close()
+                self.scheduler.drafts.close()
+                self._runner.close()

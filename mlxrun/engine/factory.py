@@ -6,6 +6,7 @@ Must be called on the thread that will step the engine, because MLX's streams be
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from dataclasses import replace
 
 from mlxrun.config.image_bytes import get_image_bytes
@@ -20,8 +21,10 @@ from mlxrun.errors import ConfigError
 from mlxrun.model.compute_methods import DecodeMethod
 from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
+from mlxrun.model.machine.blas import hold_blas_threads
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
 from mlxrun.model.memory_check import check_memory
+from mlxrun.model.machine.device_facts import choose_blas_threads
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.encoder_types import is_encoder
@@ -43,6 +46,14 @@ def build_engine(
 ) -> Engine:
     """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded; `probe`:
     if this model was already compared."""
+    with ExitStack() as held:
+        held.enter_context(hold_blas_threads(choose_blas_threads(config.engine)))
+        engine = _build_engine(config, model_info, probe)
+        engine.held = held.pop_all()
+    return engine
+
+
+def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: ProbeReport | None) -> Engine:
     costs = choose_step_costs(config)
     config = resolve_config(config)
     check_drafting(config)

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import mlx.core as mx
 
 from mlxrun.model.machine import device
-from mlxrun.model.machine.blas import ADVICE, describe_blas, find_loaded_blas
+from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
+from mlxrun.model.machine.device_facts import describe_device
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
@@ -22,16 +23,6 @@ from mlxrun.model.weight_form import WeightForm
 
 MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
-
-
-def describe_device() -> dict[str, Any]:
-    """The device and its backend, with MLX's own names for byte counts, and without serial numbers."""
-    info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
-    name = str(info.pop("device_name", info.get("architecture", "unknown")))
-    facts = {"backend": device.get_backend(), "name": name} | info
-    if facts["backend"] == "cpu":
-        facts |= describe_blas()
-    return facts
 
 
 def check_machine() -> list[Finding]:

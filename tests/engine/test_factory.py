@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,6 +28,7 @@ from mlxrun.engine.factory import build_engine
 from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model import model_digests
 from mlxrun.model import model_info as model_info_module
+from mlxrun.model.machine import blas
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.model_info import load_model_info
 from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
@@ -194,3 +197,51 @@ def test_a_reproducible_engine_has_aligned_chunks(zoo: Zoo) -> None:
     engine_driver.run_requests(engine, requests)
     chunks = [(chunk.start, chunk.stop) for plan in plans for chunk in plan.prefill]
     assert {start % 16 for start, _ in chunks} == {0} and len(chunks) == 6
+
+
+def test_a_reproducible_engine_holds_one_thread_until_it_is_closed(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it cannot be built. Another engine leaves the threads as they are."""
+    if blas.find_loaded_blas() is None:
+        pytest.skip("there is no OpenBLAS here")
+    folder = zoo.text("llama")
+    monkeypatch.setattr(blas, "_HELD", blas._HeldThreads())  # without engines that other tests have left
+    with blas.hold_blas_threads(3):
+        assert count_threads_beside(folder) == 3
+        with pytest.raises(ConfigError, match="another engine of this process computes with 3"):
+            count_threads_beside(folder, reproducible=True)
+    before = count_threads()
+    set_threads(before + 2)
+    try:
+        assert count_threads_beside(folder, reproducible=True) == 1
+        assert count_threads() == before + 2
+        monkeypatch.setattr(factory, "load_model", Mock(side_effect=ModelLoadError("broken")))
+        with pytest.raises(ModelLoadError):
+            count_threads_beside(folder, reproducible=True)
+        assert count_threads() == before + 2
+    finally:
+        set_threads(before)
+
+
+def count_threads_beside(folder: Path, **options: Any) -> int:
+    """The threads of BLAS while an engine is there, on a thread of its own, as MLX wants it."""
+
+    def count() -> int:
+        engine = engine_driver.make_real_engine(folder, **options)
+        try:
+            return count_threads()
+        finally:
+            engine.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(count).result()
+
+
+def count_threads() -> int:
+    return int(blas.describe_blas()["blas_threads"])
+
+
+def set_threads(count: int) -> None:
+    """As the environment of a process would."""
+    ctypes.CDLL(blas.find_loaded_blas()).openblas_set_num_threads(count)

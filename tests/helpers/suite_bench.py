@@ -60,7 +60,7 @@ class SuiteBench:
         for counted in (self.loads, self.clients, self.said, self.titles):
             counted.clear()
         manifest = SuiteManifest(self.folder, file, cells)
-        setup = SuiteSetup(self._load, self._start, lambda: {"name": "fake"})
+        setup = SuiteSetup(self._load, self._start, lambda config: {"name": "fake"})
         chosen = [cell for cell in cells if cell.name.startswith(only)]
         stop, flags = StopSignals(self.said.append), JobOptions(**options)
         run = SuiteRun(self.folder, chosen, jobs, manifest, setup, flags, self.said.append, stop, self._view)

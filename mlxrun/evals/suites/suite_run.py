@@ -42,11 +42,12 @@ MakeView = Callable[[ProgressMeter, str], ProgressView]
 @dataclass(frozen=True, slots=True)
 class SuiteSetup:
     """What a suite runs on. `load` reads a model without its weights, and blocks; `start` loads the weights:
-    it gets the model and a folder for its prefix cache; `device` describes the machine."""
+    it gets the model and a folder for its prefix cache; `device` describes the machine,
+    as an engine with the config computes on it."""
 
     load: Callable[[Config], ModelInfo]
     start: Callable[[Config, ModelInfo, Path], Coroutine[Any, Any, EngineClient]]
-    device: Callable[[], Mapping[str, Any]]
+    device: Callable[[Config], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -211,7 +212,7 @@ class SuiteRun:
             info,
             preparer,
             engine.start,
-            self.setup.device,
+            partial(self.setup.device, config),
             keep_engine=True,
             evals=make_eval_reader(self._paths[cell.name].job),
         )

@@ -2,6 +2,9 @@
 
 With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library that has them: float32 matrix
 products are then some 30 times faster on two cores. `mlxrun.model` calls this before anything imports mlx.
+
+How OpenBLAS splits a product among its threads changes the last digits of the result, so their number is part
+of a computation: `hold_blas_threads` sets it for as long as an engine needs it.
 """
 
 from __future__ import annotations
@@ -9,15 +12,21 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import logging
+import re
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from mlxrun.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 NAMES = ("libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libopenblaso.so.0")
+OPENMP = 2  # what openblas_get_parallel() returns for a build with OpenMP
 ADVICE = "install OpenBLAS (Debian, Ubuntu: apt install libopenblas0-pthread)"
 
 
@@ -45,19 +54,89 @@ def _iterate_names() -> Iterator[str]:
 
 
 def describe_blas() -> dict[str, Any]:
-    """The OpenBLAS in this process: the name of its file (None: not loaded), the processor that its kernels
-    are made for, and its number of threads."""
+    """The OpenBLAS in this process: the name of its file (None: not loaded), its version, the processor that
+    its kernels are made for, and its number of threads."""
     path = find_loaded_blas()
     if path is None:
         return {"blas": None}
     found: dict[str, Any] = {"blas": Path(path).name}
     library = ctypes.CDLL(path)  # loaded already, so this only counts
     with suppress(AttributeError):
-        get_name = library.openblas_get_corename
-        get_name.restype = ctypes.c_char_p
-        found["blas_kernel"] = get_name().decode()
+        version = re.search(r"OpenBLAS (\S+)", _read_text(library.openblas_get_config))
+        found["blas_version"] = None if version is None else version[1]
+        found["blas_kernel"] = _read_text(library.openblas_get_corename)
         found["blas_threads"] = int(library.openblas_get_num_threads())
     return found
+
+
+def _read_text(function: Any) -> str:
+    function.restype = ctypes.c_char_p
+    return str(function().decode())
+
+
+@contextmanager
+def hold_blas_threads(count: int | None) -> Iterator[None]:
+    """Compute with `count` threads of OpenBLAS meanwhile, whatever the environment says; None: with those
+    that there are. ConfigError if that cannot be: a process has one number."""
+    path = find_loaded_blas()
+    if count is None or path is None:
+        yield
+        return
+    _HELD.add(ctypes.CDLL(path), count)
+    try:
+        yield
+    finally:
+        _HELD.remove()
+
+
+class _HeldThreads:
+    """The number of threads that the engines of this process hold."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._holders = 0
+        self._count = 0
+        self._before = 0
+        self._library: Any = None
+
+    def add(self, library: Any, count: int) -> None:
+        with self._lock:
+            if self._holders and self._count != count:
+                raise ConfigError(
+                    f"engine.blas_threads: another engine of this process computes with {self._count}, so "
+                    f"this one cannot with {count}; give both the same number"
+                )
+            if not self._holders:
+                self._before = int(library.openblas_get_num_threads())
+                _set_threads(library, count)
+                self._library, self._count = library, count
+            self._holders += 1
+
+    def remove(self) -> None:
+        with self._lock:
+            self._holders -= 1
+            if not self._holders:
+                self._library.openblas_set_num_threads(self._before)
+
+
+_HELD = _HeldThreads()
+
+
+def _set_threads(library: Any, count: int) -> None:
+    """ConfigError if products would have another number of threads nevertheless."""
+    before = int(library.openblas_get_num_threads())
+    library.openblas_set_num_threads(count)
+    found = int(library.openblas_get_num_threads())
+    if count > 1 and library.openblas_get_parallel() == OPENMP:
+        # Each thread has a number of its own there, and MLX computes on one that it has started itself.
+        with ThreadPoolExecutor(1) as other:
+            found = min(found, other.submit(library.omp_get_max_threads).result())
+    if found != count:
+        library.openblas_set_num_threads(before)
+        raise ConfigError(
+            f"engine.blas_threads: OpenBLAS computes with {found} threads here and not with {count}; set it "
+            f"to {found}, or install libopenblas0-pthread, or start with OMP_NUM_THREADS={count}"
+        )
 
 
 def find_loaded_blas() -> str | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from mlxrun.errors import ConfigError
 from mlxrun.model.machine import blas
 
 
@@ -40,7 +43,8 @@ def test_blas_is_described_by_what_determines_its_results(monkeypatch: pytest.Mo
         def __init__(self, path: str) -> None:
             assert path == "/usr/lib/libopenblasp-r0.3.so"
 
-            self.openblas_get_corename = lambda: b"Zen"
+            self.openblas_get_config = Mock(return_value=b"OpenBLAS 0.3.21 NO_LAPACKE DYNAMIC_ARCH Zen")
+            self.openblas_get_corename = Mock(return_value=b"Zen")
             self.openblas_get_num_threads = lambda: 8
 
     monkeypatch.setattr(blas, "find_loaded_blas", lambda: None)
@@ -48,6 +52,96 @@ def test_blas_is_described_by_what_determines_its_results(monkeypatch: pytest.Mo
     monkeypatch.setattr(blas, "find_loaded_blas", lambda: "/usr/lib/libopenblasp-r0.3.so")
     monkeypatch.setattr("ctypes.CDLL", Library)
     name = {"blas": "libopenblasp-r0.3.so"}
-    assert blas.describe_blas() == {**name, "blas_kernel": "Zen", "blas_threads": 8}
+    assert blas.describe_blas() == {
+        **name,
+        "blas_version": "0.3.21",
+        "blas_kernel": "Zen",
+        "blas_threads": 8,
+    }
     monkeypatch.setattr("ctypes.CDLL", lambda path: object())
     assert blas.describe_blas() == name
+
+
+class FakeBlas:
+    """Counts threads like a build of OpenBLAS. `most`: threads of a serial build; `own`: what each thread of
+    one with OpenMP has by itself."""
+
+    def __init__(self, threads: int, most: int = 64, own: int = 0) -> None:
+        self.threads = threads
+        self.openblas_get_num_threads = lambda: self.threads
+        self.openblas_set_num_threads = lambda count: setattr(self, "threads", min(count, most))
+        self.openblas_get_parallel = lambda: blas.OPENMP if own else 1
+        self.omp_get_max_threads = lambda: own
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Sets the BLAS of this process by `load.blas = FakeBlas(...)`."""
+    found = SimpleNamespace(blas=None)
+    monkeypatch.setattr(blas, "find_loaded_blas", lambda: found.blas and "/usr/lib/libopenblas.so")
+    monkeypatch.setattr("ctypes.CDLL", lambda path: found.blas)
+    monkeypatch.setattr(blas, "_HELD", blas._HeldThreads())
+    return found
+
+
+def test_threads_are_held_as_long_as_an_engine_needs_them(load: SimpleNamespace) -> None:
+    """Several engines hold one number; afterwards it is as before. No engine, or no BLAS, changes nothing."""
+    load.blas = found = FakeBlas(8)
+    with blas.hold_blas_threads(None):
+        assert found.threads == 8
+    with blas.hold_blas_threads(1):
+        assert found.threads == 1
+        with blas.hold_blas_threads(1), blas.hold_blas_threads(None):
+            assert found.threads == 1
+        assert found.threads == 1
+    assert found.threads == 8
+    load.blas = None
+    with blas.hold_blas_threads(1):
+        pass
+
+
+def test_engines_with_other_threads_are_refused(load: SimpleNamespace) -> None:
+    load.blas = found = FakeBlas(8)
+    with blas.hold_blas_threads(1):
+        text = r"engine\.blas_threads: another engine of this process computes with 1, .* cannot with 2"
+        with pytest.raises(ConfigError, match=text), blas.hold_blas_threads(2):
+            pass
+        assert found.threads == 1
+    with blas.hold_blas_threads(2):
+        assert found.threads == 2
+    assert found.threads == 8
+
+
+@pytest.mark.parametrize(
+    ("found", "count", "is_held"),
+    [
+        (FakeBlas(1, most=1), 1, True),  # a serial build
+        (FakeBlas(1, most=1), 2, False),
+        (FakeBlas(2, own=2), 1, True),  # OpenMP: with one thread, no other thread is asked
+        (FakeBlas(2, own=2), 2, True),
+        (FakeBlas(2, own=2), 4, False),
+    ],
+)
+def test_a_number_that_a_build_cannot_have_is_refused(
+    load: SimpleNamespace, found: FakeBlas, count: int, is_held: bool
+) -> None:
+    load.blas, before = found, found.threads
+    if is_held:
+        with blas.hold_blas_threads(count):
+            assert found.threads == count
+    else:
+        with (
+            pytest.raises(ConfigError, match=rf"and not with {count}; set it to"),
+            blas.hold_blas_threads(count),
+        ):
+            pass
+    assert found.threads == before
+
+
+def test_the_real_library_takes_the_number() -> None:
+    if blas.find_loaded_blas() is None:
+        pytest.skip("there is no OpenBLAS here")
+    before = blas.describe_blas()["blas_threads"]
+    with blas.hold_blas_threads(before + 1):
+        assert blas.describe_blas()["blas_threads"] == before + 1
+    assert blas.describe_blas()["blas_threads"] == before
