@@ -18,6 +18,7 @@ from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import Config
 from mlxrun.errors import ConfigError
 from mlxrun.model.machine.device import get_backend
+from mlxrun.model.machine.device_facts import describe_rounding
 from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.snapshot.snapshots import SnapshotCodec
@@ -79,6 +80,8 @@ def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: 
         "backend": get_backend(),
         "versions": {k: v for k, v in list_library_versions().items() if k.startswith("mlx")},
     }
+    if config.engine.reproducible:  # a folder outlives processes, and may be copied to another machine
+        parts["rounding"] = describe_rounding(config.engine)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
 

@@ -101,6 +101,19 @@ def test_entries_of_anything_else_are_never_found(parts: Parts, monkeypatch: pyt
     assert len({same, *others}) == len(others) + 1
 
 
+@pytest.mark.parametrize("reproducible", [True, False])
+def test_reproducible_entries_have_the_rounding_of_their_device(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, reproducible: bool
+) -> None:
+    """A folder of entries may be that of another machine, or of a job with other threads. Without
+    engine.reproducible its digits are good enough."""
+    found = {parts.fingerprint(reproducible=reproducible)}
+    for facts in ({"blas_kernel": "Zen"}, {"blas_kernel": "Haswell"}, {"blas_threads": 2}):
+        monkeypatch.setattr(cache_factory, "describe_rounding", lambda settings, facts=facts: facts)
+        found.add(parts.fingerprint(reproducible=reproducible))
+    assert len(found) == (4 if reproducible else 1)
+
+
 def test_the_caches_of_the_layers_are_part_of_it(parts: Parts, zoo: Zoo) -> None:
     other = Parts(zoo.text("gemma3_text"))
     other.model_info = replace(other.model_info, digests=parts.model_info.digests)
