@@ -58,13 +58,13 @@ class Manifest:
     @property
     def has_moved(self) -> bool:
         """Whether the run before had another environment, so that its partial answers are not continued."""
-        return self.run > 1 and bool(RunEnvironment.parse(self._runs[-2]).list_differences(self._here))
+        return self.run > 1 and bool(RunEnvironment.parse(self._runs[-2]).list_obstacles(self._here))
 
     def check_environment(self, left: int) -> None:
         """JobError if this run would add `left` lines to those that earlier runs have computed with other
         versions or on another device. Call `count_lines` before."""
         used = [run for run in self._runs if run["lines"]]
-        changes = [RunEnvironment.parse(run).list_differences(self._here) for run in used]
+        changes = [RunEnvironment.parse(run).list_obstacles(self._here) for run in used]
         if not left or not changes or not all(changes):
             return  # nothing is computed, nothing is there, or an earlier run was like this one
         count, rest = pluralize(used[-1]["lines"], "line"), pluralize(left, "line")
@@ -123,7 +123,7 @@ class Manifest:
     def _is_mixed(self) -> bool:
         """Whether the records are of several environments."""
         used = [RunEnvironment.parse(run) for run in self._runs if run["lines"]]
-        return any(used[0].list_differences(other) for other in used[1:])
+        return any(used[0].list_obstacles(other) for other in used[1:])
 
     def _count_states(self, index: LineIndex) -> dict[str, int]:
         return {

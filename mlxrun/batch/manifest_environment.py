@@ -1,7 +1,9 @@
-"""What a run was computed with: versions of the libraries, device and BLAS.
+"""What a run was computed with: versions of the libraries, device, BLAS and its threads.
 
 Two runs whose environments differ may give other bytes, so their answers are not mixed in one output without
 `--mixed`. Facts that change no answer (free memory, the version of Python) are recorded and not compared.
+Without engine.reproducible and engine.blas_threads, the number of BLAS threads is what the environment made
+it: it is named where bytes are compared, and hinders no run, as answers depend on their batch anyway.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import functools
 import importlib.metadata
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _LIBRARIES = (
@@ -19,6 +21,12 @@ _LIBRARIES = (
     "mlx-cpu",
     "mlx-cuda-12",
     "mlx-cuda-13",
+    "nvidia-cublas-cu12",
+    "nvidia-cublas",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-nvrtc",
     "mlx-lm",
     "mlx-vlm",
     "transformers",
@@ -28,15 +36,20 @@ _LIBRARIES = (
     "pillow",
 )
 _NOT_COMPARED = ("python",)
-# The facts of `describe_device` on which results depend, with their names in messages.
+# The facts on which results depend (DECISIVE in model/machine/device_facts.py), as messages call them.
 _DEVICE = {
     "backend": "the backend",
     "name": "the device",
     "architecture": "the architecture",
+    "compile": "compiling (MLX_DISABLE_COMPILE, or g++ on a CPU)",
+    "tf32": "TF32 (MLX_ENABLE_TF32)",
+    "libc": "the C library",
     "blas": "the BLAS library",
-    "blas_kernel": "the BLAS kernel",
-    "blas_threads": "the number of BLAS threads",
+    "blas_version": "the version of BLAS",
+    "blas_kernel": "the BLAS kernel (OPENBLAS_CORETYPE)",
+    "blas_threads": "the number of BLAS threads (engine.blas_threads)",
 }
+_THREADS, _FIXED = "blas_threads", "blas_threads_fixed"
 
 
 def list_versions() -> dict[str, str]:
@@ -76,6 +89,11 @@ class RunEnvironment:
         does not know is left out."""
         return [*_compare_versions(self.versions, new.versions), *_compare_devices(self.device, new.device)]
 
+    def list_obstacles(self, new: RunEnvironment) -> list[str]:
+        """Those differences for which lines of both are not mixed: all but a number of threads that neither
+        has fixed."""
+        return _without_free_threads(self).list_differences(_without_free_threads(new))
+
 
 def _compare_versions(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> Iterator[str]:
     if old is None or new is None:
@@ -90,4 +108,16 @@ def _compare_devices(old: Mapping[str, Any] | None, new: Mapping[str, Any] | Non
         return
     for key, name in _DEVICE.items():
         if key in old and key in new and old[key] != new[key]:
-            yield f"{name} is {new[key] or 'not known'}, was {old[key] or 'not known'}"
+            yield f"{name} is {_show(new[key])}, was {_show(old[key])}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value or "not known")
+
+
+def _without_free_threads(found: RunEnvironment) -> RunEnvironment:
+    if found.device is None or found.device.get(_FIXED, True):
+        return found
+    return replace(found, device={key: value for key, value in found.device.items() if key != _THREADS})

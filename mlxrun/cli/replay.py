@@ -75,7 +75,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     if not report_progress(earlier):
         raise JobError(f"{run}: no line is finished, so there is no record to compare")
     evals = make_eval_reader(paths.job)
-    report_machine(earlier)
+    differs = report_machine(earlier)
     setup = make_run_setup(earlier, model, lambda config: choose_engine_config(config, paths.cache))
     options = JobOptions(fresh=fresh, mixed=mixed)
     found = run_async(replay_job(earlier, paths, replace(setup, evals=evals), options, say))
@@ -85,4 +85,6 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     print_line(f"{equal} of {pluralize(found.compared, 'record')} equal, byte for byte: {paths.out}")
     if found.differing and not setup.config.engine.reproducible:
         print_line("the run was made without engine.reproducible, so answers may depend on the batch")
+    elif found.differing and differs:
+        print_line("this machine differs from that of the run (above), which may be the reason")
     return 1 if found.differing else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,16 +23,19 @@ MODEL_HELP = "Where the model's files are now, as model.path. Default: where the
 
 
 def report_machine(run: RunFolder) -> list[str]:
-    """Print what differs between this machine and that of the run, and return it."""
+    """Print why bytes may differ here: what of this machine is not as on that of the run. Returns it."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
     from mlxrun.batch.manifest_environment import RunEnvironment, list_versions
-    from mlxrun.evals.replay import list_machine_differences
-    from mlxrun.model.doctor import describe_device
+    from mlxrun.evals.replay import list_machine_differences, read_engine_settings
+    from mlxrun.model.machine.device_facts import describe_device
 
-    found = list_machine_differences(run.manifest, RunEnvironment(list_versions(), describe_device()))
+    here = RunEnvironment(list_versions(), describe_device(read_engine_settings(run)))
+    found = list_machine_differences(run.manifest, here)
     for text in found:
         print_line(f"{run.name}: differs here: {text}")
-    if not found:
+    if found:
+        print_line(f"{run.name}: bytes may therefore differ, first in the last digits of logprobs")
+    else:
         print_line(f"{run.name}: versions, device and BLAS are those of the run")
     return found
 
@@ -107,11 +111,12 @@ def _make_setup(
 ) -> JobSetup:
     from mlxrun.batch.job_run import JobSetup
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.doctor import describe_device
+    from mlxrun.model.machine.device_facts import describe_device
     from mlxrun.model.model_info import log_weights
 
     async def start() -> EngineClient:
         log_weights(config.model, model_info.folder)
         return await EngineClient.start(choose_engine_config(config), model_info)
 
-    return JobSetup(config, digest, model_info, preparer, start, describe_device)
+    device = partial(describe_device, config.engine)
+    return JobSetup(config, digest, model_info, preparer, start, device)

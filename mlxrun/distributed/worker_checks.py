@@ -24,7 +24,7 @@ def check_worker(facts: WorkerFacts, first: WorkerFacts, *, mixed: bool) -> list
             "that the tokenizer and the chat template are the same there"
         )
     here, there = (RunEnvironment(each.versions, each.device) for each in (first, facts))
-    found = here.list_differences(there)
+    found = here.list_obstacles(there)
     if found and not mixed:
         raise WorkerRefused(
             f"{where} differs from the driver or the first worker: {'; '.join(found)}. Install the same "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
@@ -18,7 +18,7 @@ from mlxrun.batch.manifest_environment import RunEnvironment
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.conversion import build_config, hash_config, to_plain
-from mlxrun.config.settings import Config
+from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.errors import JobError
 from mlxrun.evals.replay_difference import LineDifference, describe_difference
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
@@ -48,7 +48,8 @@ class RunComparison:
 
 def rebuild_config(run: RunFolder) -> Config:
     """The config of the last run of a job; JobError if the manifest does not contain one, or if it was edited
-    there. Keys that the version of the run did not know have their defaults, which change no answer."""
+    there. Keys that the version of the run did not know have their defaults, which change no answer; only the
+    number of BLAS threads, which was the environment's then, is the recorded one."""
     if run.manifest.get("batch"):
         raise JobError(f"{run.name}: is a batch of a server; its answers have ids that only the server gives")
     try:
@@ -61,7 +62,25 @@ def rebuild_config(run: RunFolder) -> Config:
         raise JobError(f"{run.paths.manifest}: contains no config that can be used: {error!r}") from error
     if edited:
         raise JobError(f"{run.paths.manifest}: its config was edited: it does not have the recorded digest")
-    return config
+    return _restore_threads(config, run.manifest)
+
+
+def _restore_threads(config: Config, manifest: Mapping[str, Any]) -> Config:
+    """The config with the BLAS threads of a run before `engine.blas_threads`."""
+    device = manifest.get("device")
+    threads = device.get("blas_threads") if isinstance(device, Mapping) else None
+    is_old = "blas_threads" not in manifest["config"]["engine"]
+    if not (is_old and config.engine.reproducible and isinstance(threads, int)):
+        return config
+    return replace(config, engine=replace(config.engine, blas_threads=threads))
+
+
+def read_engine_settings(run: RunFolder) -> EngineSettings:
+    """How the engine of a run computed; the defaults if the manifest does not contain it."""
+    try:
+        return rebuild_config(run).engine
+    except JobError:  # which is reported where the config is used
+        return EngineSettings()
 
 
 def find_job(run: RunFolder) -> RunFolder:

@@ -109,11 +109,33 @@ def read_runs(bench: Bench) -> list[dict[str, Any]]:
     return runs
 
 
+async def test_threads_that_nothing_has_fixed_need_no_decision(tmp_path: Path) -> None:
+    """A job that workers began with one thread each goes on here, and is not mixed. Where both runs have
+    fixed their number, another one is refused."""
+    for fixed in (False, True):
+        folder = tmp_path / str(fixed)
+        folder.mkdir()
+        bench = Bench(write_job(folder, chats(6)))
+        bench.device = old = {"name": "fake", "blas_threads": 1, "blas_threads_fixed": fixed}
+        await bench.run(limit=2)
+        bench.device = old | {"blas_threads": 2}
+        if fixed:
+            with pytest.raises(JobError, match="the number of BLAS threads .* is 2, was 1"):
+                await bench.run()
+        else:
+            await bench.run()
+            assert json.loads(bench.paths.manifest.read_text())["mixed"] is False
+
+
 @pytest.mark.parametrize(
     "versions, device, says",
     [
         ({"mlx": "0.31.0"}, {}, "(mlx is 0.31.0, was 0.30.1)"),
-        ({}, {"blas": "libopenblas.so.0", "blas_threads": 8}, "(the number of BLAS threads is 8, was 2)"),
+        (
+            {},
+            {"blas": "libopenblas.so.0", "blas_threads": 8},
+            "(the number of BLAS threads (engine.blas_threads) is 8, was 2)",
+        ),
         (
             {"mlx-lm": "0.29.0"},
             {"name": "another", "blas": None},

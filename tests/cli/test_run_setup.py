@@ -58,4 +58,56 @@ def test_what_differs_is_printed(
     manifest = json.loads(json.dumps(run.manifest))
     manifest["runs"][0]["versions"]["mlx"] = "0.1"
     assert run_setup.report_machine(RunFolder(run.paths, manifest, "x"))[0].endswith("was 0.1")
-    assert capsys.readouterr().out.startswith("x: differs here: mlx is ")
+    out = capsys.readouterr().out
+    assert out.startswith("x: differs here: mlx is ")
+    assert out.endswith("x: bytes may therefore differ, first in the last digits of logprobs\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("blas_threads", 99, "the number of BLAS threads (engine.blas_threads) is "),
+        ("backend", "abacus", "the backend is "),
+        ("name", "another chip", "the device is "),
+        ("blas_kernel", "Pentium", "the BLAS kernel (OPENBLAS_CORETYPE) is "),
+        ("compile", "perhaps", "compiling (MLX_DISABLE_COMPILE, or g++ on a CPU) is "),
+    ],
+)
+def test_why_bytes_may_differ_is_printed_before_lines_are_counted(
+    tmp_path: Path,
+    fake_engine: list[Any],
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    value: Any,
+    says: str,
+) -> None:
+    """By `verify` and by `replay`."""
+    from mlxrun.model.machine.device_facts import describe_device
+
+    run = open_run(tmp_path)
+    manifest = json.loads(run.paths.manifest.read_text())
+    if key not in describe_device():
+        pytest.skip(f"this machine has no {key}")
+    manifest["runs"][0]["device"][key] = value
+    run.paths.manifest.write_text(json.dumps(manifest))
+    for command in ("verify", "replay"):
+        capsys.readouterr()
+        assert main([command, str(run.paths.job)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        found = next(number for number, line in enumerate(lines) if says in line)
+        assert lines[found].endswith(f", was {value}")
+        assert "bytes may therefore differ" in lines[found + 1]
+        assert any(" equal" in line for line in lines[found + 2 :])
+
+
+def test_the_threads_of_a_reproducible_run_are_its_own(
+    tmp_path: Path, fake_engine: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not those that this process has just now."""
+    job = write_job(tmp_path, chats(3))
+    flags = ("--set", "engine.reproducible=true", "--set", "engine.blas_threads=7")
+    assert main(["batch", str(job), *flags]) == 0
+    run = RunFolder.open(job)
+    assert run.manifest["device"].get("blas_threads", 7) == 7
+    capsys.readouterr()
+    assert run_setup.report_machine(run) == []

@@ -16,7 +16,14 @@ from mlxrun.batch.output_records import BatchStamp
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.settings import EngineSettings, SamplingSettings
 from mlxrun.errors import JobError
-from mlxrun.evals.replay import check_model, find_job, list_machine_differences, rebuild_config, replay_job
+from mlxrun.evals.replay import (
+    check_model,
+    find_job,
+    list_machine_differences,
+    read_engine_settings,
+    rebuild_config,
+    replay_job,
+)
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chats, write_job
 from tests.helpers.tokenizers import DIGESTS, FakeModelInfo
@@ -90,6 +97,21 @@ async def test_the_config_is_the_recorded_one(tmp_path: Path) -> None:
         rebuild_config(RunFolder(run.paths, other, "x"))
     del other["config"]["sampling"]["max_tokens"]  # as if it was written before there was such a key
     assert rebuild_config(RunFolder(run.paths, other, "x")).sampling.temperature == 0.6
+
+
+async def test_the_threads_are_those_of_the_run(tmp_path: Path) -> None:
+    """A run before there was `engine.blas_threads` had those of its environment, which the manifest has."""
+    _, run = await finish(tmp_path)
+    old = json.loads(json.dumps(run.manifest))
+    old["config"]["engine"]["reproducible"] = True
+    old["device"]["blas_threads"] = 2
+    edited = RunFolder(run.paths, json.loads(json.dumps(old)), "x")
+    assert read_engine_settings(edited) == EngineSettings()  # whoever uses its config hears of it
+    del old["config"]["engine"]["blas_threads"]
+    for reproducible, threads in ((True, 2), (False, None)):
+        old["config"]["engine"]["reproducible"] = reproducible
+        found = read_engine_settings(RunFolder(run.paths, old, "x"))
+        assert (found.reproducible, found.blas_threads) == (reproducible, threads)
 
 
 async def test_the_job_file_is_found_by_its_digest(tmp_path: Path) -> None:
