@@ -175,11 +175,15 @@ def reproduce(
     warm memory   the same lines again, with their prompts in the prefix cache
     shuffled      in another order
     warm disk     again in another engine, with the cache that was left on disk
-    killed        `mlxrun batch`, killed with SIGKILL ten times and continued
-    /v1/batches   a batch of `mlxrun serve`
+    preempted     where memory is short (a quarter of the lines, with longer answers)
+    1 thread in the environment, 2 threads, 4 threads: `mlxrun batch` with OPENBLAS_NUM_THREADS
+    killed        `mlxrun batch`, killed with SIGKILL ten times and continued, with other threads each time
+    /v1/batches   a batch of `mlxrun serve`, which is killed and started with other threads halfway
+    two Ray workers: `mlxrun batch --ray`
+    begun, on Ray, finished: begun by one process, continued by two workers on Ray, finished by another
 
     The twins have a fault that has to be found. The exit code is 1 if a byte differs, or if no model finds a
-    twin; with --model it is enough that one of the twins is found.
+    twin; with --model or --family it is enough that one of the twins is found.
     """
     from benchmarks.reproduce.benchmark import ReproducePlan, is_proven, run_reproduce_bench
     from benchmarks.reproduce.report import print_reproduce_report

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,18 +36,20 @@ class ServerProcess:
 
 
 @asynccontextmanager
-async def start_server(config: Path, folder: Path) -> AsyncIterator[ServerProcess]:
-    """Run a server until the block ends, ready to answer. Its files and its log are in `folder`; MlxrunError
-    with the log if it does not start."""
+async def start_server(
+    config: Path, folder: Path, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[ServerProcess]:
+    """Run a server until the block ends, ready to answer. Its log is in `folder`, and its files, which it
+    finds there again; MlxrunError with the log if it does not start. `environment`: default, this one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     data = folder / "server"
-    data.mkdir()
+    data.mkdir(exist_ok=True)
     command = [*MLXRUN, "serve", "-c", str(config), "--port", str(port), "--set", f"server.data_path={data}"]
     log = folder / "server.log"
     with log.open("wb") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, env=dict(os.environ))
+        process = subprocess.Popen(command, stdout=file, stderr=file, env=dict(environment or os.environ))
     try:
         url = f"http://127.0.0.1:{port}"
         await _wait_until_ready(url, process, log)

@@ -6,6 +6,7 @@ an engine that has computed nothing before.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,10 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.reproduce.answers import Answers, Differences, count_differences, read_answers
 from benchmarks.reproduce.lines import LineWriter, shuffle_lines
+from benchmarks.reproduce.memory_shortage import (
+    ROWS_IN_MEMORY,
+    compute_tight_limit,
+    count_preemptions,
+    reserve_nothing,
+)
 from benchmarks.reproduce.models import ReproduceModel
 from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.batch.line_answerer import LinePreparer
-from mlxrun.batch.progress import make_view
+from mlxrun.batch.progress import make_view, pluralize
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.conversion import hash_config
@@ -45,12 +52,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(slots=True)
 class ModelRuns:
-    """The runs of one model. `folder`: for jobs and outputs; `lines`: of the job."""
+    """The runs of one model. `folder`: for jobs and outputs; `lines`: of the job; `more_tokens`: how much
+    longer answers are than usual."""
 
     model: ReproduceModel
     folder: Path
     config: Config
     count: int
+    more_tokens: int = 0
     info: LoadedModelInfo = field(init=False)
     lines: list[str] = field(init=False)
     oracle: Answers = field(init=False)
@@ -60,7 +69,8 @@ class ModelRuns:
 
         self.folder.mkdir(parents=True, exist_ok=True)
         self.info = load_model_info(self.config.model, weights=True)
-        writer = LineWriter(is_chat=self.info.chat_template is not None, images=self.model.images)
+        is_chat = self.info.chat_template is not None
+        writer = LineWriter(is_chat, self.model.images, self.more_tokens)
         self.lines = writer.write(self.job, self.count)
 
     @property
@@ -107,6 +117,41 @@ class ModelRuns:
             "warm-disk", outcomes[1], needs_hits=True
         )
 
+    async def run_preempted(self) -> Differences:
+        """All lines where memory holds few rows and is admitted to the last byte, so that rows which have
+        begun their answers are preempted. MlxrunError if none is, however few rows it holds."""
+        media = replace(self.config.media, memory_bytes=1_000_000)
+        config = replace(self.config, media=media)
+        with reserve_nothing():
+            for rows in ROWS_IN_MEMORY:
+                name = f"preempted-{rows}"
+                limit = await self._compute_tight_limit(config, rows)
+                scheduler = replace(config.scheduler, memory_limit=limit)
+                client = await self._start(replace(config, scheduler=scheduler))
+                try:
+                    with count_preemptions() as preempted:
+                        await self._run(name, config, client)
+                finally:
+                    await client.close()
+                if preempted.begun:
+                    note = f"{pluralize(preempted.begun, 'preemption')} in {self.count} lines"
+                    return self._compare(name, note=note)
+        raise MlxrunError(f"{self.model.name}: preempted: no row was that had begun its answer")
+
+    async def _compute_tight_limit(self, config: Config, rows: int) -> int:
+        """The memory limit that holds so many rows, by an engine without it."""
+        client = await self._start(config)
+        try:
+            headroom = config.scheduler.memory_headroom
+            return await compute_tight_limit(client, headroom, self._list_lengths(), rows)
+        finally:
+            await client.close()
+
+    def _list_lengths(self) -> list[int]:
+        """Tokens of each line, all its choices together."""
+        bodies = (json.loads(line)["response"]["body"] for line in self.oracle.values())
+        return [int(body["usage"]["total_tokens"]) for body in bodies]
+
     async def _run_alone(self, name: str) -> None:
         config = replace(self.config, batch=replace(self.config.batch, concurrency=1))
         client = await self._start(make_serial_config(config))
@@ -139,7 +184,7 @@ class ModelRuns:
             return await JobRun(paths, setup, JobOptions(), _ignore, StopSignals(_ignore), view).run()
 
     def _compare(
-        self, name: str, outcome: JobOutcome | None = None, *, needs_hits: bool = False
+        self, name: str, outcome: JobOutcome | None = None, *, needs_hits: bool = False, note: str = ""
     ) -> Differences:
         """Compare with the oracle. MlxrunError if a cache should have been used and was not."""
         share = outcome.meter.cached_share if outcome else 0.0
@@ -147,7 +192,7 @@ class ModelRuns:
             raise MlxrunError(
                 f"{self.model.name}: {name}: the cache was not used ({share:.0%} of the tokens)"
             )
-        note = f"{share:.0%} reused" if outcome else ""
+        note = f"{share:.0%} reused" if outcome else note
         return count_differences(self.oracle, read_answers(self.get_paths(name)), note)
 
 

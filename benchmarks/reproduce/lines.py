@@ -43,10 +43,11 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 @dataclass(frozen=True, slots=True)
 class LineWriter:
     """Writes the job of a model. `is_chat`: lines are chats, else completions, for a model without a chat
-    template; `images`: every second chat has one."""
+    template; `images`: every second chat has one; `more_tokens`: how much longer answers are."""
 
     is_chat: bool = True
     images: bool = False
+    more_tokens: int = 0
 
     def write(self, path: Path, count: int) -> list[str]:
         """Write a job of `count` lines, and return them."""
@@ -61,7 +62,9 @@ class LineWriter:
         self, rng: random.Random, number: int, systems: list[str], pictures: list[str]
     ) -> dict[str, Any]:
         text, system = _draw_text(rng, rng.randint(2, 9)), rng.choice(systems)
-        body = {"max_tokens": 2 + number % 3, **_KINDS[number % len(_KINDS)]}
+        body = {"max_tokens": 2 + number % 3 + self.more_tokens, **_KINDS[number % len(_KINDS)]}
+        if self.more_tokens and "response_format" not in body:
+            body["min_tokens"] = body["max_tokens"]
         if number % 3 == 0:
             body["seed"] = number
         if self.is_chat:

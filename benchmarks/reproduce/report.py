@@ -28,12 +28,17 @@ def format_report(report: dict[str, Any]) -> Iterator[str]:
         yield _format_row([f"*twin: {name}*", *cells])
     total = sum(model["bytes"] for model in models)
     device, versions = report["device"], report["versions"]
+    computed = f"{device['name']} ({device['backend']}{_name_kernel(device)}), mlx {versions['mlx']}"
     yield ""
     yield (
         f"Each line is compared with the same line alone and cold ({total / 1e3:,.0f} kB of records). "
-        f"{device['name']} ({device['backend']}), mlx {versions['mlx']}, {report['seconds']} s."
+        f"{computed}, {report['seconds']} s."
     )
     yield _format_verdict(report)
+
+
+def _name_kernel(device: dict[str, Any]) -> str:
+    return f", {device['blas']} for {device['blas_kernel']}" if device.get("blas_kernel") else ""
 
 
 def _format_verdict(report: dict[str, Any]) -> str:
