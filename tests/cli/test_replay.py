@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,30 @@ def test_lines_that_differ_are_named(
         f"0 of 40 records equal, byte for byte: {tmp_path}/job.replay.out.jsonl",
         "the run was made without engine.reproducible, so answers may depend on the batch",
     ]
+
+
+def test_a_reproducible_run_that_differs_on_another_machine(
+    tmp_path: Path, fake_engine: list[Any], capsys: Prints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What differs is printed before the lines, and named as what may be the reason after them."""
+    job = write_job(tmp_path, chats(3))
+    assert main(["batch", str(job), "--set", "engine.reproducible=true"]) == 0
+    manifest = tmp_path / "job.out.jsonl.run" / "manifest.json"
+    found = json.loads(manifest.read_text())
+    found["runs"][0]["device"]["name"] = "another chip"
+    manifest.write_text(json.dumps(found))
+    answer = FakeClient._answer
+
+    def answer_shortly(self: FakeClient, request: Any, text: str) -> Any:
+        return answer(self, replace(request, params=replace(request.params, max_tokens=4)), text)
+
+    monkeypatch.setattr(FakeClient, "_answer", answer_shortly)
+    capsys.readouterr()
+    assert main(["replay", str(job)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(", was another chip") and "bytes may therefore differ" in lines[1]
+    assert lines[-2].startswith("0 of 3 records equal")
+    assert lines[-1] == "this machine differs from that of the run (above), which may be the reason"
 
 
 def test_without_its_job_file_a_run_cannot_be_replayed(

@@ -36,6 +36,19 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def logprobs_job(job: Path) -> Path:
+    """The same job with all digits of logprobs, and its output as one process writes it."""
+    path = job.with_name("logprobs") / "job.jsonl"
+    path.parent.mkdir()
+    lines = [json.loads(line) for line in job.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        line["body"] |= {"logprobs": True, "top_logprobs": 2}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    assert main(["batch", str(path), "-o", str(path.with_name("one.out.jsonl")), *SETS]) == 0
+    return path
+
+
 def start(job: Path, out: Path, address: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(job), "-o", str(out), *SETS]
     with out.with_suffix(".log").open("a") as log:
@@ -90,6 +103,27 @@ def test_two_nodes_write_the_bytes_of_one_process_though_a_worker_dies(address: 
     assert sum(each["done"] for each in workers) == 32
     seen = [each for each in workers if "device" in each]
     assert seen and all(each["device"]["backend"] == "cpu" for each in seen)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("order", ["ray first", "ray last"])
+def test_one_process_and_two_workers_finish_what_the_other_has_begun(
+    address: str, logprobs_job: Path, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same digits in all logprobs, though Ray gives each worker one thread of BLAS and this process
+    asks for four. Nothing is refused or mixed."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    out = logprobs_job.with_name(f"{order.replace(' ', '-')}.out.jsonl")
+    command = [sys.executable, "-m", "mlxrun.cli.main", "batch", str(logprobs_job), "-o", str(out), *SETS]
+    starts: list[list[str]] = [["--ray", address], []]
+    for more in starts if order == "ray first" else starts[::-1]:
+        limit = [] if out.exists() else ["--limit", "10"]
+        done = subprocess.run([*command, *more, *limit], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert out.read_bytes() == logprobs_job.with_name("one.out.jsonl").read_bytes()
+    manifest = json.loads(JobPaths(logprobs_job, out).manifest.read_bytes())
+    assert manifest["mixed"] is False and [run["lines"] for run in manifest["runs"]] == [10, 22]
+    assert [run["device"].get("blas_threads", 1) for run in manifest["runs"]] == [1, 1]
 
 
 @pytest.mark.sweep
