@@ -23,8 +23,8 @@ from mlxrun.model.draft_loading import load_small_model
 from mlxrun.model.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
 from mlxrun.model.machine.blas import hold_blas_threads
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
-from mlxrun.model.memory_check import check_memory
 from mlxrun.model.machine.device_facts import choose_blas_threads
+from mlxrun.model.memory_check import check_memory
 from mlxrun.model.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.encoder_types import is_encoder
