@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,6 @@ log = logging.getLogger(__name__)
 GGUF = ".gguf"
 _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 _TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 
 
@@ -97,12 +89,8 @@ def check_small_files(folder: Path) -> None:
     """ModelLoadError if a file of the model beside its weights is a FIFO or a device: a library would wait
     for it."""
     for path in sorted(file for pattern in _TEXT_FILES for file in folder.glob(pattern)):
-        try:
-            open_regular(path).close()
-        except IsADirectoryError:
-            continue
-        except OSError as error:
-            raise ModelLoadError(f"{path}: {error.strerror}") from error
+        if not path.is_dir():
+            check_plain_file(path)
 
 
 def list_weight_files(folder: Path) -> list[Path]:
@@ -119,19 +107,9 @@ def check_weights(folder: Path) -> None:
 def check_plain_file(path: Path) -> None:
     """ModelLoadError if this is no file on a disk: to open a pipe would wait for good."""
     try:
-        kind = stat.S_IFMT(path.stat().st_mode)
+        open_regular(path).close()
     except OSError as error:
-        raise ModelLoadError(f"{path}: it cannot be read: {error.strerror}") from error
-    if kind != stat.S_IFREG:
-        raise ModelLoadError(f"{path}: it is {_KINDS.get(kind, 'something else')}, not a file")
-
-
-def check_file_kinds(folder: Path) -> None:
-    """ModelLoadError if one of the small files in the folder is a pipe or a device, which would be read."""
-    for pattern in _TEXT_FILES:
-        for path in sorted(folder.glob(pattern)):
-            if path.exists() and not path.is_dir():
-                check_plain_file(path)
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
 
 
 def check_architecture(config: Mapping[str, Any], folder: Path) -> None:

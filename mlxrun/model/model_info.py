@@ -36,7 +36,6 @@ from mlxrun.model.model_facts import (
 )
 from mlxrun.model.model_files import (
     check_architecture,
-    check_file_kinds,
     check_remote_code,
     check_small_files,
     check_weights,
@@ -166,7 +165,6 @@ def load_model_info(
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:
         check_small_files(folder)
-        check_file_kinds(folder)
     if weights and announce:
         log_weights(settings, folder)
     if weights and gguf is None:
