@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,14 +11,16 @@ import mlx.core as mx
 import mlx.nn as nn
 
 _SHORT_FLOATS = (mx.float16, mx.bfloat16)
+LARGE = 1 << 20  # bytes of a parameter for which it is worth to wait
 
 
 @contextmanager
 def read_in_float32(model: nn.Module) -> Iterator[None]:
     """Within the block, each half-precision parameter is float32 wherever a module reads it.
 
-    Nothing is stored: a parameter is converted at each use and freed behind it, so that the most memory is
-    that of the largest one. Packed weights stay packed; their scales are converted.
+    Nothing is stored: a parameter is converted at each use and freed behind it. A layer with a large one is
+    evaluated before the next begins, so that the most memory is that of the largest one. Packed weights stay
+    packed; their scales are converted.
     """
     changed: list[tuple[Any, Any]] = [(module, type(module)) for module in _list_modules(model)]
     for module, kind in changed:
@@ -44,8 +46,23 @@ def _derive_class(kind: Any) -> Any:
     def __getitem__(self: Any, key: str) -> Any:
         return _widen(dict.__getitem__(self, key))
 
-    members = {"__module__": kind.__module__, "get": get, "__getitem__": __getitem__}
+    members: dict[str, Any] = {"__module__": kind.__module__, "get": get, "__getitem__": __getitem__}
+    for name in ("__call__", "as_linear"):
+        if hasattr(kind, name):
+            members[name] = _make_waiting(getattr(kind, name))
     return type(kind.__name__, (kind,), members)
+
+
+def _make_waiting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same method, which evaluates its result if the module has a large parameter of its own."""
+
+    def call_and_wait(self: Any, *given: Any, **more: Any) -> Any:
+        result = call(self, *given, **more)
+        if any(isinstance(value, mx.array) and value.nbytes >= LARGE for value in self.values()):
+            mx.eval(result)
+        return result
+
+    return call_and_wait
 
 
 def _widen(value: Any) -> Any:

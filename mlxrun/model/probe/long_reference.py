@@ -15,7 +15,9 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.model.adapter import Adapter
+from mlxrun.model.machine.device import may_shorten_float32
 from mlxrun.model.probe.reference import STEPS, Reference, copy_cache
+from mlxrun.model.probe.rounding import TOLERANCE
 from mlxrun.model.probe.windows import list_windows
 from mlxrun.model.ragged import layer_caches
 from mlxrun.model.ragged.attention import AttentionCall
@@ -58,6 +60,13 @@ class LongReference(Reference):
         copied = copy_cache(self._starts[index])
         assert copied is not None  # `choose_tokens` refuses such caches
         return copied, self._held[index]
+
+    def _choose_limits(self, dtype: mx.Dtype) -> None:
+        super()._choose_limits(dtype)
+        if (
+            dtype == mx.float32 and may_shorten_float32()
+        ):  # weighted keys add to that, and one way shows little
+            self.tolerance = TOLERANCE[mx.float16]
 
     def _prefill(self, index: int) -> list[Any]:
         return super()._prefill(index) if index in self.compared else self.copy_start(index)[0]
