@@ -50,8 +50,8 @@ versions of the libraries or on another device, one of these or --mixed.
 Press Ctrl-C to stop and keep all finished lines; press it again to stop immediately.
 
 \b
-Exit codes: 0 all lines done; 1 some failed or could not be scored; 2 config or job file; 3 engine, or the
-disk is full; 130 interrupted, resumable.
+Exit codes: 0 all lines done; 1 some failed or could not be scored; 2 config or job file; 3 engine, memory,
+or the disk is full; 130 interrupted, resumable.
 """
 
 SHOWN_REASONS = 3  # of failures; all are in the errors file

@@ -24,7 +24,7 @@ STILL = Signs((3, 100), 1.5, 20.0, 5000)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watchdog that gives up soon, and whose process does nothing else."""
     monkeypatch.setattr(watchdog, "TICK", 0.01)
-    monkeypatch.setattr(watchdog, "LIMIT", 0.1)
+    monkeypatch.setattr(watchdog, "LIMIT", 0.3)
     monkeypatch.setattr(watchdog, "_read_used_seconds", lambda: 0.0)
     monkeypatch.setattr(watchdog, "_read_bytes", lambda: 0)
 
@@ -66,13 +66,20 @@ async def test_a_load_that_hangs_is_given_up(quick: None, caplog: pytest.LogCapt
     go.set()
 
 
-async def test_a_load_that_counts_is_waited_for(quick: None) -> None:
+async def test_a_load_that_counts_is_waited_for(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than three times the limit, with progress before each look."""
+    counted = threading.Semaphore(0)
+    monkeypatch.setattr(watchdog, "_read_used_seconds", lambda: 0.0 * counted.acquire(timeout=60))
+    monkeypatch.setattr(watchdog, "_read_thread_seconds", lambda ident: None)
+
     def build() -> Engine:
-        progress, end = LoadProgress("loading the weights of m", 1000), threading.Event()
-        for _ in range(50):  # five times the limit
-            end.wait(0.01)
+        progress = LoadProgress("loading the weights of m", 1000)
+        for _ in range(100):
             progress.add(1)
+            counted.release()
+            threading.Event().wait(0.01)
         progress.end()
+        counted.release(1_000_000)
         return make_engine(FakeRunner())
 
     client = await EngineClient.start_with(build)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,13 @@ def test_the_twin_without_a_limit_stays(tmp_path: Path) -> None:
     """Until it is killed; the job above has ended long before."""
     write_job(tmp_path)
     process = start(tmp_path, 1e9, "batch", "jobs.jsonl")
+    status = tmp_path / "jobs.out.jsonl.run" / "status.json"
+    until = time.monotonic() + 200
+    while not (status.exists() and json.loads(status.read_text())["state"] == "loading"):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.1)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.communicate(timeout=20)
+        process.communicate(timeout=10)
     process.kill()
     process.communicate()
-    status = json.loads((tmp_path / "jobs.out.jsonl.run" / "status.json").read_text())
-    assert status["state"] == "loading"
+    assert json.loads(status.read_text())["state"] == "loading"
