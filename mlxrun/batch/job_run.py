@@ -34,6 +34,7 @@ from mlxrun.batch.stop_signals import Interrupted, StopSignals
 from mlxrun.config.conversion import to_plain
 from mlxrun.errors import ConfigError, JobError, MlxrunError, ModelLoadError
 from mlxrun.scoring.score_groups import Scores
+from mlxrun.scoring.scorer_process import end_scorers_by
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
@@ -118,7 +119,8 @@ class JobRun:
         self._check_environment(manifest, left)
         await asyncio.to_thread(manifest.begin, index, reconciler.state.runs)
         digest = digest_settings(settings)
-        state = await asyncio.to_thread(reconciler.rewrite, digest)
+        with end_scorers_by(self.stop.end_by):
+            state = await asyncio.to_thread(reconciler.rewrite, digest)
         manifest.scores = state.scores
         manifest.count_lines(state.lines)
         self._answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)

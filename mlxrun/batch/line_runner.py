@@ -24,8 +24,10 @@ from mlxrun.batch.output_records import LineTokens
 from mlxrun.batch.output_writer import OutputWriter
 from mlxrun.batch.partial_answers import WRITE_EVERY
 from mlxrun.batch.progress import ProgressMeter
+from mlxrun.batch.score_lane import run_scorers
 from mlxrun.config.settings import Config
 from mlxrun.errors import EngineDead, JobError, MlxrunError, RequestError
+from mlxrun.scoring.limited_calls import runs_long
 from mlxrun.scoring.score_groups import Scores
 
 log = logging.getLogger(__name__)
@@ -119,7 +121,8 @@ class LineRunner:
             body = await self._answer(line, indexed.key, tokens)
             if line.eval is None:
                 return output_records.build_answer_record(indexed, body)
-            return await asyncio.to_thread(output_records.build_answer_record, indexed, body)  # may take long
+            run = run_scorers if runs_long(line.eval) else asyncio.to_thread
+            return await run(output_records.build_answer_record, indexed, body)
         except (EngineDead, JobError):
             raise
         except MlxrunError as error:

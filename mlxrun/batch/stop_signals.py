@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from mlxrun.errors import MlxrunError
+from mlxrun.text.workers import Abandoned, LaneJob
 
 EXIT = 130
 GRACE = 5.0  # seconds that cancelled work may take to end
@@ -40,6 +41,7 @@ class StopSignals:
         self._say = say
         self.owns_process = owns_process
         self._requested = asyncio.Event()
+        self._work = LaneJob()
         self._stuck = False
         self._handling = False
 
@@ -73,6 +75,7 @@ class StopSignals:
         if self.requested and self.owns_process:
             os._exit(EXIT)  # all written records are complete; the next start needs no more
         self._requested.set()
+        self._work.abandon()
         again = " (press Ctrl-C again to stop immediately)" if self.owns_process else ""
         self._say(f"stopping: no new lines are started, finished lines are kept{again}")
 
@@ -80,6 +83,16 @@ class StopSignals:
         """Raise Interrupted if a signal came."""
         if self.requested:
             raise Interrupted("interrupted")
+
+    @contextmanager
+    def end_by(self, kill: Callable[[], None]) -> Iterator[None]:
+        """Have `kill` called if a signal comes during the block, from any thread; Interrupted if one came."""
+        try:
+            with self._work.end_by(kill):
+                yield
+        except Abandoned as error:
+            raise Interrupted("interrupted") from error
+        self.check()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`; a signal cancels it."""

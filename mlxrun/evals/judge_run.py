@@ -19,15 +19,17 @@ from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.batch.line_keys import collect_settings, digest_settings
 from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
 from mlxrun.batch.run_paths import JobPaths, wrap_write_errors, write_atomically
+from mlxrun.batch.score_lane import run_scorers
 from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.errors import JobError
 from mlxrun.evals.judge import Judge, find_question
-from mlxrun.evals.judge_verdict import VerdictError
+from mlxrun.evals.judge_verdict import VerdictError, read_limited
 from mlxrun.evals.rescoring import check_run, rescore
 from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.scoring.answer_text import extract_answers, is_cut
 from mlxrun.scoring.eval_spec import EvalReader, count_choices
+from mlxrun.scoring.limited_calls import LineTries
 from mlxrun.scoring.score_groups import Scores
 from mlxrun.scoring.verdict import ScoredAnswer, Verdict
 
@@ -67,7 +69,7 @@ async def run_judge(
     if fresh:
         say("the judge's model or settings have changed; it judges all answers again")
     await JobRun(job, setup, JobOptions(fresh=fresh), say, stop, view).run()
-    return await asyncio.to_thread(_score_run, run, judge, job)
+    return await stop.run(run_scorers(_score_run, run, judge, job))
 
 
 def _score_run(run: RunFolder, judge: Judge, job: JobPaths) -> Scores:
@@ -148,9 +150,12 @@ def _read_verdicts(job: JobPaths, judge: Judge) -> Iterator[tuple[str, Verdict]]
 def _read_verdict(each: RunLine, judge: Judge) -> Verdict:
     if each.answer is None:
         return Verdict(0, note=f"the judge failed: {each.error}"[:500])
-    try:
-        score, found = judge.reader.read(each.answer)
-        return Verdict(score, found)
-    except VerdictError as error:
-        cut = " (it was cut at max_tokens)" if is_cut(each.record["response"]["body"]) else ""
-        return Verdict(0, note=f"the judge failed: {error}{cut}"[:500])
+    cut = " (it was cut at max_tokens)" if is_cut(each.record["response"]["body"]) else ""
+
+    def read(answer: str) -> Verdict:
+        try:
+            return Verdict(*read_limited(judge.reader, answer))
+        except VerdictError as error:
+            return Verdict(0, note=f"the judge failed: {error}{cut}"[:500])
+
+    return LineTries().call(read, each.answer)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlxrun.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
 from mlxrun.scoring.letter_choice import find_letters, normalize_option
+from mlxrun.scoring.limited_calls import OWN
 from mlxrun.scoring.numbers import find_last_number
 
 Problem = tuple[tuple[str, ...], str]  # the path of a value in a judge, and what is wrong with it
@@ -107,6 +108,22 @@ class VerdictReader:
         if not isinstance(value, int | float) or not self.low <= value <= self.high:
             raise VerdictError(f"its verdict {value!r:.100} is no number from {self.low:g} to {self.high:g}")
         return (value - self.low) / (self.high - self.low)
+
+
+def read_limited(reader: VerdictReader, answer: str) -> tuple[float, Any]:
+    """As `reader.read`, in a process with limits; ScorerEnded if it takes too much time or memory."""
+    score, value, problem = OWN.call(f"{__name__}:read_fields", asdict(reader), answer)
+    if problem is not None:
+        raise VerdictError(problem)
+    return score, value
+
+
+def read_fields(fields: Mapping[str, Any], answer: str) -> tuple[float, Any, str | None]:
+    """The child's side of `read_limited`."""
+    try:
+        return *VerdictReader(**fields).read(answer), None
+    except VerdictError as error:
+        return 0.0, None, str(error)
 
 
 def find_verdict_problems(value: Any) -> Iterator[Problem]:

@@ -5,12 +5,12 @@
 `answer` is the text of the answer, without reasoning; `expected` that of the line's `eval` (None without
 one); `line` the job line, as a dict; `response` the response body, without reasoning. A function may take
 fewer of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict with `score` and any of
-`note`, `extracted` and `scores` (further numbers by name). It runs in one thread at a time, with copies.
+`comment`, `extracted` and `scores` (further numbers by name). The function is imported where it is named, to
+check it; it is called in a process of its own (scorer_process.py), for one answer at a time.
 """
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import importlib
 import importlib.machinery
@@ -22,44 +22,95 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
 from mlxrun.errors import JobError
+from mlxrun.scoring.scorer_process import ScorerLimits, ScorerPool
 from mlxrun.scoring.verdict import ScoredAnswer, Verdict
 
 _PARAMETERS = ("answer", "expected", "line", "response")
 
 
-class CustomScorer:
-    """A loaded function of a user."""
+LIMITS = ScorerLimits(seconds=300.0, memory=8_000_000_000)  # of a function that may ask other programs
 
-    def __init__(self, name: str, digest: str, function: Callable[..., Any], takes: tuple[str, ...]) -> None:
-        self.name = name
-        self.digest = digest
-        self._function = function
+
+@dataclass(frozen=True, slots=True)
+class ScorerPlace:
+    """Where a function is imported from: its name in the working directory `folder`, with the folders `paths`
+    of modules."""
+
+    name: str
+    digest: str
+    folder: str
+    paths: list[str]
+
+
+class CustomScorer:
+    """A function of a user. Its process is started by the first answer, and ends with this object."""
+
+    def __init__(self, place: ScorerPlace, takes: tuple[str, ...]) -> None:
+        self.name = place.name
+        self.digest = place.digest
+        self._place = place
         self._takes = takes
         self._lock = threading.Lock()
+        self._pool = ScorerPool(LIMITS)
 
     def score(self, answer: ScoredAnswer) -> Verdict:
-        """Call the function; what it raises, or returns wrongly, becomes a note."""
+        """Call the function; what it raises, or returns wrongly, becomes a note. ScorerEnded if it takes too
+        much time or memory, or ends its process."""
         values = {
             "answer": answer.text,
             "expected": answer.expected,
             "line": answer.line,
             "response": answer.body,
         }
-        arguments = {name: copy.deepcopy(values[name]) for name in self._takes}
-        try:
-            with self._lock:
-                found = self._function(**arguments)
-        except (Exception, SystemExit) as error:
-            return Verdict(0, note=f"the scorer {self.name} raised {type(error).__name__}: {error}"[:500])
-        try:
-            return _read_result(found)
-        except Exception as error:
-            return Verdict(0, note=f"the scorer {self.name} returned {error}"[:500])
+        arguments = {name: values[name] for name in self._takes}
+        with self._lock:
+            found = self._pool.call(f"{__name__}:call_function", asdict(self._place), arguments)
+        return Verdict(**found)
+
+
+# The child.
+
+_loaded: dict[str, Callable[..., Any]] = {}
+
+
+def call_function(place: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the verdict of a user's function."""
+    return asdict(_call_function(ScorerPlace(**place), arguments))
+
+
+def _call_function(place: ScorerPlace, arguments: Mapping[str, Any]) -> Verdict:
+    try:
+        function = _loaded.get(place.name) or _loaded.setdefault(place.name, _load_in_child(place))
+    except JobError as error:
+        return Verdict(0, note=str(error)[:500])
+    try:
+        found = function(**arguments)
+    except MemoryError:
+        raise  # this process cannot go on with what is left
+    except (Exception, SystemExit) as error:
+        return Verdict(0, note=f"the scorer {place.name} raised {type(error).__name__}: {error}"[:500])
+    try:
+        return _read_result(found)
+    except Exception as error:
+        return Verdict(0, note=f"the scorer {place.name} returned {error}"[:500])
+
+
+def _load_in_child(place: ScorerPlace) -> Callable[..., Any]:
+    os.chdir(place.folder)
+    sys.path[:] = place.paths
+    module, function = _import_function(place.name)
+    if _digest_source(module) != place.digest:
+        raise JobError(f"the scorer {place.name} has changed since it was loaded")
+    return function
+
+
+# Both.
 
 
 def _read_result(found: Any) -> Verdict:
@@ -92,6 +143,12 @@ def _read_score(value: Any, name: Any) -> float:
 
 def load_scorer(name: str) -> CustomScorer:
     """Import a scorer; JobError that names what is missing. Modules in the working directory are found."""
+    module, function = _import_function(name)
+    takes = _read_parameters(name, function)
+    return CustomScorer(ScorerPlace(name, _digest_source(module), os.getcwd(), list(sys.path)), takes)
+
+
+def _import_function(name: str) -> tuple[ModuleType, Callable[..., Any]]:
     place, colon, function_name = name.rpartition(":")
     if not colon or not place or not function_name.isidentifier():
         raise JobError(f"scorer {name!r}: write module:function, or path/to/file.py:function")
@@ -99,7 +156,7 @@ def load_scorer(name: str) -> CustomScorer:
     function = getattr(module, function_name, None)
     if not callable(function):
         raise JobError(f"scorer {name!r}: {place} has no function {function_name!r}")
-    return CustomScorer(name, _digest_source(module), function, _read_parameters(name, function))
+    return module, function
 
 
 class _SourceLoader(importlib.machinery.SourceFileLoader):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from mlxrun.scoring.answer_text import extract_answers, strip_reasoning
 from mlxrun.scoring.choice_metrics import compute_metric, list_default_metrics
 from mlxrun.scoring.eval_spec import EvalSpec, count_choices
 from mlxrun.scoring.likeliest import score_likeliest
-from mlxrun.scoring.matching import match_answer, votes_by_score
+from mlxrun.scoring.limited_calls import LineTries, match_limited
+from mlxrun.scoring.matching import votes_by_score
 from mlxrun.scoring.verdict import ScoredAnswer, Verdict
 
 NO_LINE: Mapping[str, Any] = {"body": {}}
@@ -68,12 +70,12 @@ def _score_choices(
 ) -> list[Verdict]:
     if spec.scorer is None and spec.match == "likeliest":
         return [score_likeliest(response["choices"], spec.expected, spec.options)]
-    texts = extract_answers(response)[:count]
+    texts, tries = extract_answers(response)[:count], LineTries()
     if spec.scorer is None:
-        return [match_answer(spec, text) for text in texts]
+        return [tries.call(partial(match_limited, spec), text) for text in texts]
     body = strip_reasoning(response)
     answers = (ScoredAnswer(text, at, spec.expected, line, body) for at, text in enumerate(texts))
-    return [spec.scorer.score(answer) for answer in answers]
+    return [tries.call(spec.scorer.score, answer) for answer in answers]
 
 
 def _shorten(value: float) -> float:

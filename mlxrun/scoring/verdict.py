@@ -42,7 +42,7 @@ class Scorer(Protocol):
     def digest(self) -> str: ...
 
     def score(self, answer: ScoredAnswer) -> Verdict:
-        """Score one answer; a failure becomes a note and is not raised."""
+        """Score one answer; a failure becomes a note. ScorerEnded if a process of the scorer was ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlxrun.errors import JobError
+from mlxrun.scoring import custom_scorer
 from mlxrun.scoring.custom_scorer import CustomScorer, load_scorer
+from mlxrun.scoring.eval_spec import EvalSpec
+from mlxrun.scoring.line_scores import score_response
+from mlxrun.scoring.scorer_process import ScorerLimits
 from mlxrun.scoring.verdict import ScoredAnswer, Verdict
 
 ANSWER = ScoredAnswer("hello", 0, "x", {"custom_id": "a", "body": {"n": 1}}, {"usage": {"total_tokens": 3}})
@@ -95,25 +97,64 @@ def test_modules_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mo
     assert load_scorer("scorers_of_this_test:half").score(ANSWER) == Verdict(0.5)
 
 
-def test_one_thread_at_a_time() -> None:
+def test_one_call_at_a_time(tmp_path: Path) -> None:
     """Lines are scored by several threads; a user's function need not be made for that."""
-    busy, most = 0, 0
-
-    def score(answer: Any) -> float:
-        nonlocal busy, most
-        busy += 1
-        most = max(most, busy)
-        time.sleep(0.005)
-        busy -= 1
-        return 1
-
-    scorer = CustomScorer("x", "", score, ("answer",))
+    log = tmp_path / "log"
+    code = (
+        "import time\n"
+        "def write(text):\n"
+        f"    with open({str(log)!r}, 'a') as file: file.write(text)\n"
+        "def score(answer):\n"
+        "    write('<'); time.sleep(0.005); write('>')\n"
+        "    return 1\n"
+    )
+    scorer = write(tmp_path, code)
     threads = [threading.Thread(target=scorer.score, args=(ANSWER,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == 1
+    assert log.read_text() == "<>" * 8
+
+
+def test_a_function_keeps_what_it_remembers(tmp_path: Path) -> None:
+    """All answers are scored by one process."""
+    scorer = write(tmp_path, "seen = []\ndef score():\n    seen.append(1)\n    return len(seen) / 8\n")
+    assert [scorer.score(ANSWER).score for _ in range(3)] == [0.125, 0.25, 0.375]
+
+
+def test_a_file_that_changed_is_not_called(tmp_path: Path) -> None:
+    """The manifest has the digest of what was loaded."""
+    scorer = write(tmp_path, "def score(): return 1\n")
+    write(tmp_path, "def score(): return 0.5\n")
+    note = scorer.score(ANSWER).note
+    assert note is not None and "has changed since it was loaded" in note
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("import time; time.sleep(600)", "it took more than 1 s"),
+        ("while True: pass", "it took more than 1 s"),
+        ("kept = [bytearray(10**7) for _ in range(1000)]", "it took more than 0.5 GB of memory"),
+        ("import os; os._exit(7)", "its process ended with exit code 7"),
+        ("import os; os.kill(os.getpid(), 11)", "its process ended by SIGSEGV"),
+    ],
+)
+def test_a_function_that_ends_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    """It is tried once more, in another process; other answers are scored as if nothing had been."""
+    monkeypatch.setattr(custom_scorer, "LIMITS", ScorerLimits(1.0, 500_000_000))
+    starts = tmp_path / "starts"
+    lines = ["def score(answer):", "    if answer == 'good': return 1", f"    {code}", "    return 1"]
+    scorer = write(tmp_path, "\n".join([f"with open({str(starts)!r}, 'a') as file: file.write('.')", *lines]))
+    spec, bad = EvalSpec("x", scorer=scorer), {"choices": [{"message": {"content": "bad"}}] * 5}
+    found = score_response(spec, bad, {"body": {"n": 5}})
+    assert found["score"] == 0 and found["note"].startswith("the scorer was ended 2 times: ")
+    assert reason in found["note"]
+    assert starts.read_text() == "..."  # to load it, and two tries for all five choices
+    assert score_response(spec, {"choices": [{"message": {"content": "good"}}]})["score"] == 1
 
 
 def test_a_score_out_of_range_was_not_raised(tmp_path: Path) -> None:

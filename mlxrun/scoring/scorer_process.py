@@ -1,0 +1,160 @@
+"""Calls functions that may run long in child processes, with limits of time and memory.
+
+Schemas, patterns and users' code cannot be interrupted within a process. A child is started by the first call
+and kept for the next ones; it is killed if it takes too long, or if nobody waits for its result any more. It
+ends by itself as soon as this process has ended, however that was. Results are passed as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
+EXIT_SECONDS = 5.0  # in which a child that has closed its socket must end, so that its exit code is known
+HEAD = struct.Struct("<dQ")  # seconds that a call may take, and bytes of the request that follows
+SIZE = struct.Struct("<Q")  # bytes of the reply that follows
+READY = b"+"
+OUT_OF_MEMORY = 77  # exit code
+
+EndBy = Callable[[Callable[[], None]], AbstractContextManager[None]]
+_end_by: ContextVar[EndBy] = ContextVar("end_by", default=lambda kill: nullcontext())
+
+
+class ScorerEnded(Exception):
+    """A call has ended its child process, or was ended by a limit; the text says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerLimits:
+    """Of one call: `seconds` that it may take, and bytes of memory of its process, on Linux."""
+
+    seconds: float
+    memory: int
+
+
+@contextlib.contextmanager
+def end_scorers_by(end_by: EndBy) -> Iterator[None]:
+    """Calls within the block enter `end_by`, which gets what kills their child, and may raise."""
+    token = _end_by.set(end_by)
+    try:
+        yield
+    finally:
+        _end_by.reset(token)
+
+
+class ScorerPool:
+    """Children with the same limits; as many as there are calls at the same time. Idle ones end with it."""
+
+    def __init__(self, limits: ScorerLimits) -> None:
+        self.limits = limits
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
+
+    def call(self, target: str, *arguments: Any) -> Any:
+        """What the function `target`, written as module:function, returns. ScorerEnded if its process had to
+        be ended; JSON's errors if the arguments cannot be passed."""
+        request = json.dumps([target, arguments]).encode()
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        child = child or _Child(self.limits)
+        try:
+            with _end_by.get()(child.kill):
+                reply = child.call(request, self.limits)
+        except BaseException:
+            child.close()
+            raise
+        with self._lock:
+            self._idle.append(child)
+        return json.loads(reply)
+
+
+def _close_all(idle: list[_Child]) -> None:
+    """End children that have nothing to do: their pool is not used any more, or this process ends."""
+    while idle:
+        idle.pop().close()
+
+
+class _Child:
+    """One process, in a session of its own: Ctrl-C is not for it, and what it starts is killed with it."""
+
+    def __init__(self, limits: ScorerLimits) -> None:
+        self._socket, theirs = socket.socketpair()
+        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # -P: files of the folder that mlxrun was started in are no modules of the child.
+        command = [sys.executable, "-P", "-m", "mlxrun.scoring.scorer_child", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, str(limits.memory)],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._is_ready = False
+
+    def call(self, request: bytes, limits: ScorerLimits) -> bytes:
+        """The reply to a request, within the limit of time."""
+        try:
+            if not self._is_ready:
+                self._receive(1, time.monotonic() + START_SECONDS)
+                self._is_ready = True
+            end = time.monotonic() + limits.seconds
+            head = HEAD.pack(limits.seconds, len(request))
+            self._socket.settimeout(limits.seconds)
+            self._socket.sendall(head + request)
+            return self._receive(SIZE.unpack(self._receive(SIZE.size, end))[0], end)
+        except TimeoutError as error:
+            raise ScorerEnded(f"it took more than {limits.seconds:g} s") from error
+        except (OSError, EOFError) as error:
+            raise ScorerEnded(self._describe_end(limits)) from error
+
+    def _receive(self, size: int, end: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            self._socket.settimeout(max(end - time.monotonic(), 1e-3))
+            part = self._socket.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _describe_end(self, limits: ScorerLimits) -> str:
+        """Why the process has closed its socket."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECONDS)
+        code = self._process.returncode
+        if code == -signal.SIGALRM:
+            return f"it took more than {limits.seconds:g} s"
+        if code == OUT_OF_MEMORY:
+            return f"it took more than {limits.memory / 1e9:g} GB of memory"
+        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
+        return f"its process ended {how} (it may take {limits.memory / 1e9:g} GB of memory)"
+
+    def kill(self) -> None:
+        """Kill the process, and what it has started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        self.kill()
+        self._process.wait()
+        self._socket.close()
