@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mlxrun.batch import score_lane
 from mlxrun.scoring import limited_calls
 from mlxrun.scoring.scorer_process import ScorerLimits, ScorerPool
+from mlxrun.text.workers import Lane
+from tests.helpers.batch_fakes import chat, run_in_process
+from tests.helpers.batches_server import ServerSetup
 
 LEVELS = 40
 
@@ -25,3 +34,61 @@ def set_limits(patch: pytest.MonkeyPatch, seconds: float, memory: int = 1_000_00
     pool = ScorerPool(ScorerLimits(seconds, memory))
     patch.setattr(limited_calls, "OWN", pool)
     return pool
+
+
+def make_bomb_line(custom_id: str = "bomb") -> dict[str, Any]:
+    """A job line whose scorer takes forever."""
+    return chat(custom_id, "{}", {"expected": make_bomb_schema(), "match": "json_schema"})
+
+
+class SameProcess(ScorerPool):
+    """The guard switched off: calls in this process, which nothing can end."""
+
+    def call(self, target: str, *arguments: Any) -> Any:
+        module, _, name = target.partition(":")
+        return getattr(importlib.import_module(module), name)(*arguments)
+
+
+def set_guard(seconds: float) -> None:
+    """In a process of its own: the limit of time of scorers; 0: they have no process."""
+    limits = ScorerLimits(seconds, 1_000_000_000)
+    limited_calls.OWN = ScorerPool(limits) if seconds else SameProcess(limits)
+    score_lane.SCORES = Lane("scores", 4)
+
+
+def run_job(job: Path, seconds: float) -> None:
+    """Run a job in a process of its own, with this limit."""
+    set_guard(seconds)
+    run_in_process(job, 0.0)
+
+
+def serve_batches(root: Path, seconds: float) -> None:
+    """Run a server in a process of its own, until SIGTERM comes."""
+
+    async def run() -> None:
+        stop = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+        async with ServerSetup(root).run():
+            await stop.wait()
+
+    set_guard(seconds)
+    asyncio.run(run())
+
+
+def list_scorers(parent: int) -> list[int]:
+    """The processes of scorers that a process has started, and that have not ended."""
+    done = subprocess.run(
+        ["ps", "-ww", "-eo", "pid=,ppid=,stat=,args="], capture_output=True, text=True, check=True
+    )
+    rows = [line.split(None, 3) for line in done.stdout.splitlines()]
+    return [
+        int(pid)
+        for pid, ppid, stat, args in rows
+        if int(ppid) == parent and not stat.startswith("Z") and "mlxrun.scoring.scorer_child" in args
+    ]
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process exists, and is more than an entry that nobody has waited for."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return bool(done.stdout.strip()) and not done.stdout.strip().startswith("Z")
