@@ -65,17 +65,23 @@ class ValueSchema:
         return bool(self.types) and "string" not in self.types
 
 
-def _find_branches(schema: Any, root: Mapping[str, Any], depth: int) -> list[Mapping[str, Any]]:
-    """Return the schema and all schemas that it refers to or is composed of."""
-    if not isinstance(schema, Mapping) or depth == 0:
+def _find_branches(
+    schema: Any, root: Mapping[str, Any], depth: int, seen: dict[int, int] | None = None
+) -> list[Mapping[str, Any]]:
+    """Return the schema and all schemas that it refers to or is composed of. `seen`: those that were listed
+    before, by id, with their depths. They are left out, as schemas of a few lines can name each other
+    2 ** depth times."""
+    seen = {} if seen is None else seen
+    if not isinstance(schema, Mapping) or seen.get(id(schema), 0) >= depth:
         return []
+    seen[id(schema)] = depth
     found: list[Mapping[str, Any]] = [schema]
-    found += _find_branches(resolve_reference(schema.get("$ref"), root), root, depth - 1)
+    found += _find_branches(resolve_reference(schema.get("$ref"), root), root, depth - 1, seen)
     for word in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(word)
         if isinstance(parts, Sequence) and not isinstance(parts, str):
             for part in parts:
-                found += _find_branches(part, root, depth - 1)
+                found += _find_branches(part, root, depth - 1, seen)
     return found
 
 

@@ -62,6 +62,20 @@ def test_an_endless_reference_ends() -> None:
     assert schema.types == set()
 
 
+def test_references_that_multiply() -> None:
+    """Seven levels that each name the next one thirty times are thirty to the power of seven ways down."""
+    levels = {
+        f"l{at}": {"anyOf": [{"$ref": f"#/$defs/l{at + 1}"} for _ in range(30)], "properties": {f"p{at}": {}}}
+        for at in range(7)
+    }
+    last = {"type": "integer", "properties": {"z": {"type": "string"}}}
+    schema = ValueSchema({"$ref": "#/$defs/l0", "$defs": {**levels, "l7": last}})
+    assert schema.types == {"object", "integer"}
+    assert schema.keys == (*(f"p{at}" for at in range(7)), "z")
+    assert schema.get_member("z").types == {"string"}
+    assert ValueSchema({"type": "string", "anyOf": [{"$ref": "#"}] * 30}).types == {"string"}
+
+
 @pytest.mark.parametrize(
     ("schema", "text_only", "excludes"),
     [
