@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +14,15 @@ import pytest
 
 from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.errors import JobError
+from mlxrun.evals import judge_verdict
 from mlxrun.evals.judge import Judge, parse_judge
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.scheduler.request import Request, TokenEvent
 from mlxrun.scoring.score_groups import Scores
+from mlxrun.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, make_config, read, write_job
+from tests.helpers.scorer_bombs import list_scorers, make_bomb_schema
 
 # The engine answers with the prompt and two letters of x, y and z, so this judge says what the template says.
 TEMPLATE = "{{ 'yes' if answer.startswith(expected | string) else 'no' }} for {{ id }}:"
@@ -149,6 +154,27 @@ async def test_failures_of_the_judge_are_named(tmp_path: Path) -> None:
     assert notes["line-3"].startswith("the judge failed: it was to choose one of yes, no")
     assert notes["line-3"].endswith("(it was cut at max_tokens)")
     assert RunFolder.open(bench.run.job).check() == []
+
+
+async def test_a_verdict_that_takes_forever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bomb as the schema of verdicts is a failure of the judge for each answer, and ends with a signal."""
+    verdict = {"json": "ok", "schema": make_bomb_schema(), "number": {}}
+    judge = make_judge(prompt='{"ok": true} {{ answer }}', verdict=verdict)
+    bench = JudgeBench(tmp_path, lines_of(2))
+    await bench.run.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(judge_verdict, "OWN", ScorerPool(ScorerLimits(600.0, 1_000_000_000)))
+        task = asyncio.create_task(bench.score(judge))
+        while not list_scorers(os.getpid()) or bench.judge.ran < 2:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert judge_verdict.OWN._idle == []
+    monkeypatch.setattr(judge_verdict, "OWN", ScorerPool(ScorerLimits(0.5, 1_000_000_000)))
+    assert (await bench.score(judge)).groups["g"].unscored == 2
+    note = "the scorer was ended 2 times: it took more than 0.5 s"
+    assert bench.evals["line-0"]["note"] == bench.evals["line-1"]["note"] == note
 
 
 async def test_lines_that_wait_for_a_judge(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

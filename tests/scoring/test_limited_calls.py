@@ -76,6 +76,22 @@ def test_a_bomb_gets_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     assert score_response(read(expected=make_bomb_schema(3), match="json_schema"), answer("{}"))["score"] == 1
 
 
+@pytest.mark.parametrize("pattern", [r"(a|aa)+$", r"(?:a+a+)+b", r"(?:abcdefghij){e<=8}"])
+def test_patterns_that_backtrack(pattern: str) -> None:
+    """They have a limit of their own, whose note is the same as ever, and one try."""
+    note = "the pattern was searched for 1 s without a result"
+    text = "a" * 50_000 + "c"
+    assert score_response(read(expected=pattern, match="regex"), answer(text))["note"] == note
+
+
+def test_limits_of_memory_of_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_limits(monkeypatch, 60.0, 200_000_000)
+    text = '{"a": [' + "[]," * 10_000_000 + "[]]}"
+    spec = read(expected={"required": ["a"]}, match="json_schema")
+    assert "memory" in score_response(spec, answer(text))["note"]
+    assert score_response(spec, answer('{"a": 1}'))["score"] == 1
+
+
 def test_a_try_that_is_repeated() -> None:
     """A machine that is too busy once changes no score."""
     fails = ["first"]

@@ -497,3 +497,11 @@ def test_a_tools_schema_that_cannot_be_enforced(model: Any) -> None:
         compile_calls(patterns, model, param="tools", strict=True)
     assert caught.value.param == "tools[1].p"
     assert compile_calls(patterns, model, param="tools").warnings
+
+
+@pytest.mark.parametrize("key", ["allOf", "anyOf"])
+def test_references_that_multiply(model: Any, key: str) -> None:
+    """40 levels that each name the next one twice are compiled as 40, not as 2 ** 40."""
+    levels = {f"l{at}": {key: [{"$ref": f"#/$defs/l{at + 1}"}] * 2} for at in range(40)}
+    schema = {"$ref": "#/$defs/l0", "$defs": {**levels, "l40": {"const": 1}}}
+    assert open_to(make(model, "json_schema", schema).start((), STOP)) - {" ", "\n"} == {"1"}
