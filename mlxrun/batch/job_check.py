@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from mlxrun.api.prepared import PreparedRequest
 
 _AT_ONCE = 16
+_MOST_NAMED = 20
 Report = Callable[[int, str], None]  # line number, reason
 
 
@@ -85,6 +87,15 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
             f"{index.path}: nothing was run: its requests are chats, and the model {model_info.name!r} has "
             "no chat template; set model.chat_template, or give lines a prompt (/v1/completions)"
         )
+
+
+def check_evals(index: LineIndex, end: int) -> None:
+    """JobError that names the lines whose `eval` cannot be read: they would be missing in the score. Blocks,
+    as the lines are read."""
+    bad = (index.load(position).line for position in range(end) if index.get_row(position).bad)
+    wrong = (line for line in bad if isinstance(line, BadLine) and line.param == "eval" and line.eval is None)
+    if shown := [f"{index.path}:{line.number}: {line.reason}" for line in islice(wrong, _MOST_NAMED)]:
+        raise JobError("\n".join(shown))
 
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxrun.config.text_files import check_encoding, open_regular
+from mlxrun.config.validation import find_closest
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
 
@@ -31,6 +32,7 @@ URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE, *POOLED)
 MAX_LINE = 1 << 28  # bytes; a file that is not JSONL must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
 _FULL = "custom_id, method, url and body"
+_EVAL_KEYS = ("expected", "match")  # no body has fields of these names
 # Of short lines without a url.
 _INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE, "query": RERANK}
 
@@ -150,7 +152,9 @@ def parse_line(
         if not isinstance(value, dict):
             raise _LineError(f"a line must be a JSON object, not {_name_type(value)}")
         parse = _parse_short if _is_short(value) else _parse_openai
-        return _read_eval(parse(raw.number, value, only_url), value.get("eval"), evals)
+        line = parse(raw.number, value, only_url)
+        _check_eval_key(value)
+        return _read_eval(line, value.get("eval"), evals)
     except _LineError as bad:
         wanted = _find_eval(_decode_loosely(raw) if value is None else value, evals)
         return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, wanted)
@@ -247,6 +251,15 @@ def _make_line(number: int, custom_id: str, url: str, body: dict[str, Any]) -> J
     if body.get("stream"):
         raise _LineError("stream is not supported in a job: answers are written once complete", "stream")
     return JobLine(number, custom_id, url, body)
+
+
+def _check_eval_key(value: dict[str, Any]) -> None:
+    """An `eval` under another name is no `eval`: the line would be missing in the score."""
+    for key in value:
+        if key in _EVAL_KEYS:
+            raise _LineError(f"{key}: unknown key; it belongs into `eval`", "eval")
+        if key != "eval" and find_closest(key, ("eval",)):
+            raise _LineError(f"{key}: unknown key (did you mean 'eval'?)", "eval")
 
 
 def _read_eval(line: JobLine, value: Any, evals: EvalReader) -> JobLine:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.batch import job_cache
-from mlxrun.batch.job_check import check_chats, check_lines
+from mlxrun.batch.job_check import check_chats, check_evals, check_lines
 from mlxrun.batch.job_setup import JobSetup as JobSetup
 from mlxrun.batch.job_setup import WorkerPool
 from mlxrun.batch.line_answerer import Answerer, LineAnswerer, get_base_seed
@@ -168,9 +168,12 @@ class JobRun:
         """JobError if the run would overwrite another job's output, or if the settings refuse its lines."""
         if not self.options.fresh:
             await asyncio.to_thread(check_owner, self.paths, index.sha256)
+        strict = self.options.strict or self.setup.config.batch.on_invalid == "fail"
         if self.stop.owns_process:
             await asyncio.to_thread(check_chats, index, self.setup.model_info, end)
-        if self.options.strict or self.setup.config.batch.on_invalid == "fail":
+            if not strict:  # which names all lines that are refused
+                await asyncio.to_thread(check_evals, index, end)
+        if strict:
 
             def report(number: int, reason: str) -> None:
                 self.say(f"{index.path}:{number}: {reason}")

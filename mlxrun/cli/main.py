@@ -146,6 +146,10 @@ def report_error(error: Exception) -> int:
     if isinstance(error, OSError):  # standard output cannot be written, or a file has disappeared
         print_error(f"mlxrun: {error}")
         return BUG_EXIT
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mlx":
+        advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]'); `mlxrun doctor` says more"
+        print(f"mlxrun: MLX cannot be imported: {error}; {advice}", file=sys.stderr)
+        return BUG_EXIT
     traceback.print_exception(error)
     print_error("mlxrun: this is a bug in mlxrun; the traceback is above")
     return BUG_EXIT

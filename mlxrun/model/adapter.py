@@ -48,8 +48,13 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
     a model whose tokens see later ones, such as PaliGemma's prompts and diffusion models: nothing could be
     computed in chunks, nor be cached."""
     cache = adapter.make_cache()
-    logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
-    mx.eval(list_all_arrays(cache))
+    try:
+        logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+        mx.eval(logits, list_all_arrays(cache))
+    except (RuntimeError, ValueError) as error:  # MLX's own, such as operations without a kernel for a dtype
+        raise ModelLoadError(
+            f"the library cannot compute this model here ({error}); see whether another model.dtype works"
+        ) from error
     if mx.any(mx.isnan(logits)).item():
         raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
     other = adapter.prefill(mx.array([[1, 2]]), adapter.make_cache(), 0, TEXT_ONLY)

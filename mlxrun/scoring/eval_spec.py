@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.scoring.choice_metrics import check_metric
 from mlxrun.scoring.json_values import check_schema
 from mlxrun.scoring.likeliest import NORMALIZATIONS, check_likeliest
@@ -126,7 +127,8 @@ def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None) -> EvalSpec:
         raise ValueError(f"eval must be an object, not {type(value).__name__}")
     match = value.get("match", "exact")
     if not isinstance(match, str) or match not in MATCHES:
-        raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {match!r}")
+        hint = suggest_word(find_closest(match, MATCHES), repr)
+        raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {match!r}{hint}")
     scorer = _find_scorer(value["scorer"], scorers) if value.get("scorer") is not None else None
     is_free = scorer is not None or match == "judge"
     if not is_free:
@@ -171,7 +173,8 @@ def _check_keys(value: Mapping[str, Any], match: str) -> None:
         if of_others:
             raise ValueError(f"eval.{unknown} belongs to the match {', '.join(of_others)}, not to {match}")
         known = ", ".join(("expected, match and group", "cluster, metrics, after, scorer", *own))
-        raise ValueError(f"eval.{unknown} is not known; eval takes {known}")
+        hint = suggest_word(find_closest(unknown, (*_COMMON, *own)), repr)
+        raise ValueError(f"eval.{unknown} is not known{hint}; eval takes {known}")
 
 
 def _read_metrics(value: Any) -> tuple[str, ...]:

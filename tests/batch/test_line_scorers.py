@@ -66,12 +66,10 @@ async def test_a_job_with_a_scorer(tmp_path: Path, scorer: str) -> None:
 
 
 async def test_a_server_runs_no_code_of_clients(tmp_path: Path, scorer: str) -> None:
-    """Without loaded scorers the line is refused by name, and the others run."""
+    """Without loaded scorers the line is refused by name."""
     bench = Bench(write_job(tmp_path, [chat("a", "x", {"scorer": scorer}), *chats(2)]))
-    outcome = await bench.run()
-    assert outcome.exit_code == 1 and sorted(by_id(bench.paths.out)) == ["line-0", "line-1"]
-    error = read(bench.paths.errors)[0]["error"]
-    assert error["param"] == "eval" and "is not loaded" in error["message"]
+    with pytest.raises(JobError, match=":1: eval.scorer .* is not loaded"):
+        await bench.run()
 
 
 async def test_a_multiple_choice_by_logprob(tmp_path: Path) -> None:

@@ -297,3 +297,27 @@ def test_failed_lines_without_an_eval_are_told_apart(
     job = write_job(tmp_path, [*chats(2), "bad", chat("long", "LONG")])
     assert main(["batch", str(job)]) == 1
     assert f"2 failed: {tmp_path}/job.errors.jsonl (2 without an `eval`)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ({"eval": {"expected": "5", "match": "nubmer"}}, "not 'nubmer' (did you mean 'number'?)"),
+        ({"eval": {"expected": "5", "mtach": "number"}}, "eval.mtach is not known (did you mean 'match'?)"),
+        ({"evla": {"expected": "5"}}, "evla: unknown key (did you mean 'eval'?)"),
+        ({"expected": "5"}, "expected: unknown key; it belongs into `eval`"),
+    ],
+)
+def test_a_wrong_eval_is_an_error_of_the_file(
+    tmp_path: Path, fake_engine: list[Config], line: Any, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the line would be missing in the score: it is named with its number, and nothing is run."""
+    job = write_job(tmp_path, [*chats(2), {"id": "wrong", "prompt": "two and three", **line}])
+    assert main(["batch", str(job), "--dry-run"]) == 1
+    out, err = capsys.readouterr()
+    assert f"{job}:3: " in err and says in err and "1 would be refused" in out
+    assert main(["batch", str(job)]) == 2
+    err = capsys.readouterr().err
+    assert f"{job}:3: " in err and says in err
+    assert fake_engine == [] and not (tmp_path / "job.out.jsonl").exists()
+    assert main(["batch", str(job), "--limit", "2"]) == 0, "lines beyond the limit are not looked at"

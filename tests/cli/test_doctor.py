@@ -18,6 +18,7 @@ from mlxrun.model import doctor
 from mlxrun.model.machine import versions
 from mlxrun.model.model_files import EMBEDDED
 from mlxrun.model.pooling import encoders
+from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers.pooling_models import build_pooling_model
 
 
@@ -139,3 +140,16 @@ def test_what_drafts_is_shown_and_a_bad_setting_is_named() -> None:
 def test_who_drafts_is_shown() -> None:
     facts = {"method": "draft+ngram", "configured": "auto", "problem": None, "steps": 3}
     assert doctor.report_drafts(facts).value == "draft+ngram"
+
+
+@pytest.mark.skipif(mx.default_device() == mx.gpu, reason="GPUs gather in bfloat16")
+def test_a_dtype_that_the_library_cannot_compute_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On CPUs MLX multiplies gathered experts in float32 only."""
+    write_text_model("gpt_oss", tmp_path / "model")
+    sets = ("--set", f"model.path={tmp_path / 'model'}", "--set", "model.dtype=bfloat16")
+    assert main(["doctor", *sets]) == 1
+    out, err = capsys.readouterr()
+    assert "the library cannot compute this model here (" in out and "only supports float32" in out
+    assert "another model.dtype" in out and "Traceback" not in err

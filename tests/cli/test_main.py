@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun import __version__
 from mlxrun.cli import main as frame
-from mlxrun.cli.main import COMMANDS, main
+from mlxrun.cli.main import COMMANDS, main, report_error
 from mlxrun.errors import ConfigError, EngineDead
 
 
@@ -113,3 +113,13 @@ def test_the_script_of_a_shell(shell: str) -> None:
     done = subprocess.run([sys.executable, "-c", command], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"_MLXRUN_COMPLETE={shell}_complete" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["mlx", "mlx.core"])
+def test_mlx_that_cannot_be_imported_is_no_bug(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(ImportError("libmlx.so: no such file", name=name)) == 3
+    err = capsys.readouterr().err
+    assert err.startswith("mlxrun: MLX cannot be imported: libmlx.so: no such file; pip install")
+    assert "bug" not in err and "Traceback" not in err
+    assert report_error(ImportError("no such module", name="other")) == 3
+    assert "this is a bug in mlxrun" in capsys.readouterr().err

@@ -27,7 +27,10 @@ class Half:
         ({"match": "exact"}, "eval.expected is missing"),
         ({"expected": "x", "match": "fuzzy"}, "eval.match must be one of exact, contains"),
         ({"expected": "x", "match": ["exact"]}, "eval.match must be one of exact, contains"),
-        ({"expected": "x", "mach": "exact"}, "eval.mach is not known; eval takes expected"),
+        (
+            {"expected": "x", "mach": "exact"},
+            "eval.mach is not known .did you mean 'match'.*; eval takes expected",
+        ),
         ({"expected": "x", "tolerance": 1}, "eval.tolerance belongs to the match number, not to exact"),
         ({"expected": "x", "group": ""}, "eval.group must be a string"),
         ({"expected": "x", "group": None}, "eval.group must be a string"),
