@@ -6,7 +6,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 REPRODUCE_ARGS ?=
 
-.PHONY: demo test test-fast clients pin-clients lint format bench reproduce plots cast pictures generate clean
+.PHONY: demo test test-all test-slice test-product test-fast clients pin-clients lint format bench reproduce plots cast pictures generate clean
 .DEFAULT_GOAL := test
 
 demo: .venv/.installed
@@ -15,6 +15,22 @@ demo: .venv/.installed
 
 test: lint clients
 	$(BIN)/pytest -q $(PYTEST_ARGS)
+
+# Everything: the sweeps too, and all the examples of generated cases.
+test-all: lint clients
+	$(BIN)/pytest -q $(PYTEST_ARGS) -m '' --hypothesis-profile full
+
+# One of SLICES parts of the sweeps: by default the one of the day, of which pytest prints how to run it again.
+SLICES ?= 40
+SLICE ?= auto/$(SLICES)
+test-slice: .venv/.installed-dev
+	$(BIN)/pytest -q $(PYTEST_ARGS) -m sweep --sweep-slice $(SLICE)
+
+# What matters most in the product's own environment: its threads of BLAS, its kernels, its lengths of steps.
+PRODUCT := parity/test_text.py parity/test_prefix_cache_engine.py parity/test_speculation.py engine/test_engine.py \
+  batch/test_job_run.py server/test_app.py
+test-product: .venv/.installed-dev
+	TEST_ENVIRONMENT=product $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not sweep and not slow' $(addprefix tests/,$(PRODUCT))
 
 # The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
 APART := parity clients robustness server bench benchmarks tools model/snapshot model/probe \

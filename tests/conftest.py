@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import logging
 import os
@@ -26,9 +27,14 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 # Else each of the many processes that tests start compiles all modules of transformers and mlx-lm again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # on tiny matrices its threads only wait for each other
+# `make test-product` runs tests as the product runs: threads, kernels and lengths of steps are the machine's.
+PINNED = os.environ.get("TEST_ENVIRONMENT") != "product"
+if PINNED:
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # on tiny matrices its threads only wait for each other
 
-if platform.machine() == "x86_64":
+if PINNED and platform.machine() == "x86_64":
     # The same kernels everywhere. In those for Haswell and Zen a sum depends on the number of rows, which the
     # random weights of gemma2 amplify to 1e-4: the library then differs from itself by the prefill step.
     os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
@@ -36,11 +42,15 @@ if platform.machine() == "x86_64":
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
 
 # Steps of any length: how a prompt is split must not depend on how busy this machine is.
-importlib.import_module("mlxrun.model.machine.device").STEP_MS = 0  # type: ignore[attr-defined]
+if PINNED:
+    importlib.import_module("mlxrun.model.machine.device").STEP_MS = 0  # type: ignore[attr-defined]
 
 pytest.register_assert_rewrite("tests.helpers.parser_driver")  # its asserts show both sides
 
 from tests.helpers.model_fixtures import probed_once, zoo  # noqa: E402, F401
+from tests.helpers.sweep_slices import is_in_slice, read_slice  # noqa: E402
+
+_SLICE = pytest.StashKey[tuple[int, int]]()
 
 # These have processes and sockets in them. CI gives them a second try, and names those that needed it. What
 # computes an answer has to be right at the first one.
@@ -50,7 +60,42 @@ _WITH_PROCESSES = {
 }
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweep-slice", help="of the sweep only these tests: K/N, or auto/N by the day")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("sweep_slice"):
+        number, total = config.stash[_SLICE]
+        terminalreporter.write_line(
+            f"sweep: slice {number} of {total}; again: --sweep-slice {number}/{total}"
+        )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if text := config.getoption("sweep_slice"):
+        try:
+            config.stash[_SLICE] = read_slice(text, datetime.date.today())
+        except ValueError as error:
+            raise pytest.UsageError(f"--sweep-slice: {error}") from error
+        config.option.sweep_slice = "{}/{}".format(
+            *config.stash[_SLICE]
+        )  # also of xdist's processes, at midnight
+
+
+def _leave_out_other_slices(config: pytest.Config, items: list[pytest.Item]) -> None:
+    number, total = config.stash[_SLICE]
+
+    def is_left_out(item: pytest.Item) -> bool:
+        return "sweep" in item.keywords and not is_in_slice(item.nodeid, number, total)
+
+    config.hook.pytest_deselected(items=[item for item in items if is_left_out(item)])
+    items[:] = [item for item in items if not is_left_out(item)]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("sweep_slice"):
+        _leave_out_other_slices(config, items)
     if not config.getoption("reruns"):
         return
     connection = getattr(getattr(config, "failures_db", None), "sock", None)
@@ -61,9 +106,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.flaky(reruns=0))
 
 
-# No deadlines and no complaint of slowness: machines differ. The same examples each time; others, and more of
-# them, come with `pytest --hypothesis-profile random`.
-for name, same in (("mlxrun", True), ("random", False)):
+# No deadlines and no complaint of slowness: machines differ. The same examples each time; more with
+# `pytest --hypothesis-profile full`, and others, as many, with `random` (tests/helpers/examples.py).
+for name, same in (("mlxrun", True), ("full", True), ("random", False)):
     hypothesis.settings.register_profile(
         name, deadline=None, derandomize=same, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )

@@ -93,7 +93,7 @@ def run_with_kills(job: Path, out: Path, address: str, kills: int, rng: random.R
     return killed
 
 
-@pytest.mark.sweep
+@pytest.mark.slow
 def test_two_nodes_write_the_bytes_of_one_process_though_a_worker_dies(address: str, job: Path) -> None:
     out = job.with_name("two.out.jsonl")
     assert run_with_kills(job, out, address, 1, random.Random(1)) == 1
