@@ -86,6 +86,11 @@ class Adapter:
         """The model that makes logits of tokens."""
         return self.model
 
+    @property
+    def media_tokens(self) -> frozenset[int]:
+        """The placeholders of images and videos in prompts."""
+        return frozenset()
+
     def make_cache(self) -> list[Any]:
         """Empty single-row caches, one a layer."""
         from mlx_lm.models.cache import make_prompt_cache
@@ -206,15 +211,23 @@ class VisionAdapter(Adapter):
     def text_model(self) -> nn.Module:
         return self._language
 
+    @property
+    def media_tokens(self) -> frozenset[int]:
+        known = (self.embedder.tokens.image, self.embedder.tokens.video)
+        return frozenset(token for token in known if token is not None)
+
     def make_cache(self) -> list[Any]:
         from mlx_vlm.models.cache import make_prompt_cache
 
         return make_prompt_cache(self._language)
 
     def call_library(self, ids: Sequence[int], cache: list[Any], start: int) -> mx.array:
-        if not start:
+        tokens, made = mx.array([list(ids)]), {}
+        if not start:  # as the library begins a prompt: some models need what they make of it
             self.embedder.forget_positions()
-        logits: mx.array = self._language(mx.array([list(ids)]), cache=cache).logits
+            features = self.model.get_input_embeddings(tokens, None, mask=mx.ones_like(tokens)).to_dict()
+            made = {name: value for name, value in features.items() if value is not None}
+        logits: mx.array = self._language(tokens, cache=cache, **made).logits
         return logits
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:

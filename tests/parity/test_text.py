@@ -157,7 +157,7 @@ def test_prompts_share_a_forward_where_that_is_exact(
         split.append((length, max(layer.offset for layer in keyed)))
         return original(cache, index, length, **options)
 
-    engine = engine_driver.make_real_engine(zoo.text(family))
+    engine = engine_driver.make_real_engine(zoo.text(family), step_ms=0)  # steps of any length
     monkeypatch.setattr(layer_caches, "split_row", watched)
     prompts = text_models.prompts(4, (8, 7, 9, 15, 15, 14, 33))
     events = engine_driver.run_requests(
