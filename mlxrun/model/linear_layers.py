@@ -23,6 +23,13 @@ class _TransposedLinear(nn.Linear):
         return mx.addmm(self["bias"], x, self._transposed) if "bias" in self else x @ self._transposed
 
 
+def forget_view(layer: nn.Module) -> None:
+    """Drop the view of a linear layer, which keeps its source in memory. The next call makes it again."""
+    if isinstance(layer, _TransposedLinear):
+        layer._source = None
+        layer.pop("_transposed", None)
+
+
 def transpose_weights(model: nn.Module) -> None:
     """Let linear layers, but those of derived classes, use such views. They take no memory, and follow a
     weight that is replaced; results are the library's bit by bit."""

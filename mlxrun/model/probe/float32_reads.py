@@ -10,6 +10,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxrun.model.linear_layers import forget_view
+
 _SHORT_FLOATS = (mx.float16, mx.bfloat16)
 LARGE = 1 << 20  # bytes of a parameter for which it is worth to wait
 
@@ -60,6 +62,7 @@ def _make_waiting(call: Callable[..., Any]) -> Callable[..., Any]:
         result = call(self, *given, **more)
         if any(isinstance(value, mx.array) and value.nbytes >= LARGE for value in self.values()):
             mx.eval(result)
+            forget_view(self)
         return result
 
     return call_and_wait

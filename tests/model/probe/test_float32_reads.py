@@ -6,6 +6,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from mlxrun.model.linear_layers import transpose_weights
+from mlxrun.model.probe import float32_reads
 from mlxrun.model.probe.float32_reads import read_in_float32
 
 
@@ -51,3 +53,25 @@ def test_the_model_is_as_before_after_an_error() -> None:
     with pytest.raises(RuntimeError), read_in_float32(model):
         raise RuntimeError
     assert [type(m) for m in model.modules()] == kinds
+
+
+def test_a_large_model_is_never_in_memory_in_float32() -> None:
+    """One large parameter at a time is. Twin: without waiting for layers, all are at the end."""
+    model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(12)])
+    model.set_dtype(mx.bfloat16)
+    transpose_weights(model)
+    x = mx.ones((1, 1024))
+    mx.eval(model.parameters(), model(x.astype(mx.bfloat16)), x)
+
+    def measure() -> float:
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        with read_in_float32(model):
+            mx.eval(model(x))
+        return (mx.get_peak_memory() - before) / (4 << 20)  # float32 weights of a layer
+
+    assert measure() < 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(float32_reads, "LARGE", 1 << 40)
+        assert measure() > 8
