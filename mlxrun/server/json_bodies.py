@@ -31,6 +31,7 @@ _MIN_BODY, _IMAGES_BODY = 16_000_000, 64_000_000  # bytes
 # Keys, objects and arrays of a large body: Python takes some microseconds for each, and does nothing else.
 MAX_NODES = 100_000
 MAX_VALUES = 4_000_000  # numbers and strings besides, of which token ids have many
+LONG_NUMBER = "a number in the body has thousands of digits"
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -137,7 +138,7 @@ def parse_json(raw: bytes) -> Any:
         where = f"line {error.lineno} column {error.colno}"
         raise RequestError(f"the body is not JSON: {error.msg} at {where}", code="invalid_json") from error
     except ValueError as error:
-        raise RequestError("a number in the body has thousands of digits", code="invalid_json") from error
+        raise RequestError(LONG_NUMBER, code="invalid_json") from error
 
 
 async def _parse(raw: bytes) -> Any:

@@ -22,6 +22,7 @@ from mlxrun.server.batches.storage import Storage
 from mlxrun.server.batches.stored_file import Upload
 from mlxrun.server.json_bodies import (
     DECODER,
+    LONG_NUMBER,
     SMALL_BODY,
     check_value_counts,
     get_max_body_bytes,
@@ -108,6 +109,8 @@ class RequestLines:
                 break  # it is not complete, or an error at the end
             except RecursionError as error:
                 raise RequestError("the body is nested too deeply", code="invalid_json") from error
+            except ValueError as error:
+                raise RequestError(LONG_NUMBER, code="invalid_json") from error
             yield request
         self._text = self._text[at:]
 

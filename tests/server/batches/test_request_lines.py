@@ -84,6 +84,10 @@ ONE = make_request("a", x=1)
         (b'{"requests": [nonsense]}', "the body is not JSON from requests.0 on"),
         (b'{"requests": [{"custom_id": "a", "params": {"b": NaN}}]}', "NaN is not a JSON number"),
         (
+            b'{"requests": [{"custom_id": "a", "params": {"b": ' + b"1" * 5000 + b"}}]}",
+            "a number in the body has thousands of digits",
+        ),
+        (
             b'{"requests": [{"custom_id": "a", "custom_id": "b", "params": {}}]}',
             "the key 'custom_id' occurs twice",
         ),
