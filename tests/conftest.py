@@ -47,7 +47,12 @@ if PINNED:
 
 pytest.register_assert_rewrite("tests.helpers.parser_driver")  # its asserts show both sides
 
+from tests.helpers import storm_counts  # noqa: E402
 from tests.helpers.model_fixtures import probed_once, zoo  # noqa: E402, F401
+from tests.helpers.storm_counts import (  # noqa: E402, F401
+    pytest_runtest_logreport,
+    pytest_runtest_makereport,
+)
 from tests.helpers.sweep_slices import is_in_slice, read_slice  # noqa: E402
 
 _SLICE = pytest.StashKey[tuple[int, int]]()
@@ -62,6 +67,7 @@ _WITH_PROCESSES = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep-slice", help="of the sweep only these tests: K/N, or auto/N by the day")
+    parser.addoption("--night", type=int, default=0, help="other random numbers for the storms of robustness")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -70,6 +76,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(
             f"sweep: slice {number} of {total}; again: --sweep-slice {number}/{total}"
         )
+    storm_counts.pytest_terminal_summary(terminalreporter)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -113,6 +120,12 @@ for name, same in (("mlxrun", True), ("full", True), ("random", False)):
         name, deadline=None, derandomize=same, suppress_health_check=[hypothesis.HealthCheck.too_slow]
     )
 hypothesis.settings.load_profile("mlxrun")
+
+
+@pytest.fixture
+def night(request: pytest.FixtureRequest) -> int:
+    """Which random numbers the storms have: the same each time, unless `pytest --night N` asks for others."""
+    return int(request.config.getoption("night"))
 
 
 @pytest.fixture(autouse=True)
