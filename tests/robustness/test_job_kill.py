@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import resource
 import signal
 import sys
@@ -22,6 +21,7 @@ from mlxrun.batch.journal import Journal
 from mlxrun.batch.partial_answers import parse_records
 from mlxrun.batch.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
+from tests.helpers.storm_counts import count, make_rng
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +56,13 @@ def code(process: ForkServerProcess) -> int | None:
     return process.exitcode
 
 
+def kill(process: ForkServerProcess) -> None:
+    """It counts only if there was something to kill."""
+    count("kills of jobs", int(process.is_alive()))
+    process.kill()
+    process.join()
+
+
 def valid(path: Path) -> bool:
     """Whole records, and after them at most one torn line."""
     data = path.read_bytes() if path.exists() else b""
@@ -67,22 +74,22 @@ def read_whole(path: Path) -> list[bytes]:
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-def test_twenty_kills(tmp_path: Path, start: Any) -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 25))])
+def test_twenty_kills(tmp_path: Path, start: Any, seed: int, night: int) -> None:
     """Kill -9 at random moments of a 400-line job: none lost, none twice, the same bytes in the end. No
     process computes more than a part of it, however late it is killed."""
     lines = [*chats(200), "bad", chat("long", "LONG"), *[chat(f"n-{i}", f"n {i}", n=2) for i in range(198)]]
     whole = write_job(tmp_path, lines, "whole.jsonl")
     assert code(start(whole, 0.0, "input")) == 1
     job = write_job(tmp_path, lines)
-    paths, rng, seen = JobPaths(job), random.Random(1), 0
+    paths, rng, seen = JobPaths(job), make_rng(seed, night), 0
     for _ in range(20):
         process = start(job, 0.008, "input", None, 170)
         wanted = len(read_whole(paths.out)) + rng.randrange(5)
         until = time.monotonic() + 120
         while len(read_whole(paths.out)) < wanted and process.is_alive() and time.monotonic() < until:
             time.sleep(rng.random() * 0.01)
-        process.kill()
-        process.join()
+        kill(process)
         assert valid(paths.out) and valid(paths.errors)
         claimed = {
             entry.custom_id for entry in Journal(paths.journal).read_entries() if entry.state == "done"
@@ -124,14 +131,15 @@ def held(paths: JobPaths) -> int:
     return tokens + sum(len(each.tokens) for each in partial)
 
 
-def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 25))])
+def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any, seed: int, night: int) -> None:
     """Partial answers are continued: the same bytes, and only tokens that no file held are computed again."""
     whole = write_job(tmp_path, long_lines(), "whole.jsonl")
     assert code(start(whole, 0.0, "input")) == 0
     needed = whole.with_suffix(".tokens").stat().st_size
     assert needed > 36 * 30
     job = write_job(tmp_path, long_lines())
-    paths, tokens, rng = JobPaths(job), job.with_suffix(".tokens"), random.Random()
+    paths, tokens, rng = JobPaths(job), job.with_suffix(".tokens"), make_rng(seed, night)
     lost = more = 0
     for _ in range(8):
         before = tokens.stat().st_size if tokens.exists() else 0
@@ -139,8 +147,7 @@ def test_kills_in_the_middle_of_answers(tmp_path: Path, start: Any) -> None:
         wanted, until = before + rng.randrange(20, 200), time.monotonic() + 120
         while (tokens.stat().st_size if tokens.exists() else 0) < wanted and time.monotonic() < until:
             time.sleep(rng.random() * 0.01)
-        process.kill()
-        process.join()
+        kill(process)
         lost = tokens.stat().st_size - held(paths)
         more = max(more, held(paths) - before)
     assert lost >= 0

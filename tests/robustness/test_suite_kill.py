@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.batch_fakes import by_id
+from tests.helpers.storm_counts import count, make_rng
 from tests.helpers.suite_bench import run_suite_in_process
 from tests.helpers.suite_files import write_suite
 
@@ -65,9 +66,9 @@ def read_manifest(suite: Path) -> dict[str, Any]:
     return found
 
 
-def kill_suite(suite: Path, kills: int, start: Start, log: Path) -> None:
+def kill_suite(suite: Path, kills: int, start: Start, log: Path, rng: random.Random) -> None:
     """Start a suite and kill it, again and again; no start may have fewer records than the one before."""
-    folder, rng, seen = suite.with_suffix(".out"), random.Random(), 0
+    folder, seen = suite.with_suffix(".out"), 0
     for kill in range(kills):
         process = start(suite, 0.02, log)
         wanted = seen + rng.randrange(1, max(2, (9 * LINES - seen) // (kills - kill + 1)))
@@ -75,6 +76,7 @@ def kill_suite(suite: Path, kills: int, start: Start, log: Path) -> None:
         while count_records(folder) < wanted and process.is_alive():
             assert time.monotonic() < until, "the suite does not go on"
             time.sleep(rng.random() * 0.01)
+        count("kills of suites", int(process.is_alive()))
         process.kill()
         process.join()
         found = read_manifest(suite)
@@ -84,13 +86,13 @@ def kill_suite(suite: Path, kills: int, start: Start, log: Path) -> None:
         seen = now
 
 
-def check_killed_suite(folder: Path, kills: int, models: str, start: Start) -> Path:
+def check_killed_suite(folder: Path, kills: int, models: str, start: Start, rng: random.Random) -> Path:
     """Kill a suite of 3 models x 3 tasks; in the end it has the bytes of one that was left alone. The file
     with the loads of each process, where there is one."""
     (folder / "whole").mkdir()
     whole = write_suite(folder / "whole", models + TASKS, rows_csv=ROWS)
     suite, log = write_suite(folder, models + TASKS, rows_csv=ROWS), folder / "loads.txt"
-    kill_suite(suite, kills, start, log)
+    kill_suite(suite, kills, start, log, rng)
     for path in (suite, whole):
         process = start(path, 0.0, log)
         process.join(180)
@@ -139,15 +141,16 @@ def check_loads(log: Path) -> None:
 
 @pytest.mark.slow
 def test_three_kills(tmp_path: Path) -> None:
-    check_loads(check_killed_suite(tmp_path, 3, FAKES, start_fake))
+    check_loads(check_killed_suite(tmp_path, 3, FAKES, start_fake, random.Random()))
 
 
 @pytest.mark.sweep
-def test_twenty_kills(tmp_path: Path) -> None:
-    check_loads(check_killed_suite(tmp_path, 20, FAKES, start_fake))
+@pytest.mark.parametrize("seed", range(20))
+def test_twenty_kills(tmp_path: Path, seed: int, night: int) -> None:
+    check_loads(check_killed_suite(tmp_path, 20, FAKES, start_fake, make_rng(seed, night)))
 
 
 @pytest.mark.sweep
 def test_twenty_kills_of_the_command(tmp_path: Path) -> None:
     """The built-in model in three forms, loaded in each process."""
-    check_killed_suite(tmp_path, 20, REAL, start_command)
+    check_killed_suite(tmp_path, 20, REAL, start_command, random.Random())
