@@ -148,7 +148,7 @@ def report_error(error: Exception) -> int:
         return BUG_EXIT
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mlx":
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]'); `mlxrun doctor` says more"
-        print(f"mlxrun: MLX cannot be imported: {error}; {advice}", file=sys.stderr)
+        print_error(f"mlxrun: MLX cannot be imported: {error}; {advice}")
         return BUG_EXIT
     traceback.print_exception(error)
     print_error("mlxrun: this is a bug in mlxrun; the traceback is above")

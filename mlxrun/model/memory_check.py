@@ -45,7 +45,8 @@ def check_memory(config: Config, *models: LoadedModelInfo) -> None:
         copied = max(copied, min(sum(converted), max([GROUP_BYTES, *converted])))
         work += CHECK_TOKENS * read_hidden_size(info.config) * mx.float32.size * ACTIVATION_FACTOR
         rows += config.scheduler.max_running * _read_vocab_size(info) * mx.float32.size * 4
-    _check_setting(config.scheduler.memory_limit, weights)
+    if config.model.draft is None:  # else the sum names the draft's share, once both are loaded
+        _check_setting(config.scheduler.memory_limit, weights)
     parts = {"weights": weights + copied, "load check": work, "first rows": rows}
     reserved = count_reserved_bytes(loaded=False)
     problem = explain_shortage(sum(parts.values()), _list_limits(config), reserved)

@@ -109,4 +109,4 @@ def test_a_small_file_that_is_a_pipe_is_not_opened(zoo: Zoo, tmp_path: Path, nam
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     thread.join(60)
-    assert found == [f"{folder / name}: it is a pipe, not a file"]
+    assert found == [f"{folder / name}: it is a FIFO (named pipe), not a regular file"]

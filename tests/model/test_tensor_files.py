@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -125,4 +126,10 @@ def test_what_is_no_file_is_not_opened(
     thread = threading.Thread(target=load, daemon=True)
     thread.start()
     thread.join(60)
-    assert found == [f"{path}: it is a {kind}, not a file"]
+    shown = {
+        "pipe": "it is a FIFO (named pipe), not a regular file",
+        "socket": os.strerror(errno.ENXIO),
+        "folder": os.strerror(errno.EISDIR),
+        "device": "it is a device, not a regular file",
+    }
+    assert found == [f"{path}: {shown[kind]}"]

@@ -11,6 +11,7 @@ import pytest
 
 from mlxrun.batch.output_records import BatchStamp
 from mlxrun.batch.run_paths import JobPaths
+from mlxrun.config.log_lines import TextFormatter
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats
@@ -147,7 +148,8 @@ async def test_a_bug_fails_one_batch(
         failed = await site.wait_until_ended(made["id"])
         assert failed["status"] == "failed"
         assert failed["errors"]["data"][0]["message"] == "internal error (ZeroDivisionError)"
-        assert "in broken" in caplog.text and secret not in caplog.text
+        logged = "\n".join(map(TextFormatter().format, caplog.records))
+        assert "in broken" in logged and secret not in logged
         assert (await site.wait_until_ended((await site.create(await site.upload(chats(2))))["id"]))[
             "status"
         ] == "completed"

@@ -172,16 +172,15 @@ async def test_an_image_that_changed_is_named(tmp_path: Path) -> None:
 
 
 async def test_lines_are_found_however_their_eval_was_read(tmp_path: Path) -> None:
-    """No code of a job is imported to read its run. A scorer may have been loaded, or refused in a server;
-    one for all lines replaces an `eval` that is refused otherwise."""
+    """No code of a job is imported to read its run. One scorer for all lines replaces an `eval` that ends the
+    job otherwise."""
     wanted = {"scorer": "no_such_module_here:score", "expected": 1}
     lines = [chat("a", "x", wanted), chat("b", "x", {"expected": [], "match": "number"}), chat("c", "x")]
-    states = {}
-    for name, evals in (("refused", EvalReader()), ("loaded", EvalReader(scorer=Always()))):
-        (tmp_path / name).mkdir()
-        bench = Bench(write_job(tmp_path / name, lines), evals=evals)
-        await bench.run()
-        run = RunFolder.open(bench.job)
-        states[name] = [line.error is None for line in run.read_lines()]
-        assert run.check() == []
-    assert states == {"refused": [False, False, True], "loaded": [True, True, True]}
+    with pytest.raises(JobError, match="is not loaded"):
+        await Bench(write_job(tmp_path, lines), evals=EvalReader()).run()
+    (tmp_path / "loaded").mkdir()
+    bench = Bench(write_job(tmp_path / "loaded", lines), evals=EvalReader(scorer=Always()))
+    await bench.run()
+    run = RunFolder.open(bench.job)
+    assert [line.error is None for line in run.read_lines()] == [True, True, True]
+    assert run.check() == []

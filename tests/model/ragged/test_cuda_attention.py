@@ -41,7 +41,7 @@ def test_prompts_of_many_lengths_and_beginnings_have_few_shapes(monkeypatch: pyt
     monkeypatch.setattr(attention.cpu_attention, "FLOATS", ())
     for tokens in range(2, STEP, 50):
         for before in (0, STEP, STEP + 3, 2 * STEP - 1):
-            attention._attend(*make_arrays(1 + tokens % 4, tokens, before), 0.3, "causal")
+            attention.attend_plain(*make_arrays(1 + tokens % 4, tokens, before), 0.3, "causal")
     assert shapes <= {(r, q, k) for r in (1, 4) for q in (STEP, 2 * STEP) for k in (q, q + STEP)}
 
 
