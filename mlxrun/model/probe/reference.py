@@ -60,10 +60,10 @@ class Reference:
         self._reduced = reduced
         self._attention_check = attention_check
         random = np.random.default_rng(7)
-        drawn = [random.integers(0, vocab, max(lengths) + STEPS + 1).tolist() for _ in lengths]
+        sampled = [random.integers(0, vocab, max(lengths) + STEPS + 1).tolist() for _ in lengths]
         held = adapter.media_tokens  # a library may ask for the images that these stand for
         free = next(token for token in range(vocab) if token not in held)
-        ids = [[free if token in held else token for token in row] for row in drawn]
+        ids = [[free if token in held else token for token in row] for row in sampled]
         self.prompts = [row[:n] for row, n in zip(ids, lengths, strict=True)]
         self.answers = [row[n : n + STEPS] for row, n in zip(ids, lengths, strict=True)]
         self._filled = [self._prefill(i) for i in range(len(lengths))]
