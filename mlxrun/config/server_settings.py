@@ -59,7 +59,8 @@ class ServerSettings:
     max_prompt_tokens: Annotated[int | None, Range(1, None)] = None
     """Maximum number of tokens of a prompt. null: the size of the context."""
     max_connections: Annotated[int, Range(1, None)] = 1024
-    """Maximum number of open connections; further ones get status 503."""
+    """Maximum number of open connections. A further one takes the place of the one that has waited longest
+    for its next request; if none waits, it gets status 503."""
     request_timeout: Annotated[float | None, Range(0.1, None)] = 3600.0
     """Seconds after which a request is aborted, waiting time included. null: no limit."""
     keepalive: Annotated[float, Range(0.1, None)] = 15.0

@@ -7,6 +7,7 @@ refuses is answered here too.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from aiohttp import web
 
@@ -24,6 +25,17 @@ class HttpConnection(web.RequestHandler):
     or invalid chunks, is answered in JSON like every other error."""
 
     __slots__ = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, or for the rest of its head."""
+        return self._waiter is not None and not self._waiter.done() and self._current_request is None
+
+    @property
+    def idle_until(self) -> float:
+        """When it is closed if no request comes, by the loop's clock: of idle ones, the first is the one that
+        has been idle longest."""
+        return self._next_keepalive_close_time
 
     def handle_error(
         self,
@@ -58,6 +70,16 @@ class HttpConnection(web.RequestHandler):
         return await super().finish_response(request, resp, start_time)
 
 
+def close_idle(connections: Iterable[web.RequestHandler]) -> bool:
+    """Close the connection that has been idle longest, if one is idle: clients that keep connections and say
+    nothing do not lock out others."""
+    idle = [each for each in connections if isinstance(each, HttpConnection) and each.is_idle]
+    if not idle:
+        return False
+    min(idle, key=lambda each: each.idle_until).force_close()
+    return True
+
+
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
     b"Connection: close\r\nContent-Length: %d\r\n\r\n%s"
@@ -69,7 +91,7 @@ _FULL_BODY = (
 
 
 class RefusedConnection(asyncio.Protocol):
-    """A connection above server.max_connections: it gets a 503 and is closed."""
+    """A connection above server.max_connections while none is idle: it gets a 503 and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

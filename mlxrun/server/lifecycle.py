@@ -27,7 +27,7 @@ from mlxrun.config.settings import ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.errors import ConfigError, Draining, EngineDead
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
-from mlxrun.server.connection import HttpConnection, RefusedConnection
+from mlxrun.server.connection import HttpConnection, RefusedConnection, close_idle
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.request_context import CONFIG
@@ -99,7 +99,7 @@ async def listen(app: web.Application, settings: ServerSettings | None = None) -
     options: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_SECONDS, "access_log": None, "logger": http_log}
 
     def connect() -> asyncio.BaseProtocol:
-        if len(http.connections) >= settings.max_connections:
+        if len(http.connections) >= settings.max_connections and not close_idle(http.connections):
             return RefusedConnection()
         return HttpConnection(http, loop=loop, **options)
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlxrun.server.endpoints import admin, openai
 from tests.helpers.raw_clients import connect, cut, until
-from tests.helpers.server_fakes import MINI, make_chat_body, run_server, server_config
+from tests.helpers.server_fakes import MINI, make_chat_body, make_script, run_server, server_config
 from tests.robustness.test_server_fuzz_wire import WIRE, send
 
 ONLY = [MINI, admin.SURFACE]
@@ -78,10 +78,13 @@ async def test_a_good_request_before_a_bad_one_is_answered() -> None:
 
 
 async def test_a_connection_above_the_limit() -> None:
-    async with run_server(server_config(max_connections=2), surfaces=ONLY) as s:
+    """While none is idle: tests/robustness/test_connection_storm.py has those that are."""
+    answered = asyncio.Event()
+    async with run_server(
+        server_config(max_connections=2), surfaces=ONLY, script=make_script("Hello", answered.wait)
+    ) as s:
         opened = [await connect(s, make_chat_body()) for _ in range(2)]
-        for reader, _ in opened:
-            assert b" 200 " in await reader.readline()
+        await until(lambda: len(s.engine.running) == 2)
         reader, writer = await connect(s, make_chat_body())
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 503 ")
@@ -89,7 +92,7 @@ async def test_a_connection_above_the_limit() -> None:
         assert json.loads(answer.split(b"\r\n\r\n")[1])["error"]["code"] == "overloaded"
         writer.close()
         cut(opened[0][1])
-        await until(lambda: True)
+        answered.set()
         for _ in range(6000):
             reader, writer = await connect(s, make_chat_body())
             line = await reader.readline()
