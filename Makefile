@@ -27,10 +27,10 @@ test-slice: .venv/.installed-dev
 	$(BIN)/pytest -q $(PYTEST_ARGS) -m sweep --sweep-slice $(SLICE)
 
 # What matters most in the product's own environment: its threads of BLAS, its kernels, its lengths of steps.
-PRODUCT := parity/test_text.py parity/test_prefix_cache_engine.py parity/test_speculation.py engine/test_engine.py \
+PRODUCT := helpers/test_environment.py parity/test_text.py parity/test_prefix_cache_engine.py parity/test_speculation.py engine/test_engine.py \
   batch/test_job_run.py server/test_app.py
 test-product: .venv/.installed-dev
-	TEST_ENVIRONMENT=product $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not sweep and not slow' $(addprefix tests/,$(PRODUCT))
+	env -u OPENBLAS_NUM_THREADS -u OPENBLAS_CORETYPE TEST_ENVIRONMENT=product $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not sweep and not slow' $(addprefix tests/,$(PRODUCT))
 
 # The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
 APART := parity clients robustness server bench benchmarks tools model/snapshot model/probe \

@@ -94,8 +94,9 @@ def check_evals(index: LineIndex, end: int) -> None:
     as the lines are read."""
     bad = (index.load(position).line for position in range(end) if index.get_row(position).bad)
     wrong = (line for line in bad if isinstance(line, BadLine) and line.param == "eval" and line.eval is None)
-    if shown := [f"{index.path}:{line.number}: {line.reason}" for line in islice(wrong, _MOST_NAMED)]:
-        raise JobError("\n".join(shown))
+    if shown := [f"{index.path}:{line.number}: {line.reason}" for line in islice(wrong, _MOST_NAMED + 1)]:
+        more = ["there are more; --dry-run names all"] if len(shown) > _MOST_NAMED else []
+        raise JobError.from_problems([*shown[:_MOST_NAMED], *more])
 
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:

@@ -277,8 +277,10 @@ def _check_likeliest(spec: EvalSpec) -> None:
     starts = spec.options.get("context_chars")
     if not all(map(is_count, starts if isinstance(starts, list) else [starts])):
         raise ValueError("eval.context_chars must be a number of characters, or a list of them")
-    if spec.options.get("normalize", "none") not in NORMALIZATIONS:
-        raise ValueError(f"eval.normalize must be one of {', '.join(NORMALIZATIONS)}")
+    normalize = spec.options.get("normalize", "none")
+    if not isinstance(normalize, str) or normalize not in NORMALIZATIONS:
+        hint = suggest_word(find_closest(normalize, NORMALIZATIONS), repr)
+        raise ValueError(f"eval.normalize must be one of {', '.join(NORMALIZATIONS)}{hint}")
 
 
 def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:

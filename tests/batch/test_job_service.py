@@ -54,6 +54,14 @@ async def test_run_tells_and_counts(tmp_path: Path) -> None:
     assert sum(client.tries.values()) == 5
 
 
+async def test_a_wrong_eval_of_another_type_fails_its_line_alone(tmp_path: Path) -> None:
+    odd = {"expected": 0, "match": "likeliest", "context_chars": 1, "normalize": []}
+    job = write_job(tmp_path, [*chats(2), chat("odd", "hello", odd)])
+    jobs = service(FakeClient(FakeModelInfo()))
+    assert (await jobs.check(job, CHAT)).problems == ()
+    assert await jobs.run(job, lambda counts: None) == JobCounts(3, 2, 1)
+
+
 async def test_other_settings_run_all_again_without_a_question(tmp_path: Path) -> None:
     """A server has nobody to ask: its old answers are moved away, and none is in the output."""
     job = write_job(tmp_path, chats(4))

@@ -321,3 +321,19 @@ def test_a_wrong_eval_is_an_error_of_the_file(
     assert f"{job}:3: " in err and says in err
     assert fake_engine == [] and not (tmp_path / "job.out.jsonl").exists()
     assert main(["batch", str(job), "--limit", "2"]) == 0, "lines beyond the limit are not looked at"
+
+
+def test_each_wrong_eval_has_a_line_of_its_own(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first twenty, and whether there are more."""
+    wrong = {"expected": "5", "match": "nubmer"}
+    for count in (2, 20, 21):
+        job = write_job(tmp_path, [chat(f"w{at}", "hello", wrong) for at in range(count)])
+        assert main(["batch", str(job)]) == 2
+        said = capsys.readouterr().err.splitlines()
+        named = [line for line in said if "(did you mean 'number'?)" in line]
+        assert [f"{job}:{at}: eval.match" in line for at, line in enumerate(named, 1)] == [True] * min(
+            count, 20
+        )
+        assert any("--dry-run names all" in line for line in said) == (count > 20)

@@ -66,6 +66,14 @@ class Half:
             {"expected": 0, "match": "likeliest", "context_chars": 3, "normalize": "words"},
             "eval.normalize must be one of none, chars, bytes",
         ),
+        (
+            {"expected": 0, "match": "likeliest", "context_chars": 3, "normalize": []},
+            "eval.normalize must be one of none, chars, bytes",
+        ),
+        (
+            {"expected": 0, "match": "likeliest", "context_chars": 3, "normalize": "char"},
+            r"eval.normalize must be one of none, chars, bytes \(did you mean 'chars'\?\)",
+        ),
         ({"expected": "x", "scorer": 3}, "eval.scorer must be a string"),
         ({"expected": "x", "scorer": "os:system"}, "eval.scorer 'os:system' is not loaded"),
     ],
