@@ -44,9 +44,10 @@ def main(channel: socket.socket, memory: int) -> None:
 
 
 def _read(source: BinaryIO, requests: queue.SimpleQueue[tuple[float, bytes]]) -> None:
-    while len(head := source.read(HEAD.size)) == HEAD.size:
-        seconds, size = HEAD.unpack(head)
-        requests.put((seconds, source.read(size)))
+    with contextlib.suppress(OSError):  # reset, if the parent has gone without reading a reply
+        while len(head := source.read(HEAD.size)) == HEAD.size:
+            seconds, size = HEAD.unpack(head)
+            requests.put((seconds, source.read(size)))
     os._exit(0)
 
 

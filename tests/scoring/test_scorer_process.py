@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -107,6 +108,15 @@ def test_a_child_ends_with_its_pool() -> None:
     del pool
     gc.collect()
     assert has_ended(pid)
+
+
+def test_a_child_ends_with_a_parent_that_has_not_read_its_reply() -> None:
+    """Its socket is then reset, not only closed."""
+    child = scorer_process._Child(LIMITS)
+    select.select([child._socket], [], [], 60)  # the child has sent that it is ready
+    child._socket.close()
+    wait_until(lambda: child._process.poll() is not None)
+    assert child._process.returncode == 0
 
 
 CODE = """
