@@ -16,6 +16,16 @@ from tests.helpers.batch_fakes import MIXED, FakeClient, by_id, chats, edit_line
 Prints = pytest.CaptureFixture[str]
 
 
+def answer_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, answers have other tokens."""
+    answer = FakeClient._answer
+
+    def answer_again(self: FakeClient, request: Any, text: str) -> Any:
+        return answer(self, replace(request, params=replace(request.params, max_tokens=4)), text)
+
+    monkeypatch.setattr(FakeClient, "_answer", answer_again)
+
+
 def test_a_run_is_replayed(tmp_path: Path, fake_engine: list[Any], capsys: Prints) -> None:
     """With the recorded config, into an output of its own, once."""
     job = write_job(tmp_path, [*chats(6), *MIXED[:2]])
@@ -37,12 +47,7 @@ def test_lines_that_differ_are_named(
 ) -> None:
     job = write_job(tmp_path, chats(40))
     assert main(["batch", str(job)]) == 0
-    answer = FakeClient._answer
-
-    def answer_shortly(self: FakeClient, request: Any, text: str) -> Any:
-        return answer(self, replace(request, params=replace(request.params, max_tokens=4)), text)
-
-    monkeypatch.setattr(FakeClient, "_answer", answer_shortly)
+    answer_shortly(monkeypatch)
     capsys.readouterr()
     assert main(["replay", str(job)]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -64,12 +69,7 @@ def test_a_reproducible_run_that_differs_on_another_machine(
     found = json.loads(manifest.read_text())
     found["runs"][0]["device"]["name"] = "another chip"
     manifest.write_text(json.dumps(found))
-    answer = FakeClient._answer
-
-    def answer_shortly(self: FakeClient, request: Any, text: str) -> Any:
-        return answer(self, replace(request, params=replace(request.params, max_tokens=4)), text)
-
-    monkeypatch.setattr(FakeClient, "_answer", answer_shortly)
+    answer_shortly(monkeypatch)
     capsys.readouterr()
     assert main(["replay", str(job)]) == 1
     lines = capsys.readouterr().out.splitlines()

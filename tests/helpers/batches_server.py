@@ -7,10 +7,10 @@ import json
 import multiprocessing
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +151,25 @@ def make_processes() -> Iterator[ForkServerContext]:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["mlxrun.api.openai.request", "mlxrun.text.images"])
         yield context
+
+
+@contextmanager
+def start_processes(context: ForkServerContext) -> Iterator[Callable[..., ForkServerProcess]]:
+    """A function that starts a process of a target and its arguments; all are killed at the end."""
+    processes: list[ForkServerProcess] = []
+
+    def start(target: Callable[..., Any], *args: Any) -> ForkServerProcess:
+        process = context.Process(target=target, args=args)
+        process.start()
+        processes.append(process)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
 
 
 def count_answered(root: Path) -> int:

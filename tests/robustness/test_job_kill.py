@@ -21,6 +21,7 @@ from mlxrun.batch.journal import Journal
 from mlxrun.batch.partial_answers import parse_records
 from mlxrun.batch.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
+from tests.helpers.batches_server import start_processes
 from tests.helpers.storm_counts import count, make_rng
 
 
@@ -37,18 +38,12 @@ def server() -> ForkServerContext:
 
 @pytest.fixture
 def start(server: ForkServerContext) -> Iterator[Any]:
-    processes: list[ForkServerProcess] = []
+    with start_processes(server) as start_target:
 
-    def start(*args: Any, target: Any = run_in_process) -> ForkServerProcess:
-        process = server.Process(target=target, args=args)
-        process.start()
-        processes.append(process)
-        return process
+        def start(*args: Any, target: Any = run_in_process) -> ForkServerProcess:
+            return start_target(target, *args)
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.join()
+        yield start
 
 
 def code(process: ForkServerProcess) -> int | None:

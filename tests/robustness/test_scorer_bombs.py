@@ -17,7 +17,7 @@ import pytest
 
 from mlxrun.batch.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, read, write_job
-from tests.helpers.batches_server import ServerSetup, make_processes
+from tests.helpers.batches_server import ServerSetup, make_processes, start_processes
 from tests.helpers.scorer_bombs import (
     is_running,
     list_scorers,
@@ -35,19 +35,8 @@ NOTE = "the scorer was ended 2 times: it took more than 0.5 s"
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Any]]:
-    processes: list[Any] = []
-    with make_processes() as context:
-
-        def start(target: Any, *args: Any) -> Any:
-            process = context.Process(target=target, args=args)
-            process.start()
-            processes.append(process)
-            return process
-
+    with make_processes() as context, start_processes(context) as start:
         yield start
-    for process in processes:
-        process.kill()
-        process.join()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
