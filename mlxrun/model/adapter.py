@@ -8,8 +8,8 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.compute_methods import AttentionMethod
 from mlxrun.model.lora.row_adapters import BASE, RowAdapters
 from mlxrun.model.prompt_inputs import TEXT_ONLY, PromptInputs
-from mlxrun.model.ragged.attention import use_engine_attention
+from mlxrun.model.ragged.attention import AttentionCall, use_engine_attention
 from mlxrun.model.ragged.layer_caches import list_all_arrays
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
@@ -103,12 +103,12 @@ class Adapter:
         logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)
         return logits
 
-    @contextmanager
-    def use_attention(self, calls_per_launch: int = 0) -> Iterator[None]:
-        """Forwards of the engine in this block attend by `attention`. `calls_per_launch`: see
+    def use_attention(
+        self, calls_per_launch: int = 0, check: AttentionCall | None = None
+    ) -> AbstractContextManager[None]:
+        """Forwards of the engine in this block attend by `attention`. The arguments are those of
         `use_engine_attention`."""
-        with use_engine_attention(calls_per_launch) if self.attention == "engine" else nullcontext():
-            yield
+        return use_engine_attention(calls_per_launch, check) if self.attention == "engine" else nullcontext()
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
         """What the request needs beyond token ids. RequestError if the model cannot use `media`. `cached`:

@@ -87,7 +87,7 @@ _HELD = ("QuantizedLinear", "QuantizedEmbedding", "QuantizedSwitchLinear", "Quan
 
 def list_quantized(model: nn.Module) -> list[nn.Module]:
     """All layers of a model whose weights are quantised and can be held dequantised."""
-    return [module for module in _list_modules(model) if _find_plain_class(module) is not None]
+    return [module for module in list_modules(model) if _find_plain_class(module) is not None]
 
 
 def is_expert(layer: nn.Module) -> bool:
@@ -97,10 +97,10 @@ def is_expert(layer: nn.Module) -> bool:
 
 def list_products(model: nn.Module) -> list[nn.Module]:
     """The quantised layers whose products `route_products` can compute in several ways."""
-    return [module for module in _list_modules(model) if type(module) in _ROUTED]
+    return [module for module in list_modules(model) if type(module) in _ROUTED]
 
 
-def _list_modules(model: nn.Module) -> list[nn.Module]:
+def list_modules(model: nn.Module) -> list[nn.Module]:
     """All modules, each once: a model may use one layer in several places."""
     return list({id(module): module for module in model.modules()}.values())
 
@@ -130,7 +130,7 @@ def route_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
 def list_routed(model: nn.Module) -> list[Any]:
     """The layers that multiply by the methods of a table, their `table`."""
     kinds = _RoutedLinear | _RoutedEmbedding | _RoutedExperts
-    return [module for module in _list_modules(model) if isinstance(module, kinds)]
+    return [module for module in list_modules(model) if isinstance(module, kinds)]
 
 
 def multiply_routed(layer: Any, x: mx.array, experts: mx.array | None = None) -> mx.array:

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.model.machine.device import may_shorten_float32
+from mlxrun.model.probe.float32_reads import widen
 from mlxrun.model.ragged import attention
 
 SPREAD = 2.0  # the standard deviation of scores
@@ -47,10 +48,9 @@ class AttentionCheck:
         if get_least(queries.dtype) is None:
             return
         heads = [(*array.shape[1:2], array.shape[3]) for array in (queries, keys, values)]
-        names = tuple(name for name, value in kwargs.items() if value is not None)
-        self._compare(queries.dtype, heads, (*queries.shape[::2], keys.shape[2]), scale, mask, kwargs, names)
+        self._compare(queries.dtype, heads, (*queries.shape[::2], keys.shape[2]), scale, mask, kwargs)
         for length, tokens in LONG:
-            self._compare(queries.dtype, heads, (1, length, tokens), scale, "causal", kwargs, names)
+            self._compare(queries.dtype, heads, (1, length, tokens), scale, "causal", kwargs)
 
     def _compare(
         self,
@@ -60,10 +60,10 @@ class AttentionCheck:
         scale: float,
         mask: Any,
         extra: Mapping[str, Any],
-        names: tuple[str, ...],
     ) -> None:
         """`heads`: number and width, of queries, keys and values. `sizes`: rows, queries and keys of each."""
         form = mask if not isinstance(mask, mx.array) else (tuple(mask.shape), mask.dtype)
+        names = tuple(name for name, value in extra.items() if value is not None)
         key = (dtype, tuple(heads), sizes, scale, form, names)
         if key not in self._compared:
             rows, length, tokens = sizes
@@ -93,12 +93,6 @@ def _find_problem(arrays: tuple[mx.array, ...], scale: float, mask: Any, extra: 
     if difference <= limit:
         return ""
     return f"the engine's attention differs by {difference:.1e} from the library's (limit {limit:.1e})"
-
-
-def widen(value: Any) -> Any:
-    """The array in float32, if it is of half precision; anything else as it is."""
-    is_short = isinstance(value, mx.array) and value.dtype in (mx.float16, mx.bfloat16)
-    return value.astype(mx.float32) if is_short else value
 
 
 def _find_seen(exact: mx.array, mask: Any) -> Any:

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.linear_layers import forget_view
+from mlxrun.model.quantized_layers import list_modules
 
 _SHORT_FLOATS = (mx.float16, mx.bfloat16)
 LARGE = 1 << 20  # bytes of a parameter for which it is worth to wait
@@ -24,7 +25,7 @@ def read_in_float32(model: nn.Module) -> Iterator[None]:
     evaluated before the next begins, so that the most memory is that of the largest one. Packed weights stay
     packed; their scales are converted.
     """
-    changed: list[tuple[Any, Any]] = [(module, type(module)) for module in _list_modules(model)]
+    changed: list[tuple[Any, Any]] = [(module, type(module)) for module in list_modules(model)]
     for module, kind in changed:
         module.__class__ = _derive_class(kind)
     try:
@@ -34,19 +35,15 @@ def read_in_float32(model: nn.Module) -> Iterator[None]:
             module.__class__ = kind
 
 
-def _list_modules(model: nn.Module) -> list[Any]:
-    return list({id(module): module for _, module in model.named_modules()}.values())
-
-
 @functools.cache
 def _derive_class(kind: Any) -> Any:
     """A class of the same name and module, since libraries tell modules apart by them."""
 
     def get(self: Any, key: str, default: Any = None) -> Any:
-        return _widen(dict.get(self, key, default))
+        return widen(dict.get(self, key, default))
 
     def __getitem__(self: Any, key: str) -> Any:
-        return _widen(dict.__getitem__(self, key))
+        return widen(dict.__getitem__(self, key))
 
     members: dict[str, Any] = {"__module__": kind.__module__, "get": get, "__getitem__": __getitem__}
     for name in ("__call__", "as_linear"):
@@ -68,6 +65,7 @@ def _make_waiting(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_and_wait
 
 
-def _widen(value: Any) -> Any:
+def widen(value: Any) -> Any:
+    """The array in float32, if it is of half precision; anything else as it is."""
     is_short = isinstance(value, mx.array) and value.dtype in _SHORT_FLOATS
     return value.astype(mx.float32) if is_short else value

@@ -63,13 +63,12 @@ class LongReference(Reference):
 
     def _choose_limits(self, dtype: mx.Dtype) -> None:
         super()._choose_limits(dtype)
-        if (
-            dtype == mx.float32 and may_shorten_float32()
-        ):  # weighted keys add to that, and one way shows little
+        # Large keys add to what is shortened, and the library's two ways show little of it.
+        if dtype == mx.float32 and may_shorten_float32():
             self.tolerance = TOLERANCE[mx.float16]
 
-    def _prefill(self, index: int) -> list[Any]:
-        return super()._prefill(index) if index in self.compared else self.copy_start(index)[0]
+    def _prefill(self, index: int, wide: bool = False) -> list[Any]:
+        return super()._prefill(index, wide) if index in self.compared else self.copy_start(index)[0]
 
 
 def make_long_reference(
@@ -121,10 +120,8 @@ def repeat_tokens(source: Sequence[Any], empty: Sequence[Any], tokens: int) -> l
             new.cache = list(old.cache)
         elif old.keys is not None:
             row = layer_caches.read_keys_values(old)
-            keys, values = (
-                a[:, :, mx.arange(tokens) % row.length] * weights.astype(a.dtype)
-                for a in (row.keys, row.values)
-            )
+            at = mx.arange(tokens) % row.length
+            keys, values = (a[:, :, at] * weights.astype(a.dtype) for a in (row.keys, row.values))
             new.update_and_fetch(keys, values)
         layers.append(new)
     return layer_caches.unflatten_caches(empty, layers)

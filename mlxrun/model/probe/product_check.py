@@ -13,6 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.machine.device import may_shorten_float32
+from mlxrun.model.probe.attention_check import measure_rms
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.quantized_layers import (
     MethodTable,
@@ -73,7 +74,6 @@ def _compare_rows(layer: Any, rows: int) -> tuple[float, float]:
         found = multiply_routed(layer, x, experts)
     else:
         exact, found = wide @ weight.T, multiply_routed(layer, x)
-    found = found.astype(mx.float32)
-    difference = mx.sqrt(mx.square(found - exact).mean() / (mx.square(exact).mean() + 1e-30)).item()
+    difference = measure_rms(found, exact, slice(None))
     shortened = dtype == mx.float32 and may_shorten_float32()
     return difference, SHORTENED if shortened else TOLERANCE[dtype]

@@ -28,7 +28,7 @@ from mlxrun.model.probe.rounding import (
 )
 from mlxrun.model.probe.windows import reduce_windows
 from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import AttentionCall, use_engine_attention
+from mlxrun.model.ragged.attention import AttentionCall
 from mlxrun.model.ragged.layer_caches import LayerKind
 
 log = logging.getLogger(__name__)
@@ -111,8 +111,11 @@ class Reference:
         copied = copy_cache(self._filled[index])
         return self._prefill(index) if copied is None else copied
 
-    def _prefill(self, index: int) -> list[Any]:
+    def _prefill(self, index: int, wide: bool = False) -> list[Any]:
+        """`wide`: what is there at the start is turned into float32."""
         cache, start = self.copy_start(index)
+        if wide:
+            widen_cache(cache)
         self.adapter.call_library(self.prompts[index][start:-1], cache, start)
         mx.eval(layer_caches.list_all_arrays(cache))
         return cache
@@ -141,7 +144,7 @@ class Reference:
         the check fails. `expected` rounds what the reference has: a part of what that changes is allowed,
         since a number that lies between two steps may be rounded either way. `exact`: no rounding is."""
         try:
-            with use_attention_of(self.adapter, self._attention_check):
+            with self.adapter.use_attention(check=self._attention_check):
                 found = run()
                 mx.eval(list(found.values()))
             compared = self._compare(found, None if expected is None else expected(), exact)
@@ -183,11 +186,7 @@ class Reference:
         logits: ProbeLogits = {}
         with read_in_float32(self.adapter.model):
             for index in self.compared:
-                cache, start = self.copy_start(index)
-                widen_cache(cache)
-                self.adapter.call_library(self.prompts[index][start:-1], cache, start)
-                mx.eval(layer_caches.list_all_arrays(cache))
-                row = self._decode_by_library(index, cache)
+                row = self._decode_by_library(index, self._prefill(index, wide=True))
                 mx.eval(list(row.values()))
                 logits |= row
         return logits
@@ -203,11 +202,6 @@ class Reference:
                 mx.eval(self.adapter.call_library(prompt[position : position + 1], cache, position))
             logits |= self._decode_by_library(index, cache)
         return logits
-
-
-def use_attention_of(adapter: Adapter, check: AttentionCall | None) -> Any:
-    """As `Adapter.use_attention`, with a check of each call of the engine's attention."""
-    return use_engine_attention(check=check) if adapter.attention == "engine" else adapter.use_attention()
 
 
 def copy_cache(cache: Sequence[Any]) -> list[Any] | None:

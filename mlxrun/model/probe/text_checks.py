@@ -145,10 +145,6 @@ class TextChecks:
             logits |= self._reference.decode_answer(i, cache, STEPS)
         return logits
 
-    def forget_copied_row(self) -> None:
-        """Drop the copy of a row from a batch that is not used."""
-        self._copied = None
-
     # -- prompts that share a forward -------------------------------------------------------------------
 
     def prefill_equal(self) -> ProbeLogits:

@@ -68,10 +68,10 @@ class TextLadder:
         self._candidate = candidate
         kernel = KernelCheck() if uses_gpu() else None
         self._runs = TextChecks(reference, candidate.snapshots, kernel)
-        self._long = None if long is None else TextChecks(long, candidate.snapshots, kernel)
         self._sides = [(reference, self._runs, "")]
-        if long is not None and self._long is not None:
-            self._sides.append((long, self._long, f" at {len(long.prompts[0])} tokens"))
+        if long is not None:
+            runs = TextChecks(long, candidate.snapshots, kernel)
+            self._sides.append((long, runs, f" at {len(long.prompts[0])} tokens"))
         self.checks: list[ProbeCheck] = []
 
     @property
@@ -147,8 +147,6 @@ class TextLadder:
         methods_left: Sequence[DecodeMethod] = get_args(DecodeMethod)
         first = "paged" if uses_pages(methods.decode) else methods.decode
         for method in methods_left[methods_left.index(first) :]:
-            if method == "row_by_row" and self._candidate.decode != "row_by_row":
-                self._forget_copies()
             if not self._passes_decode(method, methods.fixed_width):
                 continue
             may_compile = method == "paged" and methods.decode == "compiled"
@@ -161,10 +159,6 @@ class TextLadder:
         return self._passes(
             f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]
         )
-
-    def _forget_copies(self) -> None:
-        for _, runs, _ in self._sides:
-            runs.forget_copied_row()
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short = quantization._replace(start=min(quantization.start, PROBED_START))
