@@ -188,7 +188,6 @@ def test_the_process_ends_with_its_engine(tmp_path: Path) -> None:
 import sys, threading, json, re, urllib.request, urllib.error
 from mlxrun.model.runner import ModelRunner
 from mlxrun.cli import main, serve
-import click
 
 def failing(self, plan):
     raise RuntimeError("the device is gone")
@@ -203,13 +202,13 @@ def ask(url):
     except urllib.error.HTTPError:
         pass
 
-echo = click.echo
+print_line = serve.print_line
 def listening(said, **more):
-    echo(said, **more)
+    print_line(said, **more)
     if str(said).startswith("ready"):
         url = re.search(r"http://[^/ ]+", said)[0]
         threading.Thread(target=ask, args=(url,)).start()
-click.echo = listening
+serve.print_line = listening
 sys.argv = ["mlxrun", "serve", "--port", "0", "--set", "engine.max_errors=1",
             "--set", "server.data_path={tmp_path / "data"}"]
 sys.exit(main.main())
