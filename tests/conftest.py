@@ -61,7 +61,7 @@ _SLICE = pytest.StashKey[tuple[int, int]]()
 # computes an answer has to be right at the first one.
 _WITH_PROCESSES = {
     *("batch", "bench", "benchmarks", "cli", "clients", "distributed", "evals", "harnesses"),
-    *("robustness", "server"),
+    *("robustness", "scoring", "server"),
 }
 
 

@@ -145,7 +145,8 @@ def test_a_function_that_ends_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
     """It is tried once more, in another process; other answers are scored as if nothing had been."""
-    monkeypatch.setattr(custom_scorer, "LIMITS", ScorerLimits(1.0, 500_000_000))
+    seconds = 1.0 if reason.endswith(" s") else 60.0  # a slow machine fills memory slowly
+    monkeypatch.setattr(custom_scorer, "LIMITS", ScorerLimits(seconds, 500_000_000))
     starts = tmp_path / "starts"
     lines = ["def score(answer):", "    if answer == 'good': return 1", f"    {code}", "    return 1"]
     scorer = write(tmp_path, "\n".join([f"with open({str(starts)!r}, 'a') as file: file.write('.')", *lines]))
