@@ -77,10 +77,19 @@ def check_single_adapter(config: Config) -> str | None:
     return "not together with model.adapter: give each adapter a name" if both else None
 
 
-@reads("model.adapters", "model.names")
+@reads("model.adapters", "model.names", "model.path")
 def check_adapter_names(config: Config) -> str | None:
-    clash = next((name for name in config.model.names if name in config.model.adapters), None)
-    return f"{clash!r} is one of model.names too" if clash is not None else None
+    """A request names an adapter as MODEL:NAME or NAME, which must be no name of the model itself."""
+    settings = config.model
+    path = Path(settings.path)
+    models = (*settings.names, settings.path, path.name, path.stem)
+    for name in settings.adapters:
+        clash = next(
+            (each for each in (name, *(f"{m}:{name}" for m in models)) if each in settings.names), None
+        )
+        if clash is not None:
+            return f"{clash!r} is one of model.names too"
+    return None
 
 
 @reads("model.chat_template")

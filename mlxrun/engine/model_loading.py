@@ -14,7 +14,7 @@ from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
 from mlxrun.model.compute_methods import LIBRARY_CHUNK, ComputeMethods
 from mlxrun.model.footprint import choose_quantization
 from mlxrun.model.loader import load_adapter
-from mlxrun.model.lora.mix_check import separate_adapters
+from mlxrun.model.lora.mix_check import check_adapters, separate_adapters
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
@@ -51,6 +51,7 @@ def load_model(config: Config, info: LoadedModelInfo, probe: ProbeReport | None 
     form: Literal["always", "never"] = "always" if adapter.weights.held else "never"
     config = replace(config, model=replace(config.model, dequantize=form))
     cache, vocab = run_trial_forward(adapter)
+    check_adapters(adapter)
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))

@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.errors import ModelLoadError
+from mlxrun.errors import ConfigError, ModelLoadError
 from mlxrun.model.adapter import Adapter, VisionAdapter
 from mlxrun.model.gguf.weights import load_gguf_model
 from mlxrun.model.linear_layers import transpose_weights
@@ -21,6 +22,7 @@ from mlxrun.model.load_progress import evaluate_parameters
 from mlxrun.model.lora.adapted_layers import attach_adapters
 from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
 from mlxrun.model.lora.row_adapters import RowAdapters
+from mlxrun.model.model_digests import digest_adapter
 from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.ragged import attention
@@ -40,6 +42,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
         if settings.adapter is not None:
             model = apply_adapter(model, settings.adapter, vision=info.vision)
         adapters = read_adapters(model, settings.adapters, vision=info.vision)
+        _check_digests(settings, info)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
         if isinstance(error, RuntimeError):
             check_tensor_files(info.folder)
@@ -67,6 +70,16 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     # Features of images are reused bit by bit only where all images of a prompt are the same.
     line_break = getattr(info.processor, "image_break_token_id", None)
     return VisionAdapter(model, config.cache.image_bytes, config.engine.reproducible, line_break, form, rows)
+
+
+def _check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
+    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more:
+    the prefix cache would keep its states under the name of other weights."""
+    for adapter in info.adapters:
+        folder = settings.adapters[adapter.name]
+        if digest_adapter(Path(folder)) != adapter.digest:
+            text = f"the files of {folder} were changed while the model was loaded; start again"
+            raise ConfigError(f"model.adapters: {adapter.name}: {text}")
 
 
 def _find_dtype(model: Any) -> mx.Dtype:

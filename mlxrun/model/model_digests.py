@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from mlxrun.config.settings import ModelSettings
+from mlxrun.errors import ModelLoadError
 from mlxrun.model.gguf.header import GgufHeader
 from mlxrun.model.load_progress import LoadProgress
 from mlxrun.model.model_files import find_draft_folder, list_weight_files
@@ -92,7 +93,10 @@ def _hash_files(paths: list[Path], progress: LoadProgress) -> str:
     for path in paths:
         if path.is_file():
             total.update(f"{path.name}:{path.stat().st_size}:".encode())
-            _hash_file(total, path, progress)
+            try:
+                _hash_file(total, path, progress)
+            except OSError as error:
+                raise ModelLoadError(f"{path}: it cannot be read: {error.strerror}") from error
     return total.hexdigest()
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxrun.config.text_files import read_text_file
-from mlxrun.errors import ConfigError, ModelLoadError, is_out_of_memory
+from mlxrun.errors import ConfigError, is_out_of_memory
 from mlxrun.model.lora.adapted_layers import LayerWeights
-from mlxrun.model.tensor_files import read_entries
+from mlxrun.model.lora.adapter_config import read_adapter_config
 from mlxrun.model.weight_check import is_float
 
 log = logging.getLogger(__name__)
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
-OTHER_WEIGHTS = "weights.safetensors"  # mlx-vlm reads such a file too
 SHOWN = 3  # names in a message
 # The libraries' layers: where the base layer is, and the names of the two matrices.
 _LAYERS = {
@@ -43,7 +39,7 @@ _LAYERS = {
 
 def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
     """The model with the adapter of `model.adapter`, a folder, in the library's own layers. ConfigError if it
-    cannot be loaded, if a tensor fits no parameter, or if one is missing."""
+    cannot be loaded, if a tensor fits no parameter, is missing, or is not finite."""
     with _name_errors("model.adapter", path):
         return _apply_adapter(model, path, vision=vision)
 
@@ -61,7 +57,15 @@ def _name_errors(setting: str, path: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         if is_out_of_memory(error):  # which is no fault of the adapter
             raise
         text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
@@ -95,7 +99,7 @@ def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
 
 
 def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str) -> None:
-    """ConfigError unless each tensor fits a parameter and none of an adapted layer is missing."""
+    """ConfigError unless each tensor fits a parameter, and those of adapted layers are there and finite."""
     parameters = dict(tree_flatten(model.parameters()))
     wrong = [
         f"{name}: the model has no such parameter"
@@ -111,9 +115,17 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
         name for layer, module in _find_layers(model).items() for name in _name_tensors(layer, module)
     }
     wrong += [f"{name}: missing in the file" for name in sorted(expected - tensors.keys())]
+    wrong = wrong or [
+        f"{name}: it has numbers that are not finite" for name in _list_infinite(tensors, expected)
+    ]
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
         raise ConfigError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
+
+
+def _list_infinite(tensors: Mapping[str, mx.array], names: Iterable[str]) -> list[str]:
+    """Those of these tensors in which a number is NaN or infinite, sorted; their values are read."""
+    return [name for name in sorted(names) if not mx.all(mx.isfinite(tensors[name])).item()]
 
 
 def _find_layers(model: nn.Module) -> dict[str, Any]:
@@ -177,26 +189,3 @@ def _check_layers(
 def _take_weights(layer: Any) -> LayerWeights:
     _, a, b = _LAYERS[type(layer).__name__]
     return LayerWeights(layer[a], layer[b] * layer.scale, layer.get("m"))
-
-
-def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, or if one of the
-    files cannot be read."""
-    if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
-    try:
-        config = json.loads(read_text_file(folder / CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{folder / CONFIG}: {error}") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{folder / CONFIG}: not a JSON object")
-    if "peft_type" in config:
-        raise ConfigError(f"{folder} is an adapter of PEFT, which mlx-lm does not read")
-    weights = next((folder / name for name in (WEIGHTS, OTHER_WEIGHTS) if (folder / name).is_file()), None)
-    if weights is None:
-        raise ConfigError(f"{folder} has no {WEIGHTS}")
-    try:
-        read_entries(weights)
-    except ModelLoadError as error:
-        raise ConfigError(str(error)) from error
-    return config

@@ -1,4 +1,5 @@
-"""Compares rows with different adapters in one forward with each of them alone, when a model is loaded.
+"""Computes with each adapter when a model is loaded, and compares rows with different adapters in one forward
+with each of them alone.
 
 A model may call its layers with rows in another place than the first; then its rows must not be mixed.
 """
@@ -11,6 +12,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.errors import ConfigError
 from mlxrun.model.adapter import Adapter
 from mlxrun.model.chunk_grouping import PrefillSharing
 from mlxrun.model.compute_methods import ComputeMethods
@@ -20,6 +22,16 @@ from mlxrun.model.prompt_inputs import TEXT_ONLY
 TOLERANCE = {mx.float32: 1e-3}
 OTHER_TOLERANCE = 0.1  # of other types
 PROMPTS = np.array([[1, 2, 3, 5], [4, 1, 2, 3], [2, 2, 4, 1]])
+
+
+def check_adapters(adapter: Adapter) -> None:
+    """ConfigError that names the adapter with which the model computes NaN."""
+    for number, name in enumerate(adapter.row_adapters.names, 1):
+        if mx.any(mx.isnan(_compute_logits(adapter, [0], [number]))).item():
+            raise ConfigError(
+                f"model.adapters: {name}: the model computes NaN with it: its numbers are too large, or "
+                "damaged"
+            )
 
 
 def separate_adapters(adapter: Adapter, methods: ComputeMethods) -> ComputeMethods:
