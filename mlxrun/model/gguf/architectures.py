@@ -58,8 +58,8 @@ def make_config(header: GgufHeader) -> dict[str, Any]:
     name = header.read("general.architecture", str)
     if name not in ARCHITECTURES:
         raise ModelLoadError(
-            f"{header.path}: a GGUF file of the architecture {name!r}; those of {', '.join(ARCHITECTURES)} "
-            "can be read. Convert the original model with mlx_lm.convert instead"
+            f"{header.path}: a GGUF file of the architecture {name!r:.60}; those of "
+            f"{', '.join(ARCHITECTURES)} can be read. Convert the original model with mlx_lm.convert instead"
         )
     if header.read("split.count", int, 1) > 1:
         raise ModelLoadError(f"{header.path}: one of several files; join them with llama-gguf-split --merge")
@@ -107,7 +107,7 @@ def _require(header: GgufHeader, key: str, kind: type) -> Any:
 def _read_rope_scaling(header: GgufHeader, name: str) -> dict[str, Any] | None:
     kind = header.read(f"{name}.rope.scaling.type", str, "none")
     if kind not in _SCALINGS:
-        raise ModelLoadError(f"{header.path}: rope scaling {kind!r} is not supported for GGUF files")
+        raise ModelLoadError(f"{header.path}: rope scaling {kind!r:.60} is not supported for GGUF files")
     if kind == "none":
         return None
     factor = _require(header, f"{name}.rope.scaling.factor", float)

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from mlxrun.errors import ModelLoadError
 
@@ -46,7 +46,11 @@ _TYPES = dict(
 )
 _TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
 _TYPES |= {23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
-_MAX_ITEMS = 1 << 24  # of an array: more is a damaged length
+# Limits of a header, several times those of the largest vocabularies: a file may have terabytes, which cost
+# its disk nothing.
+_MAX_HEADER = 1 << 26  # bytes
+_MAX_ITEMS = 1 << 22  # of all arrays together
+_MAX_ENTRIES = 1 << 16  # of the metadata, and of the tensors
 # Values and bytes of a block, by type; the types that are read (see architectures.py).
 _BLOCKS = {"F32": (1, 4), "F16": (1, 2), "BF16": (1, 2)}
 _BLOCKS |= {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q8_0": (32, 34), "Q6_K": (256, 210)}
@@ -105,6 +109,7 @@ class _HeaderReader:
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
         self._place = 0
+        self._items = 0  # of the arrays so far
 
     def read_all(self, path: Path) -> GgufHeader:
         if self._data[:4] != b"GGUF":
@@ -114,6 +119,8 @@ class _HeaderReader:
         if version not in _VERSIONS:
             raise ValueError(f"it has version {version}, where {_VERSIONS} can be read")
         tensors, values = self._unpack("QQ")
+        if max(tensors, values) > _MAX_ENTRIES:
+            raise ValueError(f"it would have {tensors} tensors and {values} values")
         metadata: dict[str, Any] = {}
         for _ in range(values):
             self._add(metadata, self._read_string(), self._read_value(*self._unpack("I")))
@@ -147,8 +154,8 @@ class _HeaderReader:
                 raise ValueError(f"{name!r:.100} does not lie within the file")
 
     def _add(self, found: dict[str, Any], name: str, value: Any) -> None:
-        if name in found:  # also ends the reading of zeros, whose count may be anything
-            raise ValueError(f"it has {name!r} twice")
+        if name in found:
+            raise ValueError(f"it has {name!r:.100} twice")
         found[name] = value
 
     def _unpack(self, form: str) -> tuple[Any, ...]:
@@ -157,11 +164,18 @@ class _HeaderReader:
 
     def _take(self, size: int) -> bytes:
         """The next bytes. ValueError if the file has fewer: a download that broke off."""
+        if self._place + size > _MAX_HEADER:
+            self._refuse_size(size)
         found = self._data[self._place : self._place + size]
         if len(found) != size:
             raise ValueError("it ends within its header, so the file is cut")
         self._place += size
         return found
+
+    def _refuse_size(self, size: int) -> NoReturn:
+        if self._place + size > len(self._data):
+            raise ValueError("it ends within its header, so the file is cut")
+        raise ValueError(f"it would have more than {_MAX_HEADER:,} bytes")
 
     def _read_string(self) -> str:
         (size,) = self._unpack("Q")
@@ -172,8 +186,9 @@ class _HeaderReader:
             return self._read_string()
         if kind == _ARRAY:
             kind, count = self._unpack("IQ")
-            if count > _MAX_ITEMS:
-                raise ValueError(f"a list of {count} values")
+            self._items += count
+            if self._items > _MAX_ITEMS:
+                raise ValueError(f"a list of {count} values, and {_MAX_ITEMS:,} are the most of all lists")
             if kind in _FORMATS:
                 return list(self._unpack(f"{count}{_FORMATS[kind]}"))
             if kind == _ARRAY:  # which llama.cpp does not read either
@@ -188,8 +203,8 @@ class _HeaderReader:
         name = self._read_string()
         (rank,) = self._unpack("I")
         if rank > 8:
-            raise ValueError(f"{name} has {rank} dimensions")
+            raise ValueError(f"{name!r:.100} has {rank} dimensions")
         *shape, kind, place = self._unpack(f"{rank}QIQ")
         if 0 in shape:
-            raise ValueError(f"{name} has no values")
+            raise ValueError(f"{name!r:.100} has no values")
         return name, GgufTensor(tuple(reversed(shape)), _TYPES.get(kind, f"type {kind}")), place

@@ -11,6 +11,7 @@ _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens that are never split
 # Llama 3's way, and Tekken's: a word that is a token stays one, whether or not merges lead to it, and text
 # begins with the begin token if the file does not say otherwise.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2", "tekken")
+_LONGEST = 1 << 10  # characters of a token: the time of making merges grows with their square
 _NAMES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -28,8 +29,8 @@ def make_tokenizer(header: GgufHeader) -> Any:
     tokens = _read_strings(header, "tokenizer.ggml.tokens")
     if not tokens or kind not in ("gpt2", "llama"):
         raise ModelLoadError(
-            f"{header.path}: tokenizer.ggml.model is {kind!r}; GGUF files with the tokens of a byte-level "
-            "BPE (gpt2) or of sentencepiece (llama) can be read"
+            f"{header.path}: tokenizer.ggml.model is {kind!r:.60}; GGUF files with the tokens of a "
+            "byte-level BPE (gpt2) or of sentencepiece (llama) can be read"
         )
     backend = _make_byte_level(header, tokens) if kind == "gpt2" else _make_sentencepiece(header, tokens)
     _add_special_tokens(header, tokens, backend)
@@ -63,7 +64,7 @@ def _find_token(header: GgufHeader, tokens: list[str], key: str) -> str | None:
 def _make_byte_level(header: GgufHeader, tokens: list[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models
 
-    merges = [tuple(each.split(" ")) for each in _read_strings(header, "tokenizer.ggml.merges")]
+    merges = [_read_merge(header, each) for each in _read_strings(header, "tokenizer.ggml.merges")]
     whole = header.metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     try:
         vocab = {token: i for i, token in enumerate(tokens)}
@@ -73,6 +74,13 @@ def _make_byte_level(header: GgufHeader, tokens: list[str]) -> Any:
     backend.pre_tokenizer = _make_splitter(header)
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _read_merge(header: GgufHeader, merge: str) -> tuple[str, str]:
+    first, _, second = merge.partition(" ")
+    if not first or not second or " " in second:
+        raise ModelLoadError(f"{header.path}: tokenizer.ggml.merges has {merge!r:.60}, which is not a pair")
+    return first, second
 
 
 def _make_splitter(header: GgufHeader) -> Any:
@@ -88,7 +96,7 @@ def _make_splitter(header: GgufHeader) -> Any:
         return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     if name not in GGUF_PRE_TOKENIZER_SPLITS:
         raise ModelLoadError(
-            f"{header.path}: tokenizer.ggml.pre is {name!r}, a way to split text that is not known"
+            f"{header.path}: tokenizer.ggml.pre is {name!r:.60}, a way to split text that is not known"
         )
     split = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -100,6 +108,9 @@ def _make_sentencepiece(header: GgufHeader, tokens: list[str]) -> Any:
     from transformers.tokenization_utils_base import generate_merges
 
     scores = header.read("tokenizer.ggml.scores", list, [])
+    longest = max(map(len, tokens))
+    if longest > _LONGEST:
+        raise ModelLoadError(f"{header.path}: a token has {longest:,} characters, {_LONGEST:,} are the most")
     if len(scores) != len(tokens):
         raise ModelLoadError(f"{header.path}: {len(scores)} scores of {len(tokens)} tokens")
     vocab = {token: i for i, token in enumerate(tokens)}
@@ -118,11 +129,12 @@ def _add_special_tokens(header: GgufHeader, tokens: list[str], backend: Any) -> 
     from tokenizers import AddedToken
 
     kinds = header.read("tokenizer.ggml.token_type", list, [])
-    for token, kind in zip(tokens, kinds, strict=False):
-        if kind == _CONTROL:
-            backend.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-        elif kind == _USER_DEFINED:
-            backend.add_tokens([AddedToken(token, normalized=False)])
+    found = list(zip(tokens, kinds, strict=False))
+    # Each call looks at all tokens that were added before.
+    backend.add_special_tokens(
+        [AddedToken(each, normalized=False, special=True) for each, kind in found if kind == _CONTROL]
+    )
+    backend.add_tokens([AddedToken(each, normalized=False) for each, kind in found if kind == _USER_DEFINED])
 
 
 def _add_bos(header: GgufHeader, backend: Any, bos: str | None, kind: str) -> None:

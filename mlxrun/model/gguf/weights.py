@@ -32,8 +32,7 @@ def load_gguf_model(path: Path, config: Mapping[str, Any]) -> tuple[nn.Module, t
     if factors is not None:
         _scale_rope(model, factors, config)
     _quantize(model, weights)
-    tied = bool(config["tie_word_embeddings"])
-    return model, load_checked_weights(model, weights, path, tied)
+    return model, load_checked_weights(model, weights, path)
 
 
 def _quantize(model: nn.Module, weights: Mapping[str, mx.array]) -> None:
