@@ -144,23 +144,30 @@ class Engine:
         """Run one step of what generates, and compute a slice of the prompts whose tokens are chosen and of
         the texts that wait for a vector. Returns the events of the requests that got further. Raises
         EngineDead after `engine.max_errors` failures of rows or texts in a row."""
+        if self.pooling is not None:
+            queue, budget = self.pooling.queue, self.scheduler.token_budget
+            budget.held_by_texts, budget.wanted_by_texts = queue.held_bytes, queue.wanted_bytes
         is_idle = not (self._pools or self._selects)
         events = self._step_rows() if self._generates or is_idle else []
         if self._selects:
             events += self._select_tokens()
-        if self.pooling is not None and self._pools:
-            states, budget = self.scheduler.requests, self.scheduler.token_budget
-            running = [s for s in states if s.running]
-            prompts = any(not s.request.background and s.remaining_prefill for s in states)
-            alone = not (prompts or self.pooling.queue.has_foreground)
-            events += self.pooling.step(
-                decoding=any(s.decoding for s in states),
-                background=alone,
-                fits=lambda nbytes: budget.can_start_texts(running, nbytes),
-            )
-            queue = self.pooling.queue
-            budget.held_by_texts, budget.wanted_by_texts = queue.held_bytes, queue.wanted_bytes
-            self._last_time = time.monotonic()  # the slice is no part of the next step
+        if self._pools:
+            events += self._compute_vectors()
+        return events
+
+    def _compute_vectors(self) -> list[TokenEvent]:
+        assert self.pooling is not None
+        states, budget = self.scheduler.requests, self.scheduler.token_budget
+        running = [s for s in states if s.running]
+        prompts = any(not s.request.background and s.remaining_prefill for s in states)
+        events = self.pooling.step(
+            decoding=any(s.decoding for s in states),
+            background=not (prompts or self.pooling.queue.has_foreground),
+            fits=lambda nbytes: budget.can_start_texts(running, nbytes),
+            alone=not running,
+            blocked=prompts and not running,
+        )
+        self._last_time = time.monotonic()  # the slice is no part of the next step
         return events
 
     def _select_tokens(self) -> list[TokenEvent]:

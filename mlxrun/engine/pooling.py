@@ -76,13 +76,19 @@ class PoolingSteps:
         return self._runner.max_rows
 
     def step(
-        self, *, decoding: bool, background: bool, fits: Callable[[int], bool] = lambda nbytes: True
+        self,
+        *,
+        decoding: bool,
+        background: bool,
+        fits: Callable[[int], bool] = lambda nbytes: True,
+        alone: bool = False,
+        blocked: bool = False,
     ) -> list[TokenEvent]:
         """Compute a slice, and return the events of the requests that ended with it. `decoding`: whether rows
-        decode meanwhile; `background`: whether background requests may run; `fits`: whether so many bytes are
-        left for new texts. EngineDead after `max_errors` failed slices in a row."""
+        decode meanwhile; the others: see PoolingQueue.choose. EngineDead after `max_errors` failed slices in
+        a row."""
         limit = self._limit_tokens(self._busy_tokens if decoding else self._idle_tokens)
-        batch = self.queue.choose(limit, background, fits)
+        batch = self.queue.choose(limit, background, fits, alone=alone, blocked=blocked)
         if batch is None:
             return []
         started, before = self._clock(), batch.computed

@@ -98,10 +98,12 @@ class PoolingQueue:
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now. Returns its final event, or None if it has already ended."""
-        if self._waiting.pop(request_id, None) is None:
-            if request_id not in self._list_rows() - self._aborted:
-                return None
+        if self._waiting.pop(request_id, None) is not None:
+            self.wanted_bytes = 0  # it may have been the one that waited for memory
+        elif request_id in self._list_rows() - self._aborted:
             self._aborted.add(request_id)
+        else:
+            return None
         self._alone.discard(request_id)
         return TokenEvent(request_id, finish=FinishReason.ABORT)
 
@@ -118,38 +120,49 @@ class PoolingQueue:
         return self._memory.compute_batch_bytes(rows, length, self._slice_tokens)
 
     def choose(
-        self, max_tokens: int, background: bool, fits: Callable[[int], bool] = lambda nbytes: True
+        self,
+        max_tokens: int,
+        background: bool,
+        fits: Callable[[int], bool] = lambda nbytes: True,
+        *,
+        alone: bool = False,
+        blocked: bool = False,
     ) -> PoolingBatch | None:
         """The batch that is next: the one under way, or a new one of at most `max_tokens` tokens, padding
         included, but of one text at least. `background`: whether background requests may run now; `fits`:
-        whether so many bytes of memory are left."""
+        whether so many bytes of memory are left. `alone`: whether no row runs, so that a lone text always
+        fits; `blocked`: whether a prompt waits for the memory of texts, so that a background batch under way
+        goes on first."""
         self.wanted_bytes = 0
+        for batch in tuple(self._batches.values()):
+            if all(request.id in self._aborted for request in batch.requests):
+                self._end(batch)
+        if blocked and True in self._batches:
+            return self._batches[True]
         for of_background in (False, True) if background else (False,):
-            current = self._batches.get(of_background)
-            if current is not None:
-                if any(request.id not in self._aborted for request in current.requests):
-                    return current
-                self._end(current)
+            if of_background in self._batches:
+                return self._batches[of_background]
             waiting = [r for r in self._waiting.values() if r.background == of_background][:LOOKED_AT]
             if waiting:
-                batch = self._make_batch(waiting, max_tokens, fits)
-                if batch is None:
+                made = self._make_batch(waiting, max_tokens, fits, alone and not self._batches)
+                if made is None:
                     self.wanted_bytes = self.wanted_bytes or self._count_bytes(1, len(waiting[0].prompt))
                     continue
-                for request in batch.requests:
+                for request in made.requests:
                     del self._waiting[request.id]
-                self._batches[of_background] = batch
-                return batch
+                self._batches[of_background] = made
+                return made
         return self._batches.get(True) if self.wanted_bytes else None  # that gives its memory back
 
     def _make_batch(
-        self, waiting: Sequence[Request], max_tokens: int, fits: Callable[[int], bool]
+        self, waiting: Sequence[Request], max_tokens: int, fits: Callable[[int], bool], alone: bool
     ) -> PoolingBatch | None:
-        """The oldest text with others, or by itself if they do not fit in memory; None if it does not."""
+        """The oldest text with others, or by itself if they do not fit in memory; None if it does not, unless
+        nothing else is `alone` in memory."""
         for requests in (self._pick_similar(waiting, max_tokens), (waiting[0],)):
             batch = PoolingBatch(requests)
             batch.nbytes = self._count_bytes(len(requests), batch.length)
-            if fits(batch.nbytes):
+            if fits(batch.nbytes) or (alone and len(requests) == 1):
                 return batch
         return None
 

@@ -64,7 +64,7 @@ class Preemption:
 
     def _can_run(self, state: RequestState, running: Sequence[RequestState], use_cache: bool = True) -> bool:
         """Whether a row and memory are left. Beside other requests, background ones get half of the rows."""
-        if not running and not self._token_budget.wanted_by_texts:
+        if not running and not self._token_budget.is_shared_with_texts:
             return True
         max_rows = self._row_limit.rows
         background = sum(s.request.background for s in running)

@@ -89,11 +89,15 @@ class TokenBudget:
         return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
 
     def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
-        """Whether texts that take so many bytes fit beside the running requests; always where none runs, and
-        the prefix cache is shrunk for them."""
+        """Whether texts that take so many bytes fit beside the running requests; the prefix cache is shrunk
+        for them."""
         lengths, decoding = _list_lengths(running, DECODE_RESERVE)
-        fits = self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
-        return fits or not running
+        return self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
+
+    @property
+    def is_shared_with_texts(self) -> bool:
+        """Whether texts hold memory or wait for it."""
+        return self.held_by_texts > 0 or self.wanted_by_texts > 0
 
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
         """Whether the running requests can take one more step, with a recurrent state after each token of

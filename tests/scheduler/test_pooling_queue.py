@@ -168,3 +168,37 @@ def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(Overloaded):
         queue.add(make("c", 3))
     queue.add(make("job", 3, background=True))
+
+
+def test_a_lone_text_fits_where_nothing_else_is() -> None:
+    """Several do not, and none fits beside a batch under way."""
+    queue = PoolingQueue(1000, 100, memory=MemoryBudget(limit=1000, footprint=Footprint(per_token=1, step=1)))
+    for name in ("0", "1"):
+        queue.add(make(name, 10, background=True))
+    queue.add(make("live", 20))
+    batch = queue.choose(100, True, lambda nbytes: False, alone=True)
+    assert batch is not None and list_names(batch) == ["live"]
+    queue.finish(batch, [b"v"])
+    batch = queue.choose(100, True, lambda nbytes: False, alone=True)
+    assert batch is not None and list_names(batch) == ["0"]
+    queue.add(make("next", 5))
+    assert queue.choose(100, False, lambda nbytes: False, alone=True) is batch
+
+
+def test_a_background_batch_goes_first_where_a_prompt_waits_for_its_memory() -> None:
+    queue = fill(10, background=True)
+    job = choose(queue)
+    queue.add(make("live", 5))
+    assert queue.choose(100, False, blocked=True) is job
+    queue.abort("0")
+    live = queue.choose(100, False, blocked=True)
+    assert live is not None and list_names(live) == ["live"], "nobody waits for the other any more"
+
+
+def test_a_text_that_waits_for_memory_and_is_aborted_wants_none() -> None:
+    budget = MemoryBudget(limit=1000, footprint=Footprint(per_token=10, step=1))
+    queue = PoolingQueue(1000, 100, memory=budget)
+    queue.add(make("a", 5))
+    assert queue.choose(100, False, lambda nbytes: False) is None and queue.wanted_bytes == 50
+    queue.abort("a")
+    assert queue.wanted_bytes == 0 and not queue.busy
