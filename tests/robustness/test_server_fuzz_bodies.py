@@ -269,14 +269,17 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 def _mutated(rng: random.Random) -> Shot:
     """One to three values replaced, removed, repeated, wrapped, renamed or added."""
     path, body = _pick(rng)
+    return Shot("mutated", "POST", path, mutate_body(rng, body))
+
+
+def mutate_body(rng: random.Random, body: dict[str, Any]) -> bytes:
+    """A body, which is changed, with one to three of its values broken."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         places = _places(body)
         if not places:
             break
         _mutate(rng, body, *rng.choice(places))
-    return Shot(
-        "mutated", "POST", path, json.dumps(body, ensure_ascii=rng.random() < 0.9).encode("utf-8", "replace")
-    )
+    return json.dumps(body, ensure_ascii=rng.random() < 0.9).encode("utf-8", "replace")
 
 
 def _mutate(rng: random.Random, body: Any, at: Any, key: Any) -> None:
