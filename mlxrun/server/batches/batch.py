@@ -9,6 +9,8 @@ from typing import Any
 from mlxrun.batch.job_service import BatchStamp, JobCounts, LineProblem
 
 FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
+STATUSES = ("validating", "in_progress", "finalizing", "cancelling", *FINAL_STATUSES)
+COUNTS = ("total", "completed", "failed")
 _OWN_FIELDS = ("owner", "is_message_batch", "output_expires_after")  # which no API shows
 
 
@@ -41,7 +43,12 @@ class Batch:
     cancelled_at: int | None = None
     is_message_batch: bool = False
     output_expires_after: int | None = None
-    request_counts: dict[str, int] = field(default_factory=lambda: {"total": 0, "completed": 0, "failed": 0})
+    request_counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its status and counts are such that there are; not of a document that was damaged."""
+        return self.status in STATUSES and self.request_counts.keys() == {*COUNTS}
 
     @property
     def ended(self) -> bool:

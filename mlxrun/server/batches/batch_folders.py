@@ -15,7 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlxrun.server.batches.batch import Batch
-from mlxrun.server.batches.durable_files import StorageError, convert_errors, link_file, read_json, write_json
+from mlxrun.server.batches.durable_files import (
+    StorageError,
+    convert_errors,
+    link_file,
+    read_object,
+    write_json,
+)
 
 log = logging.getLogger(__name__)
 MIN_COUNTED_BYTES = 4096  # that each file and batch counts as, or there could be any number of small ones
@@ -56,9 +62,8 @@ class BatchFolders:
             if not document.exists():  # the server was killed before it answered the request
                 shutil.rmtree(folder, ignore_errors=True)
                 continue
-            try:
-                batch = Batch(**read_json(document))
-            except TypeError:
+            batch = read_object(document, Batch)
+            if batch is None or batch.id != folder.name or not batch.is_whole:
                 log.warning("%s: not a batch of this version of mlxrun; it is skipped", document)
                 continue
             batches[batch.id] = batch
@@ -90,7 +95,7 @@ class BatchFolders:
 
     def _list_folders(self) -> list[Path]:
         with convert_errors(self.root):
-            return sorted(path for path in self.root.iterdir() if path.is_dir())
+            return sorted(path for path in self.root.glob("*batch_*") if path.is_dir())
 
 
 def _count_own_bytes(folder: Path) -> int:

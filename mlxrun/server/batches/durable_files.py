@@ -8,10 +8,16 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from mlxrun.batch.run_paths import write_atomically
+from mlxrun.config.text_files import read_regular
 from mlxrun.errors import MlxrunError
+
+T = TypeVar("T")
+_MAX_DOCUMENT = 64_000_000  # bytes
+_MAX_TIME = 253_402_300_799  # the last second that a date can have
 
 
 class StorageError(MlxrunError):
@@ -50,7 +56,35 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A document that `write_json` wrote; empty if it cannot be read."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_regular(path, _MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def read_object(path: Path, kind: type[T]) -> T | None:
+    """An object of a dataclass whose fields `write_json` wrote; None if it cannot be read, or if they are not
+    those of the class. Fields named `..._at` are times."""
+    values, hints = read_json(path), get_type_hints(kind)
+    for name, value in values.items():
+        is_time = name.endswith("_at") and value is not None
+        if not _has_type(value, hints.get(name)) or (is_time and not 0 <= value <= _MAX_TIME):
+            return None
+    try:
+        return kind(**values)
+    except TypeError:  # a field is missing
+        return None
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is what an annotation says."""
+    if hint is Any:
+        return True
+    if isinstance(hint, UnionType):
+        return any(_has_type(value, each) for each in get_args(hint))
+    if get_origin(hint) is dict:
+        of_key, of_value = get_args(hint)
+        return isinstance(value, dict) and all(
+            _has_type(key, of_key) and _has_type(each, of_value) for key, each in value.items()
+        )
+    return type(value) is (NoneType if hint is None else hint)

@@ -22,7 +22,13 @@ from pathlib import Path
 
 from mlxrun.errors import BodyTooLarge
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES, BatchFolders
-from mlxrun.server.batches.durable_files import StorageError, convert_errors, link_file, read_json, write_json
+from mlxrun.server.batches.durable_files import (
+    StorageError,
+    convert_errors,
+    link_file,
+    read_object,
+    write_json,
+)
 from mlxrun.server.batches.stored_file import StoredFile, Upload
 
 log = logging.getLogger(__name__)
@@ -182,19 +188,19 @@ class Storage:
     def _load(self) -> None:
         self._files.clear()
         for path in self._folder.glob("*.json"):
-            try:
-                file = StoredFile(**read_json(path))
-                valid = self.find_content(file.id).stat().st_size == file.bytes and path.stem == file.id
-            except (TypeError, OSError):
-                valid = False
-            if valid:
+            file = read_object(path, StoredFile)
+            if file is not None and path.stem == file.id and self._has_content(file):
                 self._files[file.id] = file
             else:
                 log.warning("%s: does not describe an existing file; it is skipped", path)
         for path in self._folder.iterdir():
-            has_description = path.with_suffix(".json").exists()
-            if path.suffix in (".part", ".tmp") or (path.suffix == ".jsonl" and not has_description):
+            is_lone = path.suffix == ".jsonl" and not path.with_suffix(".json").exists()
+            if path.is_file() and (path.suffix in (".part", ".tmp") or is_lone):
                 path.unlink(missing_ok=True)  # an unfinished upload or deletion
+
+    def _has_content(self, file: StoredFile) -> bool:
+        content = self.find_content(file.id)
+        return content.is_file() and content.stat().st_size == file.bytes
 
 
 def _lock(path: Path) -> int:
