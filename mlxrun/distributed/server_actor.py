@@ -6,7 +6,6 @@ Only the front may use the port: it knows the secret. Other machines can reach i
 from __future__ import annotations
 
 import asyncio
-import hmac
 import importlib
 import sys
 from collections.abc import Awaitable, Callable
@@ -44,13 +43,14 @@ def make_worker_app(config: Config, number: int, secret: str) -> web.Application
     from aiohttp import web
 
     from mlxrun.api.openai.response import build_error
+    from mlxrun.server.access import is_same_secret
     from mlxrun.server.app import make_app
     from mlxrun.server.json_bodies import json_response
     from mlxrun.server.response_runs import RESPONSES
 
     @web.middleware
     async def check_secret(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if not hmac.compare_digest(request.headers.get(SECRET_HEADER, "").encode(), secret.encode()):
+        if not is_same_secret(request.headers.get(SECRET_HEADER, ""), secret):
             return json_response(build_error(Forbidden("only the front may ask")), 403)
         return await handler(request)
 
