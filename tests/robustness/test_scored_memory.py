@@ -64,7 +64,7 @@ def make_requests(rng: random.Random, number: int) -> list[TimedRequest]:
     return found
 
 
-def score_all(zoo: Zoo, engine: Engine, todo: list[TimedRequest]) -> tuple[float, int]:
+def score_all(zoo: Zoo, family: str, engine: Engine, todo: list[TimedRequest]) -> tuple[float, int]:
     """The largest error of a logprob of those that stay, and how many rows were preempted."""
     preempted: list[str] = []
     preempt = engine.scheduler._preempt
@@ -79,11 +79,11 @@ def score_all(zoo: Zoo, engine: Engine, todo: list[TimedRequest]) -> tuple[float
     count("prompts that were scored in little memory", len(todo))
     count("preempted rows", len(preempted))
     assert engine.scheduler.requests == () and engine.errors == 0
-    return max(measure_each(zoo, events[request.id], request) for request in whole), len(preempted)
+    return max(measure_each(zoo, family, events[request.id], request) for request in whole), len(preempted)
 
 
-def measure_each(zoo: Zoo, event: Any, request: Request) -> float:
-    return measure_error(event, request, score_cold(zoo, "llama", request.prompt))
+def measure_each(zoo: Zoo, family: str, event: Any, request: Request) -> float:
+    return measure_error(event, request, score_cold(zoo, family, request.prompt))
 
 
 @pytest.mark.parametrize("backend", [pytest.param("none", marks=pytest.mark.sweep), "memory"])
@@ -92,7 +92,7 @@ def measure_each(zoo: Zoo, event: Any, request: Request) -> float:
 )
 def test_many_prompts_in_little_memory(zoo: Zoo, backend: str, seed: int, number: int, night: int) -> None:
     engine = make_engine(zoo, "llama", backend=backend)
-    error, preempted = score_all(zoo, engine, make_requests(make_rng(seed, night), number))
+    error, preempted = score_all(zoo, "llama", engine, make_requests(make_rng(seed, night), number))
     assert error < TOLERANCE and preempted > 1
     with pytest.raises(OutOfMemory, match="the prompt can never fit in memory: weights .* > limit"):
         engine.add(make_scored("huge", [1] * 3000))
@@ -158,6 +158,19 @@ def read_answers(path: Path) -> dict[str, Any]:
     return {each["custom_id"]: each["response"]["body"]["choices"] for each in records}
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(10, 12))
+@pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", "mamba2"])
+def test_many_prompts_of_other_families(
+    zoo: Zoo, family: str, seed: int, night: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With windows and recurrent states, in small row groups."""
+    engine_driver.use_small_groups(monkeypatch)
+    engine = make_engine(zoo, family)
+    error, _ = score_all(zoo, family, engine, make_requests(make_rng(seed, night), 40))
+    assert error < TOLERANCE
+
+
 def test_scores_that_are_taken_twice_would_be_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: a preempted row takes those again that it has."""
 
@@ -168,4 +181,4 @@ def test_scores_that_are_taken_twice_would_be_seen(zoo: Zoo, monkeypatch: pytest
 
     monkeypatch.setattr(PromptScores, "add", add_again)
     engine = make_engine(zoo, "llama", backend="none")
-    assert score_all(zoo, engine, make_requests(random.Random(0), 8))[0] > 0.01
+    assert score_all(zoo, "llama", engine, make_requests(random.Random(0), 8))[0] > 0.01
