@@ -29,7 +29,7 @@ from mlxrun.text.field_errors import quote, reject, reject_choice, reject_unsupp
 
 _WINDOW = re.compile("([1-9][0-9]{0,2})([hd])")
 _HOURS = {"h": 1, "d": 24}
-_OTHER_ENDPOINTS = ("/v1/embeddings", "/v1/moderations", "/v1/videos")
+_OTHER_ENDPOINTS = ("/v1/moderations", "/v1/videos")
 _LEAST_SECONDS, _MOST_SECONDS = OPENAI_SECONDS
 BODY = BodySchema(
     {

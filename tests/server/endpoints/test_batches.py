@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.batch.job_service import URLS
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats, make_config, read, write_job
 from tests.helpers.batches_server import CHAT, ServerSetup, with_keys
 from tests.helpers.tokenizers import FakeModelInfo
@@ -46,6 +47,14 @@ async def test_from_upload_to_download(place: ServerSetup) -> None:
                 await asyncio.sleep(0.01)
     left = {path.name for path in (place.root / "batches" / made["id"]).iterdir()}
     assert left == {"batch.json", "manifest.json"}
+
+
+async def test_a_batch_of_each_endpoint_of_lines(place: ServerSetup) -> None:
+    place.engine = False
+    async with place.run() as site:
+        file = await site.upload(chats(1))
+        for url in URLS:
+            assert (await site.create(file, endpoint=url)).get("status") == "validating", url
 
 
 async def test_the_same_records_as_the_command(place: ServerSetup, tmp_path: Path) -> None:
