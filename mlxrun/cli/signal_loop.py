@@ -1,13 +1,16 @@
-"""The event loop of commands: a second SIGINT or SIGTERM ends the process, whatever the loop waits for."""
+"""The event loop of commands: a second SIGINT or SIGTERM ends the process, whatever the loop waits for. Its
+clock stands still while the process is suspended."""
 
 from __future__ import annotations
 
 import asyncio
+import selectors
 import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
 from mlxrun.cli.interrupts import NUMBERS, expect_last_signal, reset_when_delivered
+from mlxrun.config.running_clock import STEP, RunningClock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -19,11 +22,35 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
+class _SteppingSelector(selectors.DefaultSelector):
+    """Waits in steps, after which the clock is read. What came while the process was suspended is found
+    before any timer ends: the system interrupts a wait then, and does not say what has come."""
+
+    def __init__(self, clock: RunningClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._clock.read()
+        step = timeout if timeout is None else min(timeout, STEP)
+        found = super().select(step)
+        self._clock.read(float("inf") if step is None else step)
+        return found if found or not step else super().select(0)
+
+
 class SignalLoop(asyncio.SelectorEventLoop):
     """An event loop whose handlers of SIGINT and SIGTERM are called for the first signal; the second ends the
-    process."""
+    process. Its time limits count only time in which the process runs."""
 
     _signalled = False
+
+    def __init__(self) -> None:
+        self._clock = RunningClock()
+        super().__init__(_SteppingSelector(self._clock))
+
+    def time(self) -> float:
+        """The time of the loop's timers, in seconds."""
+        return self._clock.read()
 
     def add_signal_handler(self, sig: int, callback: Callable[[*Ts], object], *args: *Ts) -> None:
         """Call the callback for the signal; for SIGINT and SIGTERM, only for the first of both."""

@@ -3,6 +3,9 @@
 Schemas, patterns and users' code cannot be interrupted within a process. A child is started by the first call
 and kept for the next ones; it is killed if it takes too long, or if nobody waits for its result any more. It
 ends by itself as soon as this process has ended, however that was. Results are passed as JSON.
+
+Limits count time in which this process runs. The alarm of the kernel that ends a child, in case this process
+does not, counts all time: if both were suspended, the call begins anew with another child.
 """
 
 from __future__ import annotations
@@ -16,28 +19,36 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from mlxrun.config.running_clock import STEP, RunningClock
 
 START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
+MOST_SUSPENSIONS = 10  # of one call
 EXIT_SECONDS = 5.0  # in which a child that has closed its socket must end, so that its exit code is known
 HEAD = struct.Struct("<dQ")  # seconds that a call may take, and bytes of the request that follows
 SIZE = struct.Struct("<Q")  # bytes of the reply that follows
 READY = b"+"
 OUT_OF_MEMORY = 77  # exit code
 
+T = TypeVar("T")
 EndBy = Callable[[Callable[[], None]], AbstractContextManager[None]]
 _end_by: ContextVar[EndBy] = ContextVar("end_by", default=lambda kill: nullcontext())
 
 
 class ScorerEnded(Exception):
     """A call has ended its child process, or was ended by a limit; the text says which."""
+
+
+class _Suspended(Exception):
+    """The alarm has ended a child that had not taken its time: it was suspended, with this process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +82,12 @@ class ScorerPool:
         """What the function `target`, written as module:function, returns. ScorerEnded if its process had to
         be ended; JSON's errors if the arguments cannot be passed."""
         request = json.dumps([target, arguments]).encode()
+        for _ in range(MOST_SUSPENSIONS):
+            with contextlib.suppress(_Suspended):
+                return json.loads(self._call_child(request))
+        raise ScorerEnded(f"it was suspended {MOST_SUSPENSIONS} times")
+
+    def _call_child(self, request: bytes) -> bytes:
         with self._lock:
             child = self._idle.pop() if self._idle else None
         child = child or _Child(self.limits)
@@ -82,7 +99,7 @@ class ScorerPool:
             raise
         with self._lock:
             self._idle.append(child)
-        return json.loads(reply)
+        return reply
 
 
 def _close_all(idle: list[_Child]) -> None:
@@ -108,32 +125,51 @@ class _Child:
                 start_new_session=True,
             )
         self._is_ready = False
+        self._clock = RunningClock()
 
     def call(self, request: bytes, limits: ScorerLimits) -> bytes:
         """The reply to a request, within the limit of time."""
+        end = float("inf")
         try:
             if not self._is_ready:
-                self._receive(1, time.monotonic() + START_SECONDS)
+                self._receive(1, self._clock.read() + START_SECONDS)
                 self._is_ready = True
-            end = time.monotonic() + limits.seconds
-            head = HEAD.pack(limits.seconds, len(request))
-            self._socket.settimeout(limits.seconds)
-            self._socket.sendall(head + request)
+            end = self._clock.read() + limits.seconds
+            self._send(HEAD.pack(limits.seconds, len(request)) + request, end)
             return self._receive(SIZE.unpack(self._receive(SIZE.size, end))[0], end)
         except TimeoutError as error:
             raise ScorerEnded(f"it took more than {limits.seconds:g} s") from error
         except (OSError, EOFError) as error:
-            raise ScorerEnded(self._describe_end(limits)) from error
+            left = end - self._clock.read(STEP)
+            reason = self._describe_end(limits)
+            if self._process.returncode == -signal.SIGALRM and left > 0:
+                raise _Suspended from error
+            raise ScorerEnded(reason) from error
+
+    def _send(self, data: bytes, end: float) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._within(end, partial(self._socket.send, rest)) :]
 
     def _receive(self, size: int, end: float) -> bytes:
         data = bytearray()
         while len(data) < size:
-            self._socket.settimeout(max(end - time.monotonic(), 1e-3))
-            part = self._socket.recv(min(size - len(data), 1 << 20))
+            part = self._within(end, partial(self._socket.recv, min(size - len(data), 1 << 20)))
             if not part:
                 raise EOFError
             data += part
         return bytes(data)
+
+    def _within(self, end: float, wait: Callable[[], T]) -> T:
+        """What an operation of the socket returns. TimeoutError if the clock comes to `end` before."""
+        while True:
+            step = min(max(end - self._clock.read(), 1e-3), STEP)
+            self._socket.settimeout(step)
+            try:
+                return wait()
+            except TimeoutError:
+                if self._clock.read(step) >= end:
+                    raise
 
     def _describe_end(self, limits: ScorerLimits) -> str:
         """Why the process has closed its socket."""

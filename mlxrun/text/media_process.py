@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from mlxrun.config.running_clock import STEP, RunningClock
 from mlxrun.errors import MediaError
 from mlxrun.text.workers import end_by
 
 NICENESS = 5
-WALL_SECONDS = 600  # in which a child must end, also one that waits
+WALL_SECONDS = 600  # in which a child must end, also one that waits; not while this process is suspended
 _HEAD = struct.Struct("<II")
 
 Size = tuple[int, int]
@@ -39,13 +40,20 @@ class ChildLimits:
 @contextlib.contextmanager
 def _end_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
     """Ends a child that waits, which takes no processor time."""
-    timer = threading.Timer(seconds, end)
-    timer.daemon = True
-    timer.start()
+    done, clock = threading.Event(), RunningClock()
+    last = clock.read() + seconds
+
+    def watch() -> None:
+        while not done.wait(step := min(STEP, seconds)):
+            if clock.read(step) >= last:
+                end()
+                return
+
+    threading.Thread(target=watch, daemon=True).start()
     try:
         yield
     finally:
-        timer.cancel()
+        done.set()
 
 
 @contextlib.contextmanager

@@ -166,7 +166,7 @@ def test_a_child_ends_with_its_parent(number: int) -> None:
     wait_until(lambda: has_ended(pid))
 
 
-def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool) -> None:
     """A call that never comes back is ended by its own alarm, where the parent cannot do it any more."""
     pool.limits = ScorerLimits(0.5, LIMITS.memory)
     pid = pool.call("os:getpid")
@@ -174,5 +174,55 @@ def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool, monkeypatch: 
     request = b'["time:sleep", [600]]'
     child._socket.sendall(scorer_process.HEAD.pack(0.5, len(request)) + request)
     wait_until(lambda: has_ended(pid))
-    with pytest.raises(ScorerEnded, match=r"it took more than 0\.5 s"):
-        pool.call("os:getpid")
+    assert child._process.wait() == -signal.SIGALRM
+    assert pool.call("os:getpid") != pid  # it is not the next call that has taken too long
+
+
+SUSPENDED_CODE = """
+from mlxrun.config import running_clock
+from mlxrun.scoring.scorer_process import *
+{twin}
+pool = ScorerPool(ScorerLimits(1.5, 10**9))
+print(pool.call("os:getpid"), flush=True)
+try:
+    print(pool.call("slow_scorer:note_and_sleep"))
+except ScorerEnded as error:
+    print(error)
+print(pool.call("os:getpid"), flush=True)
+"""
+SLOW = """
+import pathlib, time
+
+def note_and_sleep():
+    pathlib.Path("called").touch()
+    time.sleep(1.0)
+"""
+COUNTED = "running_clock.GAP = float('inf')"
+
+
+@pytest.mark.parametrize(
+    ("twin", "whole", "said"),
+    [("", True, "None"), (COUNTED, True, "it took more than 1.5 s"), ("", False, "None")],
+    ids=["both", "twin", "parent"],
+)
+def test_suspended_time_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin: str, whole: bool, said: str
+) -> None:
+    """If the child was suspended too, its alarm has ended it, and the call begins anew. If only the parent
+    was, the reply is there already."""
+    (tmp_path / "slow_scorer.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+    command = [sys.executable, "-c", SUSPENDED_CODE.format(twin=twin)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        wait_until((tmp_path / "called").exists)
+        stopped = [parent.pid, child] if whole else [parent.pid]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.2)  # longer than the child's alarm
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        assert parent.stdout.readline() == f"{said}\n"
+        assert (int(parent.stdout.readline()) == child) is (not whole)
+        assert parent.wait(60) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mlxrun.errors import MediaError
 from mlxrun.text import media_process, pdf_process
 from mlxrun.text.pdf_process import MAX_PAGE_PIXELS, draw_pages, measure_pages
 from mlxrun.text.workers import Lane
+from tests.helpers.command_processes import suspend
 from tests.helpers.pdf_files import (
     RGB,
     build_pdf,
@@ -135,3 +137,34 @@ async def test_it_ends_with_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
     assert started[0].returncode not in (0, None)
+
+
+WAITS = """
+import sys
+import time
+from mlxrun.config import running_clock
+from mlxrun.text.media_process import _end_after
+{twin}
+with _end_after(3.0, lambda: print("ended", flush=True)):
+    print("waits", flush=True)
+    sys.stdin.readline()
+print("over")
+"""
+
+
+@pytest.mark.parametrize(
+    ("twin", "said"),
+    [("", "over\n"), ("running_clock.GAP = float('inf')", "ended\nover\n")],
+    ids=["guard", "twin"],
+)
+def test_a_child_has_its_time_after_a_suspension(twin: str, said: str) -> None:
+    """What waits for it was suspended for longer than it may take."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS.format(twin=twin)], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        suspend([process.pid], 4.5)
+        time.sleep(0.5)
+        assert process.communicate("\n", timeout=60)[0] == said
