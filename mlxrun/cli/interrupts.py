@@ -50,6 +50,8 @@ def handle_interrupts() -> None:
     before = sys.unraisablehook
 
     def report(unraisable: Any) -> None:
+        if _is_ignored_signal(unraisable.exc_value):
+            return
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):
             before(unraisable)
             return
@@ -61,6 +63,12 @@ def handle_interrupts() -> None:
         timer.start()
 
     sys.unraisablehook = report
+
+
+def _is_ignored_signal(error: object) -> bool:
+    """Whether Python reports a signal that came with the first one, and is ignored since: it would print a
+    stack."""
+    return isinstance(error, OSError) and "ignored due to race condition" in str(error)
 
 
 def _take_signals() -> None:

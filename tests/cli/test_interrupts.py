@@ -51,6 +51,25 @@ def test_the_twin_of_a_finaliser_goes_on() -> None:
     assert done.stdout == "went on\n" and "KeyboardInterrupt" in done.stderr
 
 
+TOGETHER = """signal.pthread_sigmask(signal.SIG_BLOCK, main_signals)
+    for number in main_signals:
+        os.kill(os.getpid(), number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, main_signals)"""
+SIGNALS = "main_signals = (signal.SIGINT, signal.SIGTERM)\n"
+HIDDEN = "from mlxrun.cli import interrupts; interrupts._is_ignored_signal = lambda error: False\n"
+
+
+@pytest.mark.parametrize("twin", ["", HIDDEN], ids=["guard", "twin"])
+def test_signals_that_come_at_once_print_no_stack(twin: str) -> None:
+    """Python has noted both before it calls the handler of the first, which ignores the other."""
+    program = PROGRAM.format(interrupted=TOGETHER, twin=SIGNALS + twin, seconds=50)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert ("Signal 15 ignored due to race condition" in done.stderr) is bool(twin)
+    assert done.stderr.splitlines()[-1] == "mlxrun: interrupted"
+    assert twin or len(done.stderr.splitlines()) == 1
+
+
 HANGING = """
 import ctypes, os, signal, sys, time
 from mlxrun.cli import interrupts

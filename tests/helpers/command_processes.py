@@ -42,6 +42,7 @@ def start_command(
             text=True,
             cwd=folder,
             env=environment,
+            start_new_session=True,
             **given,  # type: ignore[call-overload]
         )
 
