@@ -30,12 +30,11 @@ class JobPaths:
         self.out = out or job.with_name(job.name.removesuffix(".jsonl") + ".out.jsonl")
         if out is not None and out.resolve() == job.resolve():
             raise JobError(f"{out}: the output would replace the job file; give another -o")
-        if not self.out.parent.is_dir():
-            raise JobError(
-                f"{self.out}: the output cannot be written: its folder {self.out.parent} does not exist"
-            )
-        if self.out.exists() and not self.out.is_file():
-            reason = "it is a folder" if self.out.is_dir() else "it is not a regular file"
+        try:
+            reason = self._find_problem()
+        except OSError as error:  # of a folder that may not be entered
+            reason = str(error.strerror)
+        if reason:
             raise JobError(f"{self.out}: the output cannot be written: {reason}")
         stem = self.out.name.removesuffix(".jsonl").removesuffix(".out")
         self.errors = self.out.with_name(stem + ".errors.jsonl")
@@ -50,6 +49,14 @@ class JobPaths:
         # Partial answers and the prefix cache of the job exist only while lines are left.
         self.answers = self.folder / "answers.jsonl"
         self.cache = self.folder / "cache"
+
+    def _find_problem(self) -> str:
+        """Why the output cannot be where it should be; empty if it can."""
+        if not self.out.parent.is_dir():
+            return f"its folder {self.out.parent} does not exist"
+        if not self.out.exists() or self.out.is_file():
+            return ""
+        return "it is a folder" if self.out.is_dir() else "it is not a regular file"
 
     def has_answers(self) -> bool:
         """Whether earlier runs have left answers or errors."""

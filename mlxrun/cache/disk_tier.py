@@ -59,6 +59,7 @@ class DiskTier:
         self._reading = 0
         self._paused_until = 0.0
         self._warned = False
+        self._has_undeleted = False
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -223,8 +224,13 @@ class DiskTier:
     def _delete_file(self, key: Key) -> None:
         try:
             self._folder.locate_file(key).unlink(missing_ok=True)
+        except NotADirectoryError:
+            logger.debug("%s: there is no such folder", self._folder.path)
         except OSError as error:
-            logger.debug("%s: not deleted: %s", self._folder.locate_file(key), error)
+            level = logging.DEBUG if self._has_undeleted else logging.WARNING
+            self._has_undeleted = True
+            text = "%s: not deleted: %s; the next start finds this entry, and others like it, again"
+            logger.log(level, text, self._folder.locate_file(key), error.strerror or error)
 
     def _write_file(self, write: _Write) -> None:
         key, size = write.entry.key, None

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 
 import click
 
@@ -23,6 +25,7 @@ from mlxrun.config.visible_text import make_message
 from mlxrun.errors import MlxrunError, is_out_of_memory
 
 INTERRUPTED_EXIT = 130
+USAGE_EXIT = 2
 BUG_EXIT = 3
 SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 
@@ -144,7 +147,10 @@ def report_error(error: Exception) -> int:
         print_error(f"mlxrun: out of memory: {_describe(error)}{_describe_limits()}")
         return BUG_EXIT
     if isinstance(error, OSError):  # standard output cannot be written, or a file has disappeared
-        print_error(f"mlxrun: {error}")
+        if isinstance(error, FileNotFoundError) and not _has_working_directory():
+            print_error("mlxrun: the working directory has been removed; change to another one")
+            return USAGE_EXIT
+        print_error(f"mlxrun: {_describe_os_error(error)}")
         return BUG_EXIT
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "mlx":
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]'); `mlxrun doctor` says more"
@@ -153,6 +159,17 @@ def report_error(error: Exception) -> int:
     traceback.print_exception(error)
     print_error("mlxrun: this is a bug in mlxrun; the traceback is above")
     return BUG_EXIT
+
+
+def _has_working_directory() -> bool:
+    with suppress(FileNotFoundError):
+        return bool(os.getcwd())
+    return False
+
+
+def _describe_os_error(error: OSError) -> str:
+    """The file or the stream, and the reason."""
+    return str(error) if None in (error.filename, error.strerror) else f"{error.filename}: {error.strerror}"
 
 
 def _describe(error: Exception) -> str:

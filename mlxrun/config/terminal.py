@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from mlxrun.config import visible_text
+from mlxrun.config.stream_errors import name_stream
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,8 +34,14 @@ class FilteredStream:
         """Write the text with its control characters written out; returns the length of the text."""
         moves = _BAR_MOVES.match(text) if text[:1] in "\r\x1b" and self.isatty() else None
         start = moves[0] if moves else ""
-        self.unfiltered.write(start + visible_text.make_visible(text[len(start) :]))
+        with name_stream(self.unfiltered):
+            self.unfiltered.write(start + visible_text.make_visible(text[len(start) :]))
         return len(text)
+
+    def flush(self) -> None:
+        """Write out what the stream below holds."""
+        with name_stream(self.unfiltered):
+            self.unfiltered.flush()
 
     def writelines(self, lines: Any) -> None:
         """Write each of the texts."""

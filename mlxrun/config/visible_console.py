@@ -10,10 +10,16 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mlxrun.config import visible_text
+from mlxrun.config.stream_errors import name_stream
 
 
 class VisibleConsole(Console):
     """A console whose texts cannot move the cursor, nor style or end a line."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does; an OSError has the name of the stream."""
+        with name_stream(self.file):
+            super().print(*objects, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a string as styled text: each is one line, also in the cell of a table."""

@@ -8,6 +8,7 @@ by chunk and passed explicitly each time; nothing is read from or left on the sh
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -52,9 +53,12 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
         logits = adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
         mx.eval(logits, list_all_arrays(cache))
     except (RuntimeError, ValueError) as error:  # MLX's own, such as operations without a kernel for a dtype
-        raise ModelLoadError(
-            f"the library cannot compute this model here ({error}); see whether another model.dtype works"
-        ) from error
+        advice = "see whether another model.dtype works"
+        if "filesystem error" in str(error):
+            advice = (
+                f"MLX compiles code in {os.environ.get('TMPDIR', '/tmp')}: set TMPDIR to a writable folder"
+            )
+        raise ModelLoadError(f"the library cannot compute this model here ({error}); {advice}") from error
     if mx.any(mx.isnan(logits)).item():
         raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
     other = adapter.prefill(mx.array([[1, 2]]), adapter.make_cache(), 0, TEXT_ONLY)

@@ -30,6 +30,7 @@ from mlxrun.cache.entry_file import encode_entry
 from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
 from mlxrun.scheduler.step_plan import SnapshotKind
 from tests.helpers.cache_files import OTHER, ROOT, make_entry, write_entry
+from tests.helpers.plain_user import obey_permissions
 
 
 @pytest.fixture
@@ -362,21 +363,25 @@ def test_a_disk_that_takes_no_more_is_one_warning(
     assert {entry.key for entry in open_tier().scan()} == {old.key, make_entry(5)[0].key}
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_is_read(open_tier: Callable[..., DiskTier], tmp_path: Path) -> None:
+def test_a_read_only_folder_is_read(
+    open_tier: Callable[..., DiskTier], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is not deleted is said."""
     entry, payload, path = write_entry(tmp_path)
     path.parent.chmod(0o500)
-    try:
+    with obey_permissions():
         tier = open_tier()
-        assert len(tier.scan()) == 1
-        assert tier.read(entry) == payload
-        tier.write(*make_entry(2))
-        wait_for(lambda: not tier.write(*make_entry(3)))
-        tier.delete(entry)
-    finally:
-        tier.close()
-        path.parent.chmod(0o700)
+        try:
+            assert len(tier.scan()) == 1
+            assert tier.read(entry) == payload
+            tier.write(*make_entry(2))
+            wait_for(lambda: not tier.write(*make_entry(3)))
+            tier.delete(entry)
+        finally:
+            tier.close()
+            path.parent.chmod(0o700)
     assert path.exists()
+    assert f"{path}: not deleted: Permission denied" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made_is_a_miss(

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.helpers.plain_user import drop_overrides
 from tests.helpers.storm_counts import count
 
 ROOT = Path(__file__).parents[2]
@@ -27,12 +28,13 @@ sys.exit(main())
 
 
 def start_command(
-    folder: Path, *arguments: str, before: str = "", user: int | None = None
+    folder: Path, *arguments: str, before: str = "", plain_user: bool = False, **environ: str | None
 ) -> subprocess.Popen[str]:
     """Start `mlxrun` with these arguments in a folder; what it prints is in `log`, there. `before`: code that
-    runs first, such as one that shortens a limit; `user`: id of another user."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}
-    given = {} if user is None else {"user": user, "group": user, "extra_groups": ()}
+    runs first, such as one that shortens a limit; `plain_user`: permissions hold for it.
+    `environ`: variables, None: without one."""
+    paths = os.pathsep.join([str(ROOT), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths, **environ}
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format(before=before), *arguments],
@@ -41,9 +43,9 @@ def start_command(
             stderr=log,
             text=True,
             cwd=folder,
-            env=environment,
+            env={name: value for name, value in environment.items() if value is not None},
             start_new_session=True,
-            **given,  # type: ignore[call-overload]
+            preexec_fn=drop_overrides if plain_user else None,
         )
 
 

@@ -22,6 +22,7 @@ from mlxrun.batch.partial_answers import parse_records
 from mlxrun.batch.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
 from tests.helpers.batches_server import start_processes
+from tests.helpers.plain_user import obey_permissions
 from tests.helpers.storm_counts import count, make_rng
 
 
@@ -287,14 +288,16 @@ def test_a_full_disk(tmp_path: Path, start: Any, size: int) -> None:
     assert all(after[name] == line for name, line in before.items())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 async def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
     from mlxrun.errors import JobError
 
     job = write_job(tmp_path, chats(2))
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(JobError, match="cannot be written: Permission denied"):
+        with (
+            obey_permissions(),
+            pytest.raises(JobError, match="cannot be written: Permission denied"),
+        ):
             await Bench(job).run()
     finally:
         tmp_path.chmod(0o700)
