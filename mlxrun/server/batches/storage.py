@@ -160,12 +160,12 @@ class Storage:
         return file.id in self._files
 
     def delete(self, file_id: str) -> None:
-        """Delete a file if it exists."""
-        if self._files.pop(file_id, None) is not None:
+        """Delete a file if it exists. StorageError if that cannot be done: it exists on."""
+        if file_id in self._files:
             with convert_errors(self._folder):
-                self._find_description(file_id).unlink(
-                    missing_ok=True
-                )  # without it the content is not a file
+                # Without its description, the content is not a file.
+                self._find_description(file_id).unlink(missing_ok=True)
+                self._files.pop(file_id, None)
                 self.find_content(file_id).unlink(missing_ok=True)
 
     def remove_expired(self) -> None:

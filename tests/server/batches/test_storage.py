@@ -12,6 +12,7 @@ from mlxrun.server.batches.storage import QuotaExceeded, Storage, find_data_fold
 from mlxrun.server.batches.stored_file import StoredFile
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import Clock, ServerSetup
+from tests.helpers.plain_user import obey_permissions
 from tests.server.endpoints.test_files import in_folder
 
 
@@ -43,6 +44,22 @@ async def test_after_a_kill(place: ServerSetup) -> None:
         "notes.txt",
     }
     assert set(in_folder(place)) == left
+
+
+async def test_a_file_that_cannot_be_deleted_stays(place: ServerSetup) -> None:
+    """The answer says why; with the permission it can be used, and deleted."""
+    async with place.run() as site:
+        file, folder = await site.upload(chats(1)), place.root / "files"
+        folder.chmod(0o500)
+        try:
+            with obey_permissions(), pytest.raises(StorageError, match="files: cannot be used: Permission"):
+                site.queue.storage.delete(file)
+        finally:
+            folder.chmod(0o700)
+        assert [each["id"] for each in (await site.send("GET", "/v1/files"))["data"]] == [file]
+        assert len(await site.records(file)) == 1
+        assert (await site.send("DELETE", f"/v1/files/{file}"))["deleted"] is True
+        assert in_folder(place) == []
 
 
 async def test_two_servers_in_one_folder(place: ServerSetup) -> None:
