@@ -107,7 +107,8 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
 
-    config = loaded.config
+    config, loop = loaded.config, asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to restart yet
     servers = RayServers(address, config, load_worker_configs(loaded, sets), load_engine, mixed)
     count = servers.connect()
     pool = servers.pool
@@ -123,7 +124,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
             await pool.close()
             raise
         restart = pool.restart_soon
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, restart, config.server.drain_timeout)
+        loop.add_signal_handler(signal.SIGHUP, restart, config.server.drain_timeout)
         return LoadedEngine(cast(EngineClient, pool), context, {})
 
     try:

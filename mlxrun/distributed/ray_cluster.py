@@ -120,12 +120,12 @@ def _init(ray: Any, address: str, options: Mapping[str, Any]) -> None:
     reason = f"no answer in {CONNECT_SECONDS:.0f} s" if not problems else str(problems[0]).strip()
     where = "Ray could not be started on this machine" if address == LOCAL else f"--ray {address}"
     more = "; all machines need the same versions of Ray and Python" if "mismatch" in reason else ""
-    if "Failed to connect" in reason:
+    if "Failed to connect" in reason and address != LOCAL:
         more = (
             ". It listens there, but does not take this machine in. If the cluster asks for a token, set "
             "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to what `ray get-auth-token` prints on its head"
         )
-    if address == LOCAL and (not problems or "timed out" in reason):
+    if address == LOCAL and (not problems or "timed out" in reason or "Failed to connect" in reason):
         more = "; it is too busy: try again, or `ray start --head` once and then --ray auto"
     raise ConfigError(f"{where}: {' '.join(reason.split())}{more}")
 

@@ -15,7 +15,7 @@ import pytest
 
 from mlxrun.cli.main import main
 from mlxrun.config.settings import WorkersSettings
-from mlxrun.distributed.ray_cluster import _init, place_workers
+from mlxrun.distributed.ray_cluster import LOCAL, _init, place_workers
 from mlxrun.errors import ConfigError
 
 JOB = '{"id": "a", "prompt": "once"}\n'
@@ -92,6 +92,17 @@ def test_what_ray_says_gets_a_hint(reason: str, hint: str) -> None:
 
     with pytest.raises(ConfigError, match=hint):
         _init(SimpleNamespace(init=init), "auto", {})
+
+
+def test_a_local_ray_that_cannot_be_reached_is_no_cluster() -> None:
+    """A part of it has ended while it started: a token would not help."""
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("Failed to connect to GCS")
+
+    with pytest.raises(ConfigError, match="started on this machine: Failed to connect.*try again") as caught:
+        _init(SimpleNamespace(init=init), LOCAL, {})
+    assert "RAY_AUTH" not in str(caught.value)
 
 
 def make_ray(*nodes: dict[str, float]) -> Any:

@@ -79,10 +79,12 @@ class RunningCommand:
 
 
 @contextmanager
-def run_serve(folder: Path, *sets: str, before: str = "") -> Iterator[RunningCommand]:
+def run_serve(
+    folder: Path, *sets: str, before: str = "", plain_user: bool = False
+) -> Iterator[RunningCommand]:
     """`mlxrun serve` on the embedded model with these settings, until the block ends."""
     given = [each for text in (f"server.data_path={folder / 'data'}", *sets) for each in ("--set", text)]
-    process = start_command(folder, "serve", "--port", "0", *given, before=before)
+    process = start_command(folder, "serve", "--port", "0", *given, before=before, plain_user=plain_user)
     try:
         wait_until(
             lambda: "\nready: " in read_log(folder) or process.poll() is not None, lambda: read_log(folder)

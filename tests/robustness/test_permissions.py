@@ -3,17 +3,19 @@ with a sentence that names the place, and a server refuses only the requests tha
 
 from __future__ import annotations
 
+import http.client
 import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers.batch_fakes import by_id
-from tests.helpers.command_processes import PATIENCE, read_log, start_command
+from tests.helpers.command_processes import PATIENCE, RunningCommand, read_log, run_serve, start_command
 from tests.helpers.storm_counts import count
 
 FULL = Path("/dev/full")
@@ -129,3 +131,50 @@ def test_the_home_folder(tmp_path: Path, home: str | None) -> None:
     given = {"HOME": place, "XDG_CACHE_HOME": None, "XDG_DATA_HOME": None}
     assert run(tmp_path, "batch", str(job), **given)[0] == 0
     assert len(by_id(tmp_path / "job.out.jsonl")) == 3
+
+
+def ask(
+    server: RunningCommand, method: str, path: str, body: Any = None, kind: str = "application/json"
+) -> Any:
+    """The status of a request, and what was answered."""
+    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    with closing(http.client.HTTPConnection(*server.address, timeout=240)) as connection:
+        connection.request(method, path, data, {"Content-Type": kind})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+def upload(server: RunningCommand) -> Any:
+    head = "--x\r\nContent-Disposition: form-data; name="
+    form = f'{head}"purpose"\r\n\r\nbatch\r\n{head}"file"; filename="a.jsonl"\r\n\r\n{{}}\n\r\n--x--\r\n'
+    return ask(server, "POST", "/v1/files", form.encode(), "multipart/form-data; boundary=x")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", [0o000, 0o500], ids=oct)
+def test_folders_of_a_server(tmp_path: Path, mode: int) -> None:
+    """They can be used no more in the middle of its work: only what needs them is refused, by their name."""
+    cache, body = tmp_path / "cache", {"prompt": "Once upon a time", "max_tokens": 20, "temperature": 0}
+    sets = ("cache.backend=disk", f"cache.disk_path={cache}")
+
+    def read_text() -> str:
+        status, answer = ask(server, "POST", "/v1/completions", body)
+        assert status == 200, answer
+        return str(answer["choices"][0]["text"])
+
+    with run_serve(tmp_path, *sets, plain_user=True) as server, ExitStack() as opened:
+        wanted, (status, file) = read_text(), upload(server)
+        assert status == 200, file
+        for folder in sorted((tmp_path / "data", *tmp_path.glob("data/*/"), cache, *cache.glob("*/")))[::-1]:
+            opened.enter_context(set_mode(folder, mode))
+        assert read_text() == wanted
+        status, answer = upload(server)
+        assert status == 503 and str(tmp_path / "data") in answer["error"]["message"]
+        assert ask(server, "DELETE", f"/v1/files/{file['id']}")[0] == 503
+        opened.close()
+        assert upload(server)[0] == 200
+        assert [each["id"] for each in ask(server, "GET", "/v1/files")[1]["data"]][1] == file["id"]
+        assert read_text() == wanted
+        server.process.terminate()
+        assert server.process.wait(PATIENCE) == 0
+        assert "Traceback" not in read_log(tmp_path)

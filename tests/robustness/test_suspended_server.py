@@ -26,7 +26,7 @@ SITE = """
 import asyncio
 from mlxrun.config import running_clock
 from mlxrun.server import json_bodies, lifecycle
-json_bodies.BODY_TIMEOUT = lifecycle.KEEPALIVE_SECONDS = 3.0
+json_bodies.BODY_TIMEOUT = lifecycle.KEEPALIVE_SECONDS = 2.0
 {twin}
 from mlxrun.cli.signal_loop import run_async
 from tests.helpers.server_fakes import MINI, run_server
@@ -86,7 +86,7 @@ def test_time_limits_stand_still(twin: str, wanted: tuple[int, ...]) -> None:
             new = connect()
             for connection, data in ((half, REQUEST[-9:]), (idle, REQUEST), (new, REQUEST)):
                 connection.sendall(data)
-            time.sleep(4.5)
+            time.sleep(3.2)
             os.kill(process.pid, signal.SIGCONT)
             count("suspensions")
             assert tuple(map(read_status, (half, idle, new))) == wanted

@@ -145,7 +145,7 @@ import time
 from mlxrun.config import running_clock
 from mlxrun.text.media_process import _end_after
 {twin}
-with _end_after(3.0, lambda: print("ended", flush=True)):
+with _end_after(2.0, lambda: print("ended", flush=True)):
     print("waits", flush=True)
     sys.stdin.readline()
 print("over")
@@ -165,6 +165,6 @@ def test_a_child_has_its_time_after_a_suspension(twin: str, said: str) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waits\n"
-        suspend([process.pid], 4.5)
-        time.sleep(0.5)
+        suspend([process.pid], 3.2)
+        time.sleep(0.3)
         assert process.communicate("\n", timeout=60)[0] == said
