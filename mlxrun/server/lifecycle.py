@@ -240,9 +240,14 @@ async def drain(app: web.Application) -> None:
         log.warning("a batch could not be stopped in time; it continues from its journal at the next start")
     if await _finishes_within(engine.active.wait_idle(), app[CONFIG].server.drain_timeout):
         return
-    log.warning("the time limit has passed (server.drain_timeout): %d requests are aborted", len(live))
-    live.fail_all(Draining("the server is shutting down; the request was aborted"))
-    await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS)
+    log.warning(
+        "the time limit has passed (server.drain_timeout): %d requests are aborted", engine.active.count
+    )
+    error = Draining("the server is shutting down; the request was aborted")
+    live.fail_all(error)
+    if not await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS):
+        engine.active.end_all(error)  # of those that are not prepared yet
+        await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS)
 
 
 async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:

@@ -236,6 +236,31 @@ async def test_a_drain_has_a_time_limit() -> None:
     assert len(life.engine.aborted) == 1
 
 
+@pytest.mark.parametrize("twin", [False, True], ids=["guard", "twin"])
+async def test_a_drain_answers_what_is_not_prepared(monkeypatch: pytest.MonkeyPatch, twin: bool) -> None:
+    """Such as a PDF whose process stands still; without the guard, the connection is cut."""
+    monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0.5)
+    if twin:
+        monkeypatch.setattr("mlxrun.server.active_count.ActiveCount.end_all", lambda self, error: None)
+
+    async def prepare(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("mlxrun.server.endpoints.openai.prepare_request", prepare)
+    life = Life(drain_timeout=0.05)
+    await life.ready()
+    asked = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
+    await until(lambda: life.view.state.active.count == 1)
+    life.stop.set()
+    if twin:
+        with pytest.raises(aiohttp.ClientError):
+            await asked
+    else:
+        status, reply = await asked
+        assert (status, reply["error"]["code"]) == (503, "shutting_down")
+    assert await life.task == 0
+
+
 async def test_a_drain_closes_the_batch_queue() -> None:
     class Batches:
         closed = False
