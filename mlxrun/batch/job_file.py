@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlxrun.config.limited_json import NestedTooDeeply, load_json
 from mlxrun.config.text_files import check_encoding, open_regular
 from mlxrun.config.validation import find_closest
 from mlxrun.errors import JobError
@@ -169,7 +170,7 @@ def _decode(raw: RawLine) -> Any:
         byte = raw.data[error.start]
         raise _LineError(f"not UTF-8: byte 0x{byte:02x} at byte {error.start + 1}") from error
     try:
-        value = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_check_unique)
+        value = load_json(text, parse_constant=_refuse_constant, object_pairs_hook=_check_unique)
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -177,8 +178,8 @@ def _decode(raw: RawLine) -> Any:
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")  # as in "Unterminated string starting at"
         raise _LineError(f"not JSON: {reason} at column {error.pos + 1}") from error
-    except RecursionError as error:
-        raise _LineError("not JSON that can be read: nested too deeply") from error
+    except NestedTooDeeply as error:
+        raise _LineError(f"not JSON that can be read: {error}") from error
     except ValueError as error:  # our own hooks; integers of thousands of digits
         raise _LineError(f"not JSON: {error}") from error
     return value
@@ -188,8 +189,8 @@ def _decode_loosely(raw: RawLine) -> Any:
     """The value of a line that is JSON but for a key that is given twice, NaN or a lone surrogate; None if it
     is not. NaN becomes null."""
     try:
-        return json.loads(raw.data.decode(errors="replace"), parse_constant=lambda _: None)
-    except (ValueError, RecursionError):
+        return load_json(raw.data.decode(errors="replace"), parse_constant=lambda _: None)
+    except ValueError:
         return None
 
 

@@ -17,6 +17,7 @@ from mlxrun.batch.job_file import BadLine, RawLine, parse_line
 from mlxrun.batch.line_template import check_cell
 from mlxrun.batch.progress import pluralize
 from mlxrun.batch.table_files import Row, RowError, read_rows
+from mlxrun.config.limited_json import NestedTooDeeply, load_json
 from mlxrun.errors import JobError, RequestError
 from mlxrun.scoring.eval_spec import EvalReader
 
@@ -144,7 +145,9 @@ class JobMaker:
             )
         if match in ("json", "json_schema") and isinstance(wanted, str):
             try:
-                wanted = json.loads(wanted)
+                wanted = load_json(wanted)
+            except NestedTooDeeply as error:
+                raise RowError(f"the column {self.columns.expected!r} is {error}") from error
             except ValueError as error:
                 raise RowError(f"the column {self.columns.expected!r} is not JSON") from error
         found = {**given, "expected": wanted, "match": match}

@@ -157,7 +157,7 @@ def _is_complete(record: dict[str, Any]) -> bool:
     body = (record["response"] or {}).get("body")
     try:
         return isinstance(body, dict) and isinstance(extract_answer(body), str)
-    except (KeyError, IndexError, TypeError, AttributeError):
+    except (KeyError, IndexError, TypeError, AttributeError, RecursionError):
         return False
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from mlxrun.batch.remote_files import RemoteFile, is_url
 from mlxrun.batch.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
+from mlxrun.config.limited_json import load_json
 from mlxrun.errors import JobError, MlxrunError
 
 log = logging.getLogger(__name__)
@@ -169,7 +170,7 @@ class RemoteJob:
 
     def _read_state(self) -> dict[str, Any]:
         with suppress(OSError, ValueError):
-            found = json.loads((self.folder / _STATE).read_bytes())
+            found = load_json((self.folder / _STATE).read_bytes())
             if isinstance(found, dict):
                 return found
         return {}

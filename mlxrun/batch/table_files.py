@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlxrun.config.limited_json import NestedTooDeeply, load_json
 from mlxrun.config.text_files import check_encoding, open_regular
 from mlxrun.errors import JobError
 
@@ -78,8 +78,10 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row | RowError]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
+                row = load_json(line)
+            except NestedTooDeeply as error:
+                yield number, RowError(str(error))
+            except ValueError:
                 yield number, RowError("not JSON")
             else:
                 yield number, row if isinstance(row, dict) else RowError("not a JSON object")

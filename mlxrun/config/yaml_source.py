@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from mlxrun.config.limited_json import MAX_DEPTH, NestedTooDeeply
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 
 _NUMBER_START = list("-+.0123456789")
@@ -100,7 +101,7 @@ def _compose(text: str) -> yaml.Node | None:
     try:
         node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     except RecursionError:
-        raise YamlError(1, 1, "it is nested too deeply") from None
+        raise YamlError(1, 1, f"it is {NestedTooDeeply()}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
@@ -150,9 +151,11 @@ class _Reader:
         """Return the node with all below it."""
         here = self.get_origin(node)
         self._count += 1
+        line, column = node.start_mark.line + 1, node.start_mark.column + 1
         if self._count > MAX_VALUES:
-            mark = node.start_mark
-            raise YamlError(mark.line + 1, mark.column + 1, "too many values: aliases multiply them")
+            raise YamlError(line, column, "too many values: aliases multiply them")
+        if len(self._open) >= MAX_DEPTH and not isinstance(node, yaml.ScalarNode):
+            raise YamlError(line, column, f"it is {NestedTooDeeply()}")
         if id(node) in self._open:
             self._problems.append(ConfigProblem.at(here, path, "this alias contains itself"))
             return ConfigNode(None, here, key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
+from mlxrun.model.model_files import read_json
 from mlxrun.model.tensor_files import read_entries
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
     files = sorted(folder.glob("*.safetensors"))
     try:
         for index in sorted(folder.glob("*.safetensors.index.json")):
-            found |= json.loads(index.read_bytes())["weight_map"].keys()
+            found |= read_json(index)["weight_map"].keys()
         for file in files if not found else []:
             found |= read_entries(file).keys()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

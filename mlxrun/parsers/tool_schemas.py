@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxrun.config.limited_json import check_depth, load_json
 from mlxrun.parsers.value_schema import ValueSchema, get_type
 
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
@@ -103,7 +104,10 @@ def encode_json(value: Any) -> str:
 def repair_value(value: Any, schema: ValueSchema) -> Any:
     """Repair the strings in a parsed value, and turn numbers into strings where the schema asks for these."""
     if isinstance(value, str):
-        return json.loads(repair_string(value, schema))
+        try:
+            return json.loads(repair_string(value, schema))
+        except ValueError:  # an integer of thousands of digits
+            return value
     if isinstance(value, dict):
         return {key: repair_value(item, schema.get_member(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -131,7 +135,9 @@ def parse_python(text: str) -> ast.Expression:
 
 
 def _parse_literal(text: str) -> Any:
-    return ast.literal_eval(parse_python(text))
+    value = ast.literal_eval(parse_python(text))
+    check_depth(value)
+    return value
 
 
 def _encode_container(text: str, schema: ValueSchema) -> str | None:
@@ -152,7 +158,7 @@ def _encode_container(text: str, schema: ValueSchema) -> str | None:
 
 
 def _parse_json(text: str) -> Any:
-    return json.loads(text, strict=False, parse_constant=_reject_constant)
+    return load_json(text, strict=False, parse_constant=_reject_constant)
 
 
 def _parse_escaped(text: str) -> Any:

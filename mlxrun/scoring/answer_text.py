@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mlxrun.config.limited_json import load_json
+
 _CALLS = ("function_call", "custom_tool_call", "tool_use")  # items of responses, blocks of messages
 _REASONING = ("reasoning", "thinking", "redacted_thinking")  # items of responses, blocks of messages
 _REASONING_FIELDS = ("reasoning_content", "reasoning")  # of a chat's message
@@ -83,6 +85,6 @@ def _parse_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     if "input" in call:  # an object, or the text for a custom tool
         return {"name": call["name"], "arguments": call["input"]}
     arguments = call["arguments"]
-    with suppress(ValueError):  # the answer ended within the call
-        arguments = json.loads(arguments)
+    with suppress(ValueError):  # the answer ended within the call, or is no JSON that can be read
+        arguments = load_json(arguments)
     return {"name": call["name"], "arguments": arguments}

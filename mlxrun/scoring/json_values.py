@@ -8,9 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from mlxrun.config.limited_json import MAX_DEPTH, is_nested_deeper
 from mlxrun.scoring.timed_regex import SearchTimer, check_pattern
 
-_MAX_DEPTH = 64  # of a JSON value that is written as `extracted`
+_MAX_SHOWN = 64  # levels of a JSON value that is written as `extracted`
 _MAX_STARTS = 1000  # positions at which a JSON value is searched; limits the time for "[[[[..."
 
 
@@ -22,16 +23,19 @@ MISSING = _Missing()
 
 
 def find_json(text: str, *, containers_only: bool) -> Any:
-    """The first JSON value in a text, or its first object or array; MISSING if there is none."""
+    """The first JSON value in a text, or its first object or array; MISSING if there is none, or if it is
+    nested too deeply to be compared."""
     starts = r"[\[{]" if containers_only else r"[\[{\"\-\dtfn]"
     for count, start in enumerate(re.finditer(starts, text)):
         if count == _MAX_STARTS:
             break
         try:
             found, _ = _DECODER.raw_decode(text, start.start())
-        except (ValueError, RecursionError):
+        except ValueError:
             continue
-        return found
+        except RecursionError:
+            return MISSING
+        return MISSING if is_nested_deeper(found, MAX_DEPTH) else found
     return MISSING
 
 
@@ -47,15 +51,7 @@ _DECODER = json.JSONDecoder(parse_float=_parse_finite, parse_constant=_parse_fin
 
 def limit_depth(value: Any) -> Any:
     """The value as a record may have it: None if there is none, or if it is nested too deeply."""
-    return None if value is MISSING or _is_deeper(value, _MAX_DEPTH) else value
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether objects and arrays are nested deeper than that."""
-    if not isinstance(value, dict | list):
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return not levels or any(_is_deeper(item, levels - 1) for item in items)
+    return None if value is MISSING or is_nested_deeper(value, _MAX_SHOWN) else value
 
 
 def is_equal(a: Any, b: Any) -> bool:

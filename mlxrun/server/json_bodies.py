@@ -17,6 +17,7 @@ import orjson
 from aiohttp import web
 
 from mlxrun.api.limits import check_message_counts
+from mlxrun.config.limited_json import NestedTooDeeply, load_json
 from mlxrun.errors import BodyTooLarge, RequestError, TimedOut
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.request_context import CONFIG, request_id
@@ -131,9 +132,9 @@ def parse_json(raw: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise RequestError(f"the body is not UTF-8 at byte {error.start}", code="invalid_json") from error
     try:
-        return DECODER.decode(text)
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply", code="invalid_json") from error
+        return load_json(text, **_HOOKS)
+    except NestedTooDeeply as error:
+        raise RequestError(f"the body is {error}", code="invalid_json") from error
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise RequestError(f"the body is not JSON: {error.msg} at {where}", code="invalid_json") from error
@@ -189,6 +190,9 @@ def _parse_float(text: str) -> float:
 
 
 # Parses strict JSON: RequestError for what only Python accepts.
-DECODER = json.JSONDecoder(
-    object_pairs_hook=_make_object, parse_constant=_refuse_constant, parse_float=_parse_float
-)
+_HOOKS: dict[str, Any] = {
+    "object_pairs_hook": _make_object,
+    "parse_constant": _refuse_constant,
+    "parse_float": _parse_float,
+}
+DECODER = json.JSONDecoder(**_HOOKS)

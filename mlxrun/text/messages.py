@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NoReturn
 
+from mlxrun.config.limited_json import load_json
 from mlxrun.text.field_errors import (
     check_type,
     get_json_type,
@@ -228,8 +229,8 @@ class _MessageReader:
             arguments: dict[str, Any] = check_type(value, dict, param)
             return json.dumps(arguments, ensure_ascii=False) if as_text else arguments
         try:
-            parsed = json.loads(value, parse_constant=_reject_constant)
-        except (ValueError, RecursionError):
+            parsed = load_json(value, parse_constant=_reject_constant)
+        except ValueError:
             parsed = None
         if isinstance(parsed, dict):
             return value if as_text else parsed

@@ -29,7 +29,6 @@ from mlxrun.text.field_errors import check_keys, check_type, get_required, quote
 from mlxrun.text.model_info import ModelInfo
 from mlxrun.text.template import REASONING_SWITCHES
 
-_MAX_DEPTH = 100  # of nested JSON: well below the limits of encoders, templates and schemas
 _CHAT_ONLY = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only chat bodies have
 _SOURCES = {
     "messages": "input",
@@ -144,7 +143,6 @@ def read_response_request(
     body: Any, model_info: ModelInfo, lookup: ResponseLookup, token: str, *, strict: bool = False
 ) -> ResponseRequest:
     """Checks a body and translates it. New ids are made of `token`; `strict`: server.strict_fields."""
-    _check_depth(body)
     given = BODY.check(body, strict=strict)
     _check_combinations(given)
     tools = read_tools(given, strict=strict)
@@ -188,16 +186,6 @@ def _translate_items(
     translator = ChatMessagesTranslator(given.get("instructions"))
     translator.add_items(items)
     return translator.messages, translator.sources
-
-
-def _check_depth(body: Any) -> None:
-    level, stack = 0, [body]
-    while stack:
-        level += 1
-        if level > _MAX_DEPTH:
-            reject("body", f"is nested too deeply: more than {_MAX_DEPTH} levels")
-        values = [list(v.values()) if isinstance(v, dict) else v for v in stack if isinstance(v, dict | list)]
-        stack = [each for value in values for each in value]
 
 
 def find_conversation_id(body: Any) -> str | None:

@@ -8,7 +8,6 @@ them by default, else refused.
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from typing import Any
 
 from mlxrun.api.openai.offered_tools import check_tool_name
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_REASON, REFUSED_TOOLS
+from mlxrun.config.limited_json import load_json
 from mlxrun.text.field_errors import (
     check_keys,
     check_type,
@@ -195,8 +195,8 @@ def build_call_item(name: str, call_id: str, arguments: str, tools: ResponseTool
 def extract_free_text(arguments: str) -> str:
     """The input of a call of a custom tool; the arguments as they are if they have another shape."""
     try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
+        value = load_json(arguments)
+    except ValueError:
         return arguments
     text = value.get("input") if isinstance(value, dict) else None
     return text if isinstance(text, str) else arguments

@@ -6,12 +6,12 @@ samples; `summaries.json`; and `samples/ID_epoch_1.json` for each line.
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mlxrun.config.limited_json import load_json
 from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
 from mlxrun.evals.prompt_messages import PromptMessage
@@ -221,7 +221,7 @@ def _build_choices(run: ExportedRun, line: ExportedLine) -> list[Json]:
 def _build_call(call: Json) -> Json:
     made = {"id": call["id"], "function": call["function"]["name"], "type": "function", "arguments": {}}
     try:
-        arguments = json.loads(call["function"]["arguments"])
+        arguments = load_json(call["function"]["arguments"])
         if isinstance(arguments, dict):
             return made | {"arguments": arguments}
         problem = "the arguments are no JSON object"

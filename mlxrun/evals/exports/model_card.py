@@ -64,7 +64,9 @@ def _merge_index(path: Path, index: str) -> str:
 def _load_front_matter(path: Path, text: str) -> Json:
     try:
         found = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except RecursionError as error:
+        raise JobError(f"{path}: its front matter is nested too deeply; give another -o") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date or a number that is none
         raise JobError(f"{path}: its front matter is not YAML: {error}; give another -o") from error
     if not isinstance(found, dict):
         raise JobError(f"{path}: its front matter is no mapping; give another -o")

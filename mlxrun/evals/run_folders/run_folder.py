@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, Self
 from mlxrun.batch.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
 from mlxrun.batch.line_keys import LineKeys, digest_settings, find_local_images
 from mlxrun.batch.manifest import hash_file
+from mlxrun.batch.manifest_checks import UNREADABLE
 from mlxrun.batch.run_paths import JobPaths
 from mlxrun.errors import JobError
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
@@ -268,6 +269,6 @@ def _is_running(status: Path) -> bool:
         os.kill(int(found["pid"]), 0)
     except PermissionError:  # the process of another user
         pass
-    except (OSError, ValueError, KeyError, TypeError):
+    except UNREADABLE:
         return False
     return found["state"] in _ACTIVE and age.total_seconds() < _STATUS_SECONDS

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mlxrun.batch.manifest_checks import UNREADABLE
 from mlxrun.batch.manifest_environment import list_versions
 from mlxrun.batch.progress import format_now
 from mlxrun.batch.run_paths import wrap_write_errors, write_atomically
@@ -139,6 +140,6 @@ def read_suite_manifest(path: Path) -> Record | None:
         log.warning("%s: has an unknown format; the history of earlier starts is lost", path)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         log.warning("%s: cannot be read (%s); the history of earlier starts is lost", path, error)
     return None

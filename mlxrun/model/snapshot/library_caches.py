@@ -37,7 +37,7 @@ def restore_cache(template: Any, state: LibraryCacheState) -> Any:
     """A cache of the class of `template`. ValueError if `state` is not of that class."""
     try:
         return type(template).from_state(*_decode_tree(json.loads(state.tree), state.arrays))
-    except (TypeError, AttributeError, IndexError, KeyError, json.JSONDecodeError) as error:
+    except (TypeError, AttributeError, IndexError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"not the state of a {type(template).__name__}: {error}") from error
 
 

@@ -6,9 +6,9 @@ other JSON is passed on from its first key.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from mlxrun.config.limited_json import load_json
 from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import make_prefix_suffix, write_arguments
 from mlxrun.parsers.readers.json_text import expect, read_string
@@ -45,8 +45,8 @@ def _read(s: TextStream, opener: str) -> Step[None]:
 def _parse_calls(text: str, tools: ToolSchemas) -> list[tuple[str, str]]:
     """Return name and arguments of each call. Raises Malformed if there is anything else."""
     try:
-        value = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
+        value = load_json(text, strict=False)
+    except ValueError:
         raise Malformed from None
     found = [_parse_call(item) for item in (value if isinstance(value, list) else [value])]
     if any(name not in tools for name, _ in found):

@@ -12,6 +12,7 @@ import math
 import re
 from typing import Any
 
+from mlxrun.config.limited_json import check_depth
 from mlxrun.parsers.argument_writer import ArgumentWriter
 from mlxrun.parsers.family import ToolCallFamily
 from mlxrun.parsers.readers.json_call import read_calls
@@ -165,11 +166,12 @@ def _convert(source: str, schema: ValueSchema) -> str:
     try:
         node = _JsonWords().visit(parse_python(source))
         value = _check_json(ast.literal_eval(node))
+        check_depth(value)
+        return encode_json(repair_value(value, schema))
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         if _BARE.fullmatch(source) is None:
             raise Malformed from None
         return encode_bare_value(source, schema)
-    return encode_json(repair_value(value, schema))
 
 
 class _JsonWords(ast.NodeTransformer):

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from mlxrun.api.anthropic.batches import MAX_REQUESTS, check_request
 from mlxrun.api.anthropic.fields import EXTRA, MESSAGES
+from mlxrun.config.limited_json import NestedTooDeeply, check_depth
 from mlxrun.errors import BodyTooLarge, RequestError
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.batches.stored_file import Upload
@@ -105,10 +106,11 @@ class RequestLines:
                 request, at = DECODER.raw_decode(
                     self._text, _skip_space(self._text, start + bool(self.count))
                 )
+                check_depth(request)
             except json.JSONDecodeError:
                 break  # it is not complete, or an error at the end
-            except RecursionError as error:
-                raise RequestError("the body is nested too deeply", code="invalid_json") from error
+            except (RecursionError, NestedTooDeeply) as error:
+                raise RequestError(f"the body is {NestedTooDeeply()}", code="invalid_json") from error
             except ValueError as error:
                 raise RequestError(LONG_NUMBER, code="invalid_json") from error
             yield request

@@ -232,14 +232,6 @@ def test_a_body_without_anything() -> None:
     assert str(refused(tools=[{}])) == "tools[0].type: missing"
 
 
-def test_deep_nesting_is_refused() -> None:
-    deep: Any = "x"
-    for _ in range(5000):
-        deep = [deep]
-    with pytest.raises(RequestError, match="nested too deeply"):
-        read(tools=[{"type": "function", "name": "f", "parameters": {"x": deep}}])
-
-
 def test_effort_goes_where_the_template_has_it(caplog: pytest.LogCaptureFixture) -> None:
     """And is null in the response, with a warning, where there is no such thing."""
     thinking = FakeModelInfo(chat_template=THINKING)

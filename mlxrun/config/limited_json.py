@@ -1,0 +1,46 @@
+"""JSON of users, clients and models, with a limit of its depth.
+
+What encodes, copies, renders or validates a value gives up some hundred levels down, each at a depth of its
+own that also depends on the caller. All that a limited value meets takes it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+MAX_DEPTH = 100  # levels of objects and arrays: well below the limits of encoders, templates and schemas
+_CONTAINERS = (dict, list)
+
+
+class NestedTooDeeply(ValueError):
+    """A JSON text that may be valid, and is not read for its depth."""
+
+    def __init__(self) -> None:
+        super().__init__(f"nested too deeply: more than {MAX_DEPTH} levels")
+
+
+def load_json(text: str | bytes, **hooks: Any) -> Any:
+    """The value of a JSON text. NestedTooDeeply, or another ValueError if it is no JSON that can be read.
+    `hooks`: as json.loads takes them."""
+    try:
+        value = json.loads(text, **hooks)
+    except RecursionError as error:
+        raise NestedTooDeeply from error
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """NestedTooDeeply if a JSON value is that."""
+    if is_nested_deeper(value, MAX_DEPTH):
+        raise NestedTooDeeply
+
+
+def is_nested_deeper(value: Any, levels: int) -> bool:
+    """Whether objects and arrays are nested deeper than that."""
+    found = [value] if isinstance(value, _CONTAINERS) else []
+    for _ in range(levels):
+        items = (item for each in found for item in (each.values() if isinstance(each, dict) else each))
+        found = [item for item in items if isinstance(item, _CONTAINERS)]
+    return bool(found)
