@@ -48,6 +48,8 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
     engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
     if config.engine.reproducible:
         engine["chunk"] = config.scheduler.chunk
+        if config.model.dequantize != "auto":
+            model["dequantize"] = config.model.dequantize
     parts: dict[str, Any] = {
         "model": {**{name: model_info.digests[name] for name in names}, **model},
         "context": model_info.context_length,

@@ -47,6 +47,7 @@ class ModelSettings:
     dequantize: Literal["auto", "never", "always"] = "auto"
     """Hold quantized weights as plain numbers, which takes 2 to 8 times the memory. `auto`: where that takes
     at most half of the memory limit and is faster, as on CPUs; products are timed when a model is loaded.
+    With engine.reproducible: on CPUs and CUDA, and where they take more than that, the model is refused.
     Experts stay quantized on a GPU, unless `always`."""
     names: tuple[str, ...] = ()
     """Names that requests may use as `model`, besides the path. Empty: every name is accepted."""

@@ -1,8 +1,8 @@
 """Chooses the form of quantised weights: held dequantised, or quantised, with a method by number of rows.
 
 `model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
-reproducible mode the choice follows from the device alone, because a timing may fall out differently the
-next time.
+reproducible mode the choice follows from the backend alone: a timing may fall out differently the next time,
+and the memory is another on another machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from typing import Any, get_args
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
+from mlxrun.errors import ConfigError
 from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
 from mlxrun.model.quantized_layers import (
     MAX_TRANSIENT,
@@ -116,7 +118,9 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     table = FIXED_TABLES[backend]
     held = choice == "always"
     if config.engine.reproducible:
-        held = held or (may_hold and backend != "metal")
+        if choice == "auto" and backend != "metal" and layers:
+            check_memory_share(layers, limit, dtype)
+            held = True
     elif not held and (may_hold or backend != "cuda"):  # on CUDA the fixed table holds without held weights
         seconds = time_products(model, dtype, may_hold)
         table = choose_table(seconds, table)
@@ -139,6 +143,18 @@ def fits_memory(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> boo
     """Whether dequantised weights take at most their share of the memory limit; 0: the limit is unknown."""
     needed = sum(count_weights(layer) for layer in layers) * dtype.size
     return 0 < needed <= limit * MEMORY_SHARE
+
+
+def check_memory_share(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> None:
+    """ConfigError if dequantised weights take more than their share of the memory limit. Reproducible mode
+    chooses no other form for that, whose products round otherwise. 0: the limit is unknown."""
+    needed = sum(count_weights(layer) for layer in layers) * dtype.size
+    if needed > limit * MEMORY_SHARE > 0:
+        sizes = f"{format_rounded(needed)}, more than half of the limit of {format_rounded(limit)}"
+        raise ConfigError(
+            f"model.dequantize: with engine.reproducible, auto holds weights dequantized, whatever memory a "
+            f"machine has; they take {sizes}: set `never` to keep them quantized, or `always`"
+        )
 
 
 # -- timing ---------------------------------------------------------------------------------------------

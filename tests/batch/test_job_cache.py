@@ -13,7 +13,7 @@ from mlxrun.batch import job_cache
 from mlxrun.batch.line_answerer import _PromptProgress
 from mlxrun.batch.line_keys import collect_settings, digest_settings
 from mlxrun.batch.run_paths import JobPaths
-from mlxrun.config.settings import CacheSettings, Config
+from mlxrun.config.settings import CacheSettings, Config, EngineSettings, ModelSettings
 from mlxrun.errors import EngineDead
 from mlxrun.scheduler.request import Request, TokenEvent
 from tests.helpers.batch_fakes import Bench, FakeClient, chats, make_config, write_job
@@ -48,6 +48,18 @@ def test_a_folder_that_cannot_be_written_stops_no_job(paths: JobPaths) -> None:
     assert (found.cache.backend, found.cache.disk_path) == ("memory", None)
     job_cache.delete_cache(paths.cache)
     assert paths.cache.exists()  # not a folder of ours
+
+
+def test_the_form_of_weights_is_a_setting_of_reproducible_runs() -> None:
+    """Products of dequantized weights round otherwise; `auto` is the same on all machines of a backend."""
+    host, digests = FakeModelInfo(), set()
+    for choice in ("auto", "never", "always"):
+        model = ModelSettings(dequantize=choice)
+        config = replace(make_config(), model=model, engine=EngineSettings(reproducible=True))
+        digests.add(digest_settings(collect_settings(config, host)))
+        usual = digest_settings(collect_settings(replace(make_config(), model=model), host))
+        assert usual == digest_settings(collect_settings(make_config(), host))
+    assert len(digests) == 3
 
 
 def test_what_the_keys_depend_on() -> None:

@@ -12,6 +12,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.switch_layers import SwitchLinear
 
+from mlxrun.errors import ConfigError
 from mlxrun.model import weight_form
 from mlxrun.model.quantized_layers import MethodTable, ProductMethod, list_quantized
 from mlxrun.model.weight_form import (
@@ -297,6 +298,34 @@ def test_a_reproducible_choice_does_not_depend_on_free_memory(monkeypatch: pytes
     config = engine_driver.make_config(Path("model"), reproducible=True)
     assert settle_weights(make_model(), config, mx.float32).held
     config = engine_driver.make_config(Path("model"), reproducible=False)
+    assert not settle_weights(make_model(), config, mx.float32).held
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_reproducible_choice_does_not_depend_on_the_machines_memory(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too little memory is said; a form that rounds otherwise is not chosen for it."""
+    monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
+    config = engine_driver.make_config(Path("model"), reproducible=True)
+    limited = engine_driver.make_config(Path("model"), reproducible=True, memory_limit=1000)
+    for total in (10**12, 10**6, 0):
+        monkeypatch.setattr(weight_form, "get_total_memory", lambda total=total: total)
+        if total == 10**6:
+            with pytest.raises(ConfigError, match=r"take 917.5 kB, .* 1.0 MB: set `never`"):
+                settle_weights(make_model(), config, mx.float32)
+        else:
+            assert settle_weights(make_model(), config, mx.float32).held
+        with pytest.raises(ConfigError, match="more than half of the limit of 1.0 kB"):
+            settle_weights(make_model(), limited, mx.float32)
+        for choice, held in (("never", False), ("always", True)):
+            given = engine_driver.make_config(Path("model"), reproducible=True, dequantize=choice)
+            assert settle_weights(make_model(), given, mx.float32).held == held
+
+
+def test_on_metal_a_reproducible_model_stays_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
+    config = engine_driver.make_config(Path("model"), reproducible=True, memory_limit=1000)
     assert not settle_weights(make_model(), config, mx.float32).held
 
 
