@@ -26,6 +26,7 @@ from mlxrun.batch.line_template import LineTemplate
 from mlxrun.batch.table_files import RowError
 from mlxrun.config.nodes import ConfigProblem
 from mlxrun.config.text_files import read_text_file
+from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.errors import JobError, RequestError
 from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
@@ -117,7 +118,8 @@ def _find_problems(value: Any) -> Iterator[Problem]:
         return
     for key in value:
         if key not in _KEYS:
-            yield (str(key),), f"{key} is not known; a judge takes {', '.join(_KEYS)}"
+            hint = suggest_word(find_closest(key, _KEYS), repr)
+            yield (str(key),), f"{key} is not known{hint}; a judge takes {', '.join(_KEYS)}"
     if ("prompt" in value) == ("messages" in value):
         yield (), "a judge needs one of prompt and messages"
     if value.get("prompt") is not None and not isinstance(value["prompt"], str):

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
 from mlxrun.scoring.letter_choice import find_letters, normalize_option
 from mlxrun.scoring.limited_calls import OWN
@@ -133,7 +134,8 @@ def find_verdict_problems(value: Any) -> Iterator[Problem]:
         return
     for key in value:
         if key not in _KEYS:
-            text = f"verdict.{key} is not known; verdict takes {', '.join(_KEYS)}"
+            hint = suggest_word(find_closest(key, _KEYS), repr)
+            text = f"verdict.{key} is not known{hint}; verdict takes {', '.join(_KEYS)}"
             yield ("verdict", str(key)), text
     if "choices" in value and "number" in value:
         yield ("verdict",), "verdict takes one of choices and number"

@@ -6,7 +6,7 @@ A list of expected strings or numbers holds alternatives, of which one must matc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,10 +91,7 @@ class EvalReader:
         if self.changes and isinstance(value, dict):
             value = _change(value, self.changes)
         if self.scorer is not None and isinstance(value, dict):
-            own = {"match": "judge", "scorer": None}  # with which `expected` may be of any type
-            value = {"expected": None, **value, **own}
-            spec = replace(parse_eval(value, self.scorers), match="exact")
-            return replace(spec, scorer=self.scorer)
+            return replace(parse_eval(value, self.scorers, self.scorer), match="exact")
         return parse_eval(value, self.scorers)
 
     def describe(self) -> dict[str, Any]:
@@ -121,18 +118,21 @@ def _change(value: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return {**value, **changes}
 
 
-def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None) -> EvalSpec:
-    """`value` as an EvalSpec; ValueError with the reason if it is not one. `scorers`: as in EvalReader."""
+def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer | None = None) -> EvalSpec:
+    """`value` as an EvalSpec; ValueError with the reason if it is not one. `scorers`: as in EvalReader;
+    `scorer`: in place of the one that it names. With a scorer `expected` may be of any type, or missing."""
     if not isinstance(value, dict):
         raise ValueError(f"eval must be an object, not {type(value).__name__}")
     match = value.get("match", "exact")
     if not isinstance(match, str) or match not in MATCHES:
         hint = suggest_word(find_closest(match, MATCHES), repr)
         raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {match!r}{hint}")
-    scorer = _find_scorer(value["scorer"], scorers) if value.get("scorer") is not None else None
+    if scorer is None and value.get("scorer") is not None:
+        scorer = _find_scorer(value["scorer"], scorers)
     is_free = scorer is not None or match == "judge"
-    if not is_free:
-        _check_keys(value, match)
+    unknown = find_unknown_key(value, match, is_free)
+    if unknown is not None:
+        raise ValueError(f"eval.{unknown[0]} {unknown[1]}")
     if "expected" not in value and not is_free:
         raise ValueError("eval.expected is missing")
     for name in ("group", "cluster", "after"):
@@ -165,16 +165,20 @@ def _find_scorer(name: Any, scorers: Mapping[str, Scorer] | None) -> Scorer:
     return scorers[name]
 
 
-def _check_keys(value: Mapping[str, Any], match: str) -> None:
+def find_unknown_key(keys: Iterable[str], match: str, is_free: bool) -> tuple[str, str] | None:
+    """The first key that the `eval` of a line does not take, and what is wrong with it. `is_free`: a scorer
+    or a judge decides, so `expected` may be anything."""
     own = _OPTIONS.get(match, ())
-    unknown = next((key for key in value if key not in _COMMON and key not in own), None)
-    if unknown is not None:
-        of_others = [name for name, keys in _OPTIONS.items() if unknown in keys]
-        if of_others:
-            raise ValueError(f"eval.{unknown} belongs to the match {', '.join(of_others)}, not to {match}")
-        known = ", ".join(("expected, match and group", "cluster, metrics, after, scorer", *own))
-        hint = suggest_word(find_closest(unknown, (*_COMMON, *own)), repr)
-        raise ValueError(f"eval.{unknown} is not known{hint}; eval takes {known}")
+    unknown = next((key for key in keys if key not in _COMMON and key not in own), None)
+    if unknown is None:
+        return None
+    of_others = [name for name, keys in _OPTIONS.items() if unknown in keys]
+    if of_others:
+        return unknown, f"belongs to the match {', '.join(of_others)}, not to {match}"
+    known = ", ".join(("expected, match and group", "cluster, metrics, after, scorer", *own))
+    hint = suggest_word(find_closest(unknown, (*_COMMON, *own)), repr)
+    free = "; what else a scorer or a judge is to know belongs into expected" if is_free else ""
+    return unknown, f"is not known{hint}; eval takes {known}{free}"
 
 
 def _read_metrics(value: Any) -> tuple[str, ...]:

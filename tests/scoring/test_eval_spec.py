@@ -84,6 +84,32 @@ def test_what_is_refused(value: Any, reason: str) -> None:
         parse_eval(value, {})
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"scorer": "half", "grup": "a"}, r"eval.grup is not known .did you mean 'group'.*into expected$"),
+        ({"match": "judge", "refrence": 1}, "eval.refrence is not known; eval takes expected, match and gr"),
+        ({"scorer": "half", "pattern": "x"}, "eval.pattern belongs to the match regex, not to exact"),
+        ({"match": "judge", "ignore_case": True}, "eval.ignore_case belongs to the match exact, contains"),
+        ({"scorer": "half", "match": "exat"}, r"eval.match must be one of .* \(did you mean 'exact'\?\)"),
+    ],
+)
+def test_unknown_keys_beside_a_scorer_or_a_judge(value: dict[str, Any], reason: str) -> None:
+    """A mistyped `group` puts the line into another score, whoever gives it."""
+    with pytest.raises(ValueError, match=reason):
+        EvalReader({"half": Half()}).read(value)
+    if "scorer" in value:  # also where the scorer is given for all lines
+        with pytest.raises(ValueError, match=reason):
+            EvalReader(scorer=Half()).read({key: each for key, each in value.items() if key != "scorer"})
+
+
+def test_options_of_the_match_may_stay_beside_a_scorer() -> None:
+    value = {"expected": 3, "match": "number", "tolerance": 1}
+    for reader in (EvalReader(scorer=Half()), EvalReader({"half": Half()})):
+        found = reader.read(value if reader.scorer else {**value, "scorer": "half"})
+        assert found is not None and found.options == {"tolerance": 1} and found.name == "half"
+
+
 def test_metrics_need_choices() -> None:
     spec = parse_eval({"expected": "x", "metrics": ["pass@4", "mean", "pass@4"]}, {})
     assert spec.metrics == ("pass@4", "mean")
@@ -113,10 +139,9 @@ def test_expected_options(value: Any, options: list[str] | None, index: int | No
 
 def test_scorers_are_loaded_by_name_only() -> None:
     """A server has none, so that no client has code run; where lines are only read, any name stands."""
-    value = {"scorer": "half", "any": "key", "expected": {"of": "any type"}}
+    value = {"scorer": "half", "expected": {"of": "any type"}}
     found = EvalReader({"half": Half()}).read(value)
     assert found is not None and found.scorer is not None and found.name == "half"
-    assert found.options == {"any": "key"}
     with pytest.raises(ValueError, match="is not loaded"):
         EvalReader().read(value)
     found = EvalReader(None).read(value)

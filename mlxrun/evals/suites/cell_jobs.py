@@ -206,9 +206,15 @@ class CellJobs:
         """Report a judge that is not valid, and a scorer that cannot be loaded. One whose name has columns in
         it is loaded with the job."""
         try:
-            parse_task_judge(task, self.file.folder, self.file.locate("tasks", name, "judge"))
+            place = ("tasks", name, "judge")
+            parse_task_judge(
+                task,
+                self.file.folder,
+                self.file.locate(*place),
+                lambda steps: self.file.locate(*place, *steps),
+            )
         except JobError as error:
-            self.file.lines.append(str(error))
+            self.file.lines += str(error).splitlines()
         scorer = task.eval.get("scorer")
         if isinstance(scorer, str) and "{" not in scorer:
             try:

@@ -9,7 +9,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import SuiteTask
-from mlxrun.scoring.eval_spec import MATCHES
+from mlxrun.scoring.eval_spec import MATCHES, find_unknown_key
 
 Problem = tuple[Sequence[Step], str]
 TASK_KEYS = ("prompt", "few_shot.count", "few_shot.seed")  # of `vary`, besides generation.NAME
@@ -85,6 +85,7 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
             known = ", ".join(map(repr, MATCHES))
             suggestion = suggest_word(find_closest(match, MATCHES), repr)
             yield steps, f"{match!r} is not one of {known}{suggestion}"
+    yield from _find_unknown_key(task)
     yield from _find_missing_judge(task)
     if task.choices and task.match not in (None, "likeliest"):
         yield ("match",), "answers of `choices` are compared by `likeliest` only"
@@ -97,6 +98,15 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
     for name in ("expected", "match", "group"):
         if name in task.eval and getattr(task, name) is not None:
             yield ("eval", name), f"`{name}` of the task is given too; give one of them"
+
+
+def _find_unknown_key(task: SuiteTask) -> Iterator[Problem]:
+    usual = "judge" if task.judge is not None else "likeliest" if task.choices else "exact"
+    match = task.match or task.eval.get("match") or usual
+    if match in MATCHES:
+        found = find_unknown_key(task.eval, match, match == "judge" or "scorer" in task.eval)
+        if found is not None:
+            yield ("eval", found[0]), f"it {found[1]}"
 
 
 def _find_missing_judge(task: SuiteTask) -> Iterator[Problem]:

@@ -214,14 +214,16 @@ def _read_file(path: Path, is_completion: bool) -> LineTemplate | JobError:
 LATER = "later"  # as the `judge` of a task
 
 
-def parse_task_judge(task: SuiteTask, folder: Path, name: str) -> Judge | None:
+def parse_task_judge(
+    task: SuiteTask, folder: Path, name: str, locate: Callable[[Sequence[str]], str] | None = None
+) -> Judge | None:
     """The judge of a task; JobError if it is not valid. None: there is none, or `mlxrun score` will bring it.
-    `folder`: that of the suite; `name`: for messages."""
+    `folder`: that of the suite; `name`, `locate`: for messages, as in `parse_judge`."""
     if task.judge in (None, LATER):
         return None
     if isinstance(task.judge, str):
         return read_judge(folder / Path(task.judge).expanduser())
-    return parse_judge(task.judge, name)
+    return parse_judge(task.judge, name, locate)
 
 
 def locate_scorer(name: str, folder: Path) -> str:

@@ -58,6 +58,16 @@ def test_a_good_suite_has_none(tmp_path: Path) -> None:
         ),
         ("data: cities.csv, prompt: '{{ area }}', match: number", "tasks.t.match: it needs `expected`"),
         (
+            "data: cities.csv, prompt: '{{ area }}', eval: {scorer: 'm:{{ area }}', grup: a}",
+            "tasks.t.eval.grup: it is not known (did you mean 'group'?); eval takes expected, match and "
+            "group, cluster, metrics, after, scorer, ignore_case; what else a scorer or a judge is to know "
+            "belongs into expected",
+        ),
+        (
+            "data: cities.csv, prompt: '{{ area }}', judge: later, eval: {pattern: x}",
+            "tasks.t.eval.pattern: it belongs to the match regex, not to judge",
+        ),
+        (
             "data: cities.csv, prompt: '{{ area }}', expected: area, match: numbr",
             "(did you mean 'number'?)",
         ),
@@ -125,6 +135,18 @@ def test_a_judged_task_has_a_judge_or_waits_for_one(tmp_path: Path) -> None:
         found = find(tmp_path, f"{judged}, {given}")
         assert len(found) == 1 and "match: there is no judge: give the task `judge: {prompt: " in found[0]
         assert find(tmp_path, f"{judged}, {given}, judge: later") == []
+
+
+def test_unknown_keys_of_a_judge_are_named_where_they_are(tmp_path: Path) -> None:
+    judge = "judge: {prompt: '{{ answer }}', generaton: {}, verdict: {number: {}, jsn: a}}"
+    task = f"data: cities.csv, prompt: '{{{{ area }}}}', {judge}"
+    found = [each.split(": ", 1)[1] for each in find(tmp_path, task)]
+    assert found[:2] == [
+        "tasks.t.judge.generaton: generaton is not known (did you mean 'generation'?); a judge takes prompt, "
+        "messages, generation, verdict",
+        "tasks.t.judge.verdict.jsn: verdict.jsn is not known (did you mean 'json'?); verdict takes choices, "
+        "number, json, schema, after",
+    ]
 
 
 def test_names_become_folders(tmp_path: Path) -> None:
