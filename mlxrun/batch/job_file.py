@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxrun.config.limited_json import NestedTooDeeply, load_json
-from mlxrun.config.text_files import check_encoding, open_regular
+from mlxrun.config.text_files import check_encoding, is_stream, open_regular
 from mlxrun.config.validation import find_closest
 from mlxrun.errors import JobError
 from mlxrun.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
@@ -87,7 +87,8 @@ def open_job(path: Path) -> BinaryIO:
     try:
         file = open_regular(path)
     except OSError as error:
-        raise JobError(f"{path}: cannot read the job file: {error.strerror}") from error
+        hint = "; a job is read more than once, so write it to a file" if is_stream(path) else ""
+        raise JobError(f"{path}: cannot read the job file: {error.strerror}{hint}") from error
     try:
         check_encoding(file.read(4))
     except OSError as error:

@@ -13,7 +13,7 @@ from mlxrun.config.interpolate import Interpolator
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
 from mlxrun.config.setting_fields import list_fields, list_sections
-from mlxrun.config.text_files import check_encoding, read_regular
+from mlxrun.config.text_files import check_encoding, is_stream, read_regular
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
 
 ENV_PREFIX = "MLXRUN_"
@@ -44,17 +44,18 @@ class ConfigSources:
                 text = f"{named_by}{_shorten_path(path)}: the files extend more than {MAX_FILES} others"
                 self._problems.append(ConfigProblem((1, _shorten_path(path), 0, 0), text))
             return []
-        tree = self._read_file(path, named_by)
+        tree = self._read_file(path, named_by, is_given=not above)
         if tree is None:
             return []
-        own = self.finish_layer(tree, path.parent, interpolate=True)
+        folder = Path.cwd() if is_stream(path) else path.parent
+        own = self.finish_layer(tree, folder, interpolate=True)
         chain = (*above, path.resolve())
         layers = []
         for node in _list_extended(own):
             if "\0" in node.value:
                 self._report(node.origin, EXTENDS, "a path cannot have a NUL character")
                 continue
-            target = path.parent / Path(str(node.value)).expanduser()
+            target = folder / Path(str(node.value)).expanduser()
             if target.resolve() in chain:
                 names = " -> ".join(_shorten_path(step) for step in (*chain, target))
                 self._report(node.origin, EXTENDS, f"the files extend each other: {names}")
@@ -132,10 +133,11 @@ class ConfigSources:
             return ConfigNode(text, origin, origin)
         return node
 
-    def _read_file(self, path: Path, named_by: str) -> ConfigNode | None:
+    def _read_file(self, path: Path, named_by: str, *, is_given: bool) -> ConfigNode | None:
+        """`is_given`: by the user, and not by another config, which cannot name a pipe."""
         name = _shorten_path(path)
         try:
-            raw = read_regular(path)
+            raw = read_regular(path, streams=is_given)
             check_encoding(raw[:4])
         except OSError as error:
             self._problems.append(ConfigProblem((1, name, 0, 0), f"{named_by}{name}: {error.strerror}"))

@@ -1,7 +1,7 @@
 """Opens and reads the files that a user names: regular files, in UTF-8, of a size that can be meant.
 
-A FIFO or a device would be waited for, or read without end. All problems are OSErrors, whose `strerror` says
-what is wrong, so that callers treat them like a missing file.
+A FIFO or a device would be waited for, or read without end; only a pipe of the shell surely has a writer. All
+problems are OSErrors, whose `strerror` says what is wrong, so that callers treat them like a missing file.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _KINDS = (
     (stat.S_ISBLK, "a device"),
     (stat.S_ISSOCK, "a socket"),
 )
+_STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 # UTF-32 first: its mark in little-endian order begins with that of UTF-16.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "UTF-32 (little-endian)"),
@@ -46,9 +47,16 @@ def open_regular(path: Path) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_regular(path: Path, most: int = MAX_TEXT) -> bytes:
-    """The content of a regular file; OSError if it has more than `most` bytes."""
-    with open_regular(path) as file:
+def is_stream(path: Path) -> bool:
+    """Whether a path stands for what the shell has opened for this process: /dev/stdin, or <(...)."""
+    return str(path).startswith(_STREAMS)
+
+
+def read_regular(path: Path, most: int = MAX_TEXT, *, streams: bool = False) -> bytes:
+    """The content of a regular file; OSError if it has more than `most` bytes. `streams`: a pipe that the
+    shell has opened is read to its end too, and then has nothing more."""
+    is_pipe = streams and is_stream(path) and path.is_fifo()
+    with path.open("rb") if is_pipe else open_regular(path) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")

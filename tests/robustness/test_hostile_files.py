@@ -260,3 +260,64 @@ def test_the_records_of_lines_with_long_names_are_short(
         error = record["error"]
         assert len(error["message"].encode()) <= MAX_MESSAGE
         assert error["param"] is None or len(error["param"]) <= MAX_MESSAGE
+
+
+def open_pipe(text: str) -> tuple[str, int]:
+    """The path of a pipe as a shell passes `<(echo TEXT)`, and its handle."""
+    out, into = os.pipe()
+    os.write(into, text.encode())
+    os.close(into)
+    return f"/dev/fd/{out}", out
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("log: {level: debug}\n", 0, "ok"),
+        ("", 0, "ok"),
+        ("log: {levl: debug}\n", 2, ":1:7: log.levl: unknown key (did you mean 'level'?)"),
+        ("extends: inner.yaml\n", 2, "inner.yaml:1:10: extends: /dev/fd/"),  # which names the pipe again
+    ],
+)
+def test_a_config_may_come_from_the_pipe_of_a_shell(
+    text: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No config can name a pipe."""
+    monkeypatch.chdir(tmp_path)
+    path, handle = open_pipe(text)
+    inner, other = open_pipe("log: {}\n")
+    write(tmp_path / "inner.yaml", f"extends: {inner}\n")
+    try:
+        assert main(["config", "check", path]) == code
+    finally:
+        os.close(handle)
+        os.close(other)
+    assert said in "".join(capsys.readouterr())
+
+
+def test_paths_of_a_piped_config_begin_in_the_working_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path, handle = open_pipe("model: {chat_template: ./t.jinja}\n")
+    write(tmp_path / "t.jinja", "{{ messages }}")
+    try:
+        assert main(["config", "show", "-c", path]) == 0
+    finally:
+        os.close(handle)
+    assert f"chat_template: {tmp_path / 't.jinja'}" in capsys.readouterr().out
+
+
+def test_a_job_in_the_pipe_of_a_shell_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    path, handle = open_pipe('{"id": "a", "prompt": "b"}\n')
+    try:
+        assert main(["batch", path]) == 2
+    finally:
+        os.close(handle)
+    err = capsys.readouterr().err
+    assert "a job is read more than once, so write it to a file" in err and "Traceback" not in err
