@@ -6,7 +6,9 @@ or None for 0. A MlxrunError is a message for the user; anything else is a bug a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import faulthandler
 import importlib
 import os
 import sys
@@ -113,6 +115,8 @@ def main(argv: Sequence[str] | None = None, command: click.Command = cli, progra
     if argv is None:
         process_exit = ProcessExit()
         handle_interrupts()
+        with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no standard error
+            faulthandler.enable()  # a crash inside a library shows where each thread was
     with filter_streams():
         code = _run(argv, command, program)
     if process_exit is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,48 @@ def end(
         text=True,
         timeout=300,
     )
+
+
+CRASH = """
+import sys
+import click
+from mlxrun.cli.main import main
+
+@click.command()
+def crash():
+    import faulthandler, signal
+    {before}
+    signal.raise_signal(signal.SIGSEGV)
+
+sys.argv = ["mlxrun"]
+sys.exit(main(command=crash))
+"""
+
+
+def crash(before: str = "") -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", CRASH.format(before=before)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=300)
+
+
+def test_a_crash_inside_a_library_says_where_it_was() -> None:
+    done = crash()
+    assert done.returncode == -signal.SIGSEGV and done.stdout == ""
+    assert "Fatal Python error: Segmentation fault" in done.stderr and "in crash" in done.stderr
+
+
+def test_without_the_handler_a_crash_says_nothing() -> None:
+    """The mutation twin."""
+    done = crash("faulthandler.disable()")
+    assert done.returncode == -signal.SIGSEGV and done.stderr == ""
+
+
+def test_a_process_without_standard_error_runs() -> None:
+    program = (
+        "import sys; from mlxrun.cli.main import main; sys.argv = ['mlxrun', '--version']; sys.exit(main())"
+    )
+    command = f'exec "{sys.executable}" -c "{program}" 2>&-'
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.startswith("mlxrun")
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--version"], 0), (["config", "check", "none.yaml"], 2)])
