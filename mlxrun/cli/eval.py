@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.job import make_row_report
+from mlxrun.cli.model_reading import read_model
 from mlxrun.cli.options import add_config_options, load_command_config, say
 from mlxrun.config.terminal import print_line
 from mlxrun.errors import JobError
@@ -181,9 +182,8 @@ class _EvalCommand:
 
         def load(config: Config) -> LoadedModelInfo:
             from mlxrun.model.model_files import list_weight_files
-            from mlxrun.model.model_info import load_model_info
 
-            info = load_model_info(config.model, weights=False)
+            info = read_model(config.model, weights=False)
             files = list_weight_files(info.folder)
             weights[config.model.path] = sum(path.stat().st_size for path in files)
             return info
@@ -196,9 +196,7 @@ class _EvalCommand:
 
 
 def _load_model_info(config: Config) -> LoadedModelInfo:
-    from mlxrun.model.model_info import load_model_info
-
-    return load_model_info(config.model, weights=True, announce=False)
+    return read_model(config.model, weights=True, announce=False)
 
 
 async def _start_engine(config: Config, info: Any, cache: Path) -> EngineClient:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxrun.cli.model_reading import read_model
 from mlxrun.cli.options import list_first
 from mlxrun.config.terminal import print_line
 
@@ -91,10 +92,8 @@ def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSe
 def load_preparer(config: Config, folder: Path, *, weights: bool) -> tuple[LoadedModelInfo, LinePreparer]:
     """The model of a config, and what prepares lines for it. `folder`: image paths are relative to it;
     `weights`: whether their files must be there too. ModelLoadError if there is no such model."""
-    from mlxrun.model.model_info import load_model_info
-
     # A job whose lines are all done loads no weights, so that `start` announces them.
-    model_info = load_model_info(config.model, weights=weights, announce=False)
+    model_info = read_model(config.model, weights=weights, announce=False)
     from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.parsers.registry import detect_formats
 

@@ -33,9 +33,9 @@ async def load_model(config: Config, *, weights: bool) -> LoadedModelInfo:
     """The model of a config, whose weights are loaded later; `weights`: they must be there."""
     import asyncio
 
-    from mlxrun.model.model_info import load_model_info
+    from mlxrun.cli.model_reading import read_model
 
-    return await asyncio.to_thread(load_model_info, config.model, weights=weights)
+    return await asyncio.to_thread(read_model, config.model, weights=weights)
 
 
 def make_context(config: Config, model: LoadedModelInfo) -> ApiContext:

@@ -15,11 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.model.load_progress import count_progress, describe_progress
+from mlxrun.model.load_progress import count_progress, describe_progress, is_downloading
 
 log = logging.getLogger(__name__)
 LIMIT = 600.0  # seconds without progress
@@ -45,6 +46,18 @@ class Signs:
             or self.used - before.used >= BUSY_SHARE * seconds
             or self.read - before.read >= READ_BYTES
         )
+
+
+@contextmanager
+def watch(doing: str, on_stuck: Callable[[str], None]) -> Iterator[None]:
+    """Watch what this thread does here. `on_stuck`: as of a Watchdog."""
+    watchdog = Watchdog(on_stuck)
+    watchdog.start()
+    watchdog.note(doing)
+    try:
+        yield
+    finally:
+        watchdog.stop()
 
 
 class Watchdog:
@@ -75,7 +88,8 @@ class Watchdog:
         before, still = self._read_signs(), 0
         while not self._stopped.wait(TICK):
             now = self._read_signs()
-            still = 0 if self._doing is None or now.show_progress(before, TICK) else still + 1
+            is_fine = self._doing is None or is_downloading() or now.show_progress(before, TICK)
+            still = 0 if is_fine else still + 1
             before = now
             if still * TICK >= LIMIT:
                 self._report()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from mlxrun.config.byte_sizes import format_rounded
@@ -19,6 +20,7 @@ class _Latest:
 
     progress: LoadProgress | None = None
     counted = 0  # bytes in all
+    downloads = 0  # that are under way
 
 
 def count_progress() -> int:
@@ -29,6 +31,21 @@ def count_progress() -> int:
 def describe_progress() -> str | None:
     """What is being read, and how far that is; None if nothing is."""
     return None if _Latest.progress is None else _Latest.progress.describe()
+
+
+def is_downloading() -> bool:
+    """Whether a model comes from the hub just now: slowly, perhaps, and with limits of its own."""
+    return _Latest.downloads > 0
+
+
+@contextmanager
+def note_download() -> Iterator[None]:
+    """A download that is under way here."""
+    _Latest.downloads += 1
+    try:
+        yield
+    finally:
+        _Latest.downloads -= 1
 
 
 class LoadProgress:

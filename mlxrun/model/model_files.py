@@ -13,6 +13,7 @@ from mlxrun.config.contradictions import explain_missing_config
 from mlxrun.config.settings import ModelSettings
 from mlxrun.config.text_files import open_regular, read_text_file
 from mlxrun.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.model.load_progress import note_download
 
 log = logging.getLogger(__name__)
 GGUF = ".gguf"
@@ -73,7 +74,8 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
     log.info("looking for %s in the local cache and on the hub", settings.path)
     patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
     try:
-        return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
+        with note_download():
+            return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:  # its text has the texts of others, over several lines
         raise ModelLoadError(
             f"model.path: {settings.path!r} is neither a local folder nor a model in the local cache of the "
