@@ -17,7 +17,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -25,9 +24,9 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
+from mlxrun.config.child_process import start_module
 from mlxrun.config.running_clock import STEP, RunningClock
 
 START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
@@ -113,14 +112,11 @@ class _Child:
 
     def __init__(self, limits: ScorerLimits) -> None:
         self._socket, theirs = socket.socketpair()
-        paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        # -P: files of the folder that mlxrun was started in are no modules of the child.
-        command = [sys.executable, "-P", "-m", "mlxrun.scoring.scorer_child", str(theirs.fileno())]
         with theirs:
-            self._process = subprocess.Popen(
-                [*command, str(limits.memory)],
+            self._process = start_module(
+                "mlxrun.scoring.scorer_child",
+                *(theirs.fileno(), limits.memory),
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )

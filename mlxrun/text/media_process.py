@@ -11,13 +11,12 @@ import contextlib
 import os
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
+from mlxrun.config.child_process import start_module
 from mlxrun.config.running_clock import STEP, RunningClock
 from mlxrun.errors import MediaError
 from mlxrun.text.workers import end_by
@@ -62,19 +61,15 @@ def start_reader(
 ) -> Iterator[IO[bytes]]:
     """The output of a child that runs a module of ours and has got the file; at the end, it has succeeded.
     Raises MediaError about the `name` if it did not, and Abandoned if nobody waits any more."""
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: files of the folder that the server was started in are no modules of the child.
-    command = [sys.executable, "-P", "-m", module, str(limits.seconds), str(limits.memory), *arguments]
-    # A pool of threads takes address space for each of them.
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     with (
-        subprocess.Popen(
-            command,
+        start_module(
+            module,
+            *(limits.seconds, limits.memory, *arguments),
+            environment={"OPENBLAS_NUM_THREADS": "1"},  # each thread of a pool takes address space
             stdin=pipe,
             stdout=pipe,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **environment},
         ) as process,
         end_by(process.kill),
         _end_after(WALL_SECONDS, process.kill),

@@ -12,11 +12,11 @@ import struct
 import subprocess
 import sys
 from array import array
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from tokenizers import Tokenizer
 
+from mlxrun.config.child_process import start_module
 from mlxrun.errors import InternalError
 from mlxrun.text.added_tokens import find_splits
 from mlxrun.text.workers import end_by
@@ -36,15 +36,9 @@ def tokenize_in_process(
     definition, raw = _serialize(tokenizer.backend_tokenizer), text.encode()
     plain = bool(tokenizer.backend_tokenizer.encode_special_tokens)
     head = _HEAD.pack(len(definition), len(raw), add_special_tokens, plain)
-    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    # -P: files of the folder that the server was started in are no modules of the child.
+    pipe = subprocess.PIPE
     with (
-        subprocess.Popen(
-            [sys.executable, "-P", "-m", "mlxrun.text.tokenize_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        ) as process,
+        start_module("mlxrun.text.tokenize_process", stdin=pipe, stdout=pipe) as process,
         end_by(process.kill),
     ):
         output = process.communicate(head + definition + raw)[0]
