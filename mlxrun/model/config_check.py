@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import list_weight_files
-from mlxrun.model.tensor_files import read_entries
+from mlxrun.model.tensor_files import read_folder_entries
 
 # Of each layer there is at least one tensor. Parts that a checkpoint was left without may have more.
 _LAYERS = {"num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers"}
@@ -33,9 +32,7 @@ _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 def check_config(config: Mapping[str, Any], folder: Path) -> None:
     """ModelLoadError if config.json says what the weights in `folder` cannot have, or if their headers are
     damaged."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in list_weight_files(folder):
-        shapes |= {name: entry.shape for name, entry in read_entries(file).items()}
+    shapes = {name: entry.shape for name, entry in read_folder_entries(folder).items()}
     path = folder / "config.json"
     check_sizes(config, shapes, path)
     check_quantization(config, path)

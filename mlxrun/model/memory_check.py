@@ -24,9 +24,8 @@ from mlxrun.model.machine.memory_limits import (
     explain_shortage,
     list_limits,
 )
-from mlxrun.model.model_files import list_weight_files
 from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.tensor_files import read_entries
+from mlxrun.model.tensor_files import read_folder_entries
 
 CHECK_TOKENS = 1024  # whose activations the load check and a first prompt may need at a time
 _FLOATS = ("F64", "F32", "F16", "BF16")  # in safetensors and GGUF; others stay as they are
@@ -77,8 +76,8 @@ def _list_tensors(info: LoadedModelInfo) -> Iterator[tuple[str, int]]:
     if info.gguf is not None:
         yield from ((tensor.type, tensor.nbytes) for tensor in info.gguf.tensors.values())
         return
-    for file in list_weight_files(info.folder):
-        yield from ((entry.dtype, entry.stop - entry.start) for entry in read_entries(file).values())
+    entries = read_folder_entries(info.folder).values()
+    yield from ((entry.dtype, entry.stop - entry.start) for entry in entries)
 
 
 def _count_bytes(tensor: tuple[str, int], itemsize: int | None) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import read_json
-from mlxrun.model.tensor_files import read_entries
+from mlxrun.model.model_files import list_weight_files, read_json
+from mlxrun.model.tensor_files import read_folder_entries
 
 log = logging.getLogger(__name__)
 _TOWER = re.compile(r"vision|visual|image|img|vit|vpm|clip")  # in names of a vision tower's weights
@@ -81,12 +81,10 @@ def _check_vision(config: Mapping[str, Any], folder: Path) -> None:
 def list_tensor_names(folder: Path) -> frozenset[str] | None:
     """The names of a checkpoint's tensors, by its index or its files' headers; None if there are none."""
     found: set[str] = set()
-    files = sorted(folder.glob("*.safetensors"))
     try:
         for index in sorted(folder.glob("*.safetensors.index.json")):
             found |= read_json(index)["weight_map"].keys()
-        for file in files if not found else []:
-            found |= read_entries(file).keys()
+        found = found or {*read_folder_entries(folder)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{folder}: the names of the weights cannot be read: {error}") from error
-    return frozenset(found) if found or files else None
+    return frozenset(found) if found or list_weight_files(folder) else None

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import list_weight_files, read_json
-from mlxrun.model.tensor_files import read_entries
+from mlxrun.model.model_files import read_json
+from mlxrun.model.tensor_files import read_folder_entries
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,6 @@ def check_shards(folder: Path) -> None:
             continue
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         problem = f"{missing[0]}{more}, named in {index.name}, {'are' if more else 'is'} missing"
-        if not places.keys() <= _list_names(folder):
+        if not places.keys() <= read_folder_entries(folder).keys():
             raise ModelLoadError(f"{folder}: {problem}: an incomplete download?")
         log.warning("%s: %s, but the other files have all its weights", folder, problem)
-
-
-def _list_names(folder: Path) -> set[str]:
-    """The names of the weights in the files that are there. ModelLoadError if one cannot be read."""
-    found: set[str] = set()
-    for file in list_weight_files(folder):
-        found |= read_entries(file).keys()
-    return found

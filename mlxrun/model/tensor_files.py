@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 import mlx.core as mx
 
 from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import check_plain_file
+from mlxrun.model.model_files import check_plain_file, list_weight_files
 
 _MAX_HEADER = 100_000_000  # bytes, as in the format's own library
 _METADATA = "__metadata__"
@@ -57,6 +57,12 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
         reason = "the header of the weights cannot be used, perhaps after an incomplete download"
         raise ModelLoadError(f"{path}: {reason}: {str(error) or type(error).__name__}") from error
     return entries
+
+
+def read_folder_entries(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of all files of weights in a folder by name, as `read_entries` has those of one."""
+    files = list_weight_files(folder)
+    return {name: entry for file in files for name, entry in read_entries(file).items()}
 
 
 def read_tensors(path: Path) -> dict[str, mx.array]:
