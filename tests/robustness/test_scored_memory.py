@@ -93,7 +93,7 @@ def measure_each(zoo: Zoo, family: str, event: Any, request: Request) -> float:
 def test_many_prompts_in_little_memory(zoo: Zoo, backend: str, seed: int, number: int, night: int) -> None:
     engine = make_engine(zoo, "llama", backend=backend)
     error, preempted = score_all(zoo, "llama", engine, make_requests(make_rng(seed, night), number))
-    assert error < TOLERANCE and preempted > 1
+    assert error < TOLERANCE and preempted > 0
     with pytest.raises(OutOfMemory, match="the prompt can never fit in memory: weights .* > limit"):
         engine.add(make_scored("huge", [1] * 3000))
 
