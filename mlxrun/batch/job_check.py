@@ -101,7 +101,7 @@ def check_evals(index: LineIndex, end: int) -> None:
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:
     """Check a job file on its own; nothing is written."""
-    index = LineIndex(path, LineKeys("", path.parent, 0), evals=EvalReader(scorers=None))
+    index = LineIndex(path, LineKeys("", path.parent, 0, max_video=0), evals=EvalReader(scorers=None))
     try:
         await asyncio.to_thread(index.scan)
         return await check_lines(index, preparer, min(limit or len(index), len(index)), report)

@@ -88,7 +88,9 @@ class JobRun:
         settings = await asyncio.to_thread(collect_settings, config, self.setup.model_info)
         preparer = self.setup.preparer
         batch_id = "" if preparer.stamp is None else preparer.stamp.batch_id
-        keys = LineKeys(digest_settings(settings), preparer.folder, config.media.max_bytes, batch_id)
+        media, digest = config.media, digest_settings(settings)
+        folder, video = preparer.folder, media.video_max_bytes
+        keys = LineKeys(digest, folder, media.max_bytes, batch_id, max_video=video)
         index = LineIndex(self.paths.job, keys, evals=self.setup.evals)
         try:
             with self.stop.handle_signals(), lock_run_folder(self.paths):

@@ -96,14 +96,23 @@ def digest_short(data: bytes) -> bytes:
 
 class LineKeys:
     """Computes line keys for one job and one set of settings. `base`: the folder to which image paths are
-    relative; None: paths are refused, so no file is read. `batch_id`: of a server's batch, empty for a
-    command."""
+    relative; None: paths are refused, so no file is read. `max_image`, `max_video`: bytes of the largest
+    files that are read; None: any. `batch_id`: of a server's batch, empty for a command."""
 
-    def __init__(self, settings: str, base: Path | None, max_image: int, batch_id: str = "") -> None:
+    def __init__(
+        self,
+        settings: str,
+        base: Path | None,
+        max_image: int,
+        batch_id: str = "",
+        *,
+        max_video: int | None = None,
+    ) -> None:
         self._settings = settings
         self._batch_id = batch_id
         self._base = base
         self._max_image = max_image
+        self._max_video = max_video
         self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def compute_key(self, line: JobLine) -> bytes:
@@ -120,13 +129,14 @@ class LineKeys:
         return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._batch_id.encode()[:64]).digest()
 
     def _digest_file(self, name: str, is_video: bool) -> str:
-        """Digest of a file's bytes, or why the file is refused as an image; a video may have any size."""
+        """Digest of a file's bytes, or why the file is refused as an image or as a video."""
         if self._base is None:
             return "refused"
         path = self._base / name
         try:
             info = path.stat()
-            if not stat.S_ISREG(info.st_mode) or (info.st_size > self._max_image and not is_video):
+            most = self._max_video if is_video else self._max_image
+            if not stat.S_ISREG(info.st_mode) or (most is not None and info.st_size > most):
                 return f"refused {info.st_size}"
             stamp = (info.st_size, info.st_mtime_ns)
             known = self._seen.get(path)

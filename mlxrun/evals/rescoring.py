@@ -106,11 +106,12 @@ def _count_records(path: Path) -> int:
 
 def _make_keys(run: RunFolder) -> LineKeys:
     """How the run has computed the keys of its lines; a server's batch has its id in them."""
-    settings, most = digest_settings(run.manifest["settings"]), run.manifest["config"]["media"]["max_bytes"]
+    settings, media = digest_settings(run.manifest["settings"]), run.manifest["config"]["media"]
+    most, video = media["max_bytes"], media.get("video_max_bytes")
     batch = run.manifest.get("batch")
     if batch:
         return LineKeys(settings, None, most, batch["batch_id"])
-    return LineKeys(settings, run.paths.job.parent, most)
+    return LineKeys(settings, run.paths.job.parent, most, max_video=video)
 
 
 def _check_evals(index: LineIndex) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 logger = logging.getLogger(__name__)
+# PIL warns of each tag that it cannot read, and a file may have thousands of them.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
 
 LARGE_IMAGE = 4_000_000  # pixels; smaller images are never reduced
 # Bytes for each pixel: a decoded image has 4, and the processor has it as bytes and as floats too.
@@ -26,6 +29,7 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 _STRIP_PIXELS = 1 << 20  # that are converted at once
 _JPEG_SCALES = (8, 4, 2)  # by which the decoder can reduce at no cost
 _ORIENTATION = 0x0112  # EXIF's tag
+_MAX_READS = 200_000  # of a decoder; an image of 20 MB in strips of one row needs ten thousand
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,22 @@ def _open(data: bytes) -> Image:
     from PIL import Image as images
 
     images.MAX_IMAGE_PIXELS = None  # PIL only warns, at a size of its own; `read_header` checks it
-    return images.open(io.BytesIO(data), formats=_FORMATS)
+    return images.open(_CountedReads(data), formats=_FORMATS)
+
+
+class _CountedReads(io.BytesIO):
+    """A file that is read so many times at most. PIL looks for the parts of a file in Python, a few bytes at
+    a time, and would hold up all other threads for a minute where each byte looks like one."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._left = _MAX_READS
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"it takes more than {_MAX_READS:,} reads")
+        return super().read(size)
 
 
 def _make_error() -> MediaError:

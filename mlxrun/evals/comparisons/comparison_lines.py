@@ -194,7 +194,9 @@ def _explain(found: Sequence[str], first: RunFolder, second: RunFolder, same: in
 
 def _read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, _LineFacts]]:
     """The id of each finished line, and what is compared of it."""
-    keys = LineKeys("", run.paths.job.parent, run.manifest["config"]["media"]["max_bytes"])
+    media = run.manifest["config"]["media"]
+    folder, video = run.paths.job.parent, media.get("video_max_bytes")
+    keys = LineKeys("", folder, media["max_bytes"], max_video=video)
     for line in run.read_lines():
         prompt, options, settings = None, None, "{}"
         if isinstance(line.line, JobLine):

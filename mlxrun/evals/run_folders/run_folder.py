@@ -203,9 +203,11 @@ class _LineReader:
     def _make_keys(self) -> list[LineKeys]:
         """How the keys of lines are computed: as by `mlxrun batch`, and as by a server for its batches."""
         paths, manifest = self.run.paths, self.run.manifest
-        settings, most = digest_settings(manifest["settings"]), manifest["config"]["media"]["max_bytes"]
+        settings, media = digest_settings(manifest["settings"]), manifest["config"]["media"]
+        most, video = media["max_bytes"], media.get("video_max_bytes")
         batch_id = paths.job.absolute().parent.name
-        return [LineKeys(settings, paths.job.parent, most), LineKeys(settings, None, most, batch_id)]
+        own = LineKeys(settings, paths.job.parent, most, max_video=video)
+        return [own, LineKeys(settings, None, most, batch_id)]
 
     def _explain_rest(self, custom_id: str, place: RecordPlace, is_same: bool) -> None:
         """Report a record that fits no line of the job file."""
