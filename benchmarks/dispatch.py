@@ -25,31 +25,24 @@ from typing import Any
 
 import click
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
-from mlxrun.batch.progress import make_view
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.cli.bench_options import write_report
 from mlxrun.cli.main import main
 from mlxrun.cli.options import add_json_option, say
+from mlxrun.cluster.dispatcher import Dispatcher
+from mlxrun.cluster.line_worker import LINGER
+from mlxrun.cluster.messages import PROTOCOL, LineCounts, LineResult, SentLine, WorkerFacts, WorkerReport
+from mlxrun.cluster.pool import DispatchedPool
+from mlxrun.cluster.ray.ray_workers import WORKERS_A_LINGER
+from mlxrun.cluster.worker_slots import LineTicket
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config, SchedulerSettings
-from mlxrun.distributed.dispatcher import Dispatcher
-from mlxrun.distributed.line_worker import LINGER
-from mlxrun.distributed.messages import (
-    PROTOCOL,
-    LineCounts,
-    LineResult,
-    SentLine,
-    WorkerFacts,
-    WorkerReport,
-)
-from mlxrun.distributed.pool import DispatchedPool
-from mlxrun.distributed.ray_workers import WORKERS_A_LINGER
-from mlxrun.distributed.worker_slots import LineTicket
-from mlxrun.errors import JobError
-from mlxrun.model.model_info import load_model_info
+from mlxrun.core.errors import JobError
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.jobs.run.progress import make_view
+from mlxrun.jobs.run.stop_signals import StopSignals
+from mlxrun.model.load.model_info import load_model_info
 
 ROWS = 32  # lines that a worker computes at once
 GROUP = 16  # lines that share a prefix
@@ -274,7 +267,7 @@ def measure_driver(lines: int, workers: int) -> DispatchResult:
         info = load_model_info(config.model)
 
         async def run() -> tuple[float, float]:
-            from mlxrun.batch.line_answerer import LinePreparer
+            from mlxrun.jobs.run.line_answerer import LinePreparer
 
             async def start() -> Any:
                 raise JobError("the workers have the engines")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mlxrun.bench.report import make_console, make_table
+from mlxrun.cli.bench.report import make_console, make_table
 from mlxrun.config.settings import Config
-from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.core.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine

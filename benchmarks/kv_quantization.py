@@ -15,18 +15,18 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.bench.report import make_console, make_table
+from mlxrun.cli.bench.report import make_console, make_table
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.footprint import PADDING_FACTOR, measure_footprint
-from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import load_model_info
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.attention import use_engine_attention
-from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
+from mlxrun.core.errors import ConfigError
+from mlxrun.model.hooks.attention import use_engine_attention
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
+from mlxrun.model.load.footprint import PADDING_FACTOR, measure_footprint
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 CHUNK = 256  # tokens of a prompt that are computed together
 Form = KVQuantization | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun import __version__
-from mlxrun.bench.models import BenchModel
+from mlxrun.cli.bench.models import BenchModel
 from mlxrun.config.settings import Config
 
 FORMAT = 1

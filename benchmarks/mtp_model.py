@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.bench.models import PRESETS, BenchModel, describe_model, open_model
+from mlxrun.cli.bench.models import PRESETS, BenchModel, describe_model, open_model
+from mlxrun.model.load.model_files import read_json
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.model_files import read_json
 from mlxrun.model.tiny.byte_tokenizer import TOKENS, save_tokenizer, write_json
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def measure_acceptance(folder: Path, seed: int, texts: int = 6, depth: int = 5) 
     from mlx_lm.utils import load_model
 
     from mlxrun.config.settings import ModelSettings
-    from mlxrun.model.model_info import load_model_info
+    from mlxrun.model.load.model_info import load_model_info
     from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
     from mlxrun.model.speculation.mtp_rows import MTPRows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.parsers.registry import REASONING_FAMILIES, TOOL_CALL_FAMILIES, find_reasoning_family
+from mlxrun.api.parsers.registry import REASONING_FAMILIES, TOOL_CALL_FAMILIES, find_reasoning_family
 
 WORDS = "The quick brown fox jumps over the lazy dog, and then it rests a while near the river. "
 TEXT = WORDS * 6

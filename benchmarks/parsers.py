@@ -17,10 +17,10 @@ from rich.console import Console
 
 from benchmarks.parser_samples import TOOLS, WORDS, list_parsers, make_call, make_reasoning
 from mlxrun import __version__
-from mlxrun.bench.report import make_console, make_table
-from mlxrun.parsers.answer_parser import AnswerParser
-from mlxrun.parsers.delta import Parser
-from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
+from mlxrun.api.parsers.answer_parser import AnswerParser
+from mlxrun.api.parsers.delta import Parser
+from mlxrun.api.parsers.registry import find_reasoning_family, find_tool_call_family
+from mlxrun.cli.bench.report import make_console, make_table
 
 FORMAT = 1
 SIZES = (1, 4, 16, 64)

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.http_scoring import run_http_side
 from benchmarks.measure_plan import MeasurePlan
-from mlxrun.bench.models import open_model
-from mlxrun.bench.report import build_notes, make_console, make_table
+from mlxrun.cli.bench.models import open_model
+from mlxrun.cli.bench.report import build_notes, make_console, make_table
 from mlxrun.config.settings import Config
-from mlxrun.scheduler.request import Request, SamplingParams, TokenEvent
+from mlxrun.core.request import Request, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -195,9 +195,9 @@ def _run_peer(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
     import mlx.nn as nn
     from mlx_lm.models.cache import make_prompt_cache
 
-    from mlxrun.model.loader import load_adapter
+    from mlxrun.model.load.loader import load_adapter
+    from mlxrun.model.load.model_info import load_model_info
     from mlxrun.model.machine import memory_meter
-    from mlxrun.model.model_info import load_model_info
 
     network = load_adapter(config, load_model_info(config.model, weights=True)).model
     memory_meter.start_measuring(drop_pool=True)

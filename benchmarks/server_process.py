@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 
 LIMIT = 3600.0  # seconds until the model is loaded
 MLXRUN = (sys.executable, "-m", "mlxrun.cli.main")

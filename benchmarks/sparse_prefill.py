@@ -15,11 +15,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure_plan import MeasurePlan
-from mlxrun.bench.models import BenchModel, open_model
-from mlxrun.bench.report import make_console, make_table
+from mlxrun.cli.bench.models import BenchModel, open_model
+from mlxrun.cli.bench.report import make_console, make_table
 from mlxrun.config.settings import PrefillSettings
-from mlxrun.errors import ConfigError
-from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.request import Request, SamplingParams
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure_plan import MeasurePlan
 from benchmarks.sparse_prefill import build_sparse_engine
-from mlxrun.bench.models import open_model
-from mlxrun.bench.report import make_console, make_table
-from mlxrun.engine.token_selection import leave_out
-from mlxrun.errors import ConfigError
-from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.cli.bench.models import open_model
+from mlxrun.cli.bench.report import make_console, make_table
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.request import Request, SamplingParams
+from mlxrun.engine.workloads.token_selection import leave_out
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine

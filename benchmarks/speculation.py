@@ -23,10 +23,10 @@ from unittest import mock
 
 from benchmarks import mtp_model
 from benchmarks.measure_plan import MeasurePlan
-from mlxrun.bench.models import PRESETS, BenchModel, open_model
-from mlxrun.bench.report import make_console, make_table
-from mlxrun.errors import ConfigError
-from mlxrun.scheduler.request import Request, SamplingParams, TokenEvent
+from mlxrun.cli.bench.models import PRESETS, BenchModel, open_model
+from mlxrun.cli.bench.report import make_console, make_table
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.request import Request, SamplingParams, TokenEvent
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
@@ -141,7 +141,7 @@ def _force_answers(scripts: Mapping[int, Sequence[int]], acceptance: float) -> I
     """Sample the tokens of the scripts; the row's seed says which. What drafts samples them by chance."""
     import mlx.core as mx
 
-    from mlxrun.model.sampler import Sampler
+    from mlxrun.model.run.sampler import Sampler
     from mlxrun.model.speculation import draft_model, mtp_source
 
     def list_due(sampler: Sampler, positions: Sequence[int]) -> list[int]:

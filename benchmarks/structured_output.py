@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure_plan import MeasurePlan
-from mlxrun.bench.engine.measurement import RequestOutput, compute_medians
-from mlxrun.bench.engine.mlxrun_contender import MlxrunContender
-from mlxrun.bench.engine.side_runs import SideRuns, make_meter, measure_workload
-from mlxrun.bench.engine.workloads import BenchRequest, Workload
-from mlxrun.bench.models import PRESETS, BenchModel, open_model
-from mlxrun.bench.report import build_notes, make_console, make_table
+from mlxrun.cli.bench.engine.measurement import RequestOutput, compute_medians
+from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
+from mlxrun.cli.bench.engine.side_runs import SideRuns, make_meter, measure_workload
+from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.cli.bench.models import PRESETS, BenchModel, open_model
+from mlxrun.cli.bench.report import build_notes, make_console, make_table
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError
-from mlxrun.scheduler.request import Grammar, Request, SamplingParams
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.request import Grammar, Request, SamplingParams
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -109,8 +109,8 @@ def run_structured_output_bench(plan: MeasurePlan, say: Callable[[str], None]) -
 def _make_loader(
     side: str, model: BenchModel, config: Config, work: Workload
 ) -> Callable[[], GrammarContender]:
+    from mlxrun.api.structured.grammar import compile_grammar
     from mlxrun.engine.factory import build_engine
-    from mlxrun.structured.grammar import compile_grammar
 
     settings = replace(config.model, path=str(model.folder))
 

@@ -41,5 +41,5 @@ def test_every_package_is_in_the_table() -> None:
 
 def test_the_check_sees_a_name_that_is_gone() -> None:
     with pytest.raises((AttributeError, ModuleNotFoundError)):
-        pkgutil.resolve_name("mlxrun.scheduler.scheduler.Scheduler.turn")
-    assert importlib.import_module("mlxrun.scheduler.scheduler")
+        pkgutil.resolve_name("mlxrun.engine.scheduler.scheduler.Scheduler.turn")
+    assert importlib.import_module("mlxrun.engine.scheduler.scheduler")

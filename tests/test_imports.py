@@ -17,7 +17,7 @@ import mlxrun
 
 ROOT = Path(mlxrun.__file__).parent
 
-# package: what it may import besides itself, mlxrun.errors and mlxrun itself. A dotted name is one module.
+# package: what it may import besides itself, mlxrun.core.errors and mlxrun itself. A dotted name is one module.
 CORE = {"config", "scheduler"}
 FRONT = {"config", "scheduler.request"}
 HOST_SIDE = {"text", "parsers", "structured", "api"}
@@ -52,9 +52,9 @@ TABLE: dict[str, set[str]] = {
 # Who may import mlx, mlx_lm, mlx_vlm: the model package, and the peers and random models of the bench.
 MLX = (
     "mlxrun.model",
-    "mlxrun.bench.engine.mlx_lm_contender",
+    "mlxrun.cli.bench.engine.mlx_lm_contender",
     "benchmarks.prefix_cache.mlx_lm_side",
-    "mlxrun.bench.models",
+    "mlxrun.cli.bench.models",
 )
 # Programs that load the adapters in harnesses/, and so are there when these run; they are no dependencies.
 HARNESSES = {"inspect_ai", "lm_eval"}
@@ -110,12 +110,12 @@ def test_the_table_knows_every_package() -> None:
 
 def test_the_table_forbids() -> None:
     """The rule itself: a mistake of each kind is seen."""
-    assert not is_allowed("mlxrun.scheduler.policy", "mlxrun.engine.client.EngineClient")
-    assert not is_allowed("mlxrun.batch.line_runner", "mlxrun.engine.engine.Engine")
-    assert not is_allowed("mlxrun.batch.line_runner", "mlxrun.server.app")
-    assert not is_allowed("mlxrun.api.openai.request", "mlxrun.scheduler.scheduler.Scheduler")
-    assert is_allowed("mlxrun.api.openai.request", "mlxrun.scheduler.request.Request")
-    assert is_allowed("mlxrun.batch.line_runner", "mlxrun.engine.client.EngineClient")
+    assert not is_allowed("mlxrun.engine.scheduler.policy", "mlxrun.engine.client.EngineClient")
+    assert not is_allowed("mlxrun.jobs.run.line_runner", "mlxrun.engine.engine.Engine")
+    assert not is_allowed("mlxrun.jobs.run.line_runner", "mlxrun.server.app")
+    assert not is_allowed("mlxrun.api.openai.request", "mlxrun.engine.scheduler.scheduler.Scheduler")
+    assert is_allowed("mlxrun.api.openai.request", "mlxrun.core.request.Request")
+    assert is_allowed("mlxrun.jobs.run.line_runner", "mlxrun.engine.client.EngineClient")
 
 
 def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:

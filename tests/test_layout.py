@@ -42,4 +42,6 @@ def test_the_table_is_up_to_date() -> None:
 
 
 def test_what_counts_as_a_modules_own_tests() -> None:
-    assert find_own_tests("scheduler/scheduler.py") and not find_own_tests("scheduler/no_such_module.py")
+    assert find_own_tests("engine/scheduler/scheduler.py") and not find_own_tests(
+        "scheduler/no_such_module.py"
+    )

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.prefix_cache.workloads import LEAST_OUTPUT, PromptCase, Script
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 
 SIDE = 128  # pixels
 SYSTEM, QUESTION = 512, 12  # words
@@ -71,7 +71,7 @@ def _prepare(model_info: Any, config: Config, system: str, image: str, question:
     """The Request that a front end makes of such a chat."""
     from mlxrun.api.context import ApiContext
     from mlxrun.api.openai.request import prepare_request
-    from mlxrun.text.images import MediaLoader
+    from mlxrun.api.text.media.images import MediaLoader
 
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]
     messages = [{"role": "system", "content": system}, {"role": "user", "content": content}]

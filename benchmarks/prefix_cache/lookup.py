@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import CacheSettings, Config
-from mlxrun.scheduler.request import Request, SamplingParams
-from mlxrun.scheduler.step_plan import SnapshotResult
+from mlxrun.core.request import Request, SamplingParams
+from mlxrun.core.step_plan import SnapshotResult
+from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 
 TOKENS, CHUNK = 16384, 2048
 RECORDS = (10, 5000)

@@ -11,8 +11,8 @@ from typing import Any
 from benchmarks.prefix_cache.measurement import SideAnswer
 from benchmarks.prefix_cache.workloads import PromptCase
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError
-from mlxrun.scheduler.request import HitKind, Request, SamplingParams
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.request import HitKind, Request, SamplingParams
 
 Calls = Callable[[], int]
 

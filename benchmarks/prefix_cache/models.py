@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
-from mlxrun.bench.models import PRESETS, BenchModel, find_folder, open_model, read_config
+from mlxrun.cli.bench.models import PRESETS, BenchModel, find_folder, open_model, read_config
 
 PLAIN, WINDOWED, HYBRID, VISION = "plain", "windowed", "hybrid", "vision"
 _TINY = PRESETS["tiny"]

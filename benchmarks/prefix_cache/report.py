@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.prefix_cache.workloads import NO_REUSE, TURNS
-from mlxrun.bench.report import describe_machine, format_bytes, make_console, make_table
+from mlxrun.cli.bench.report import describe_machine, format_bytes, make_console, make_table
 
 COLUMNS = (
     "family",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxrun.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
 
 TURNS = 10
 USERS = 4  # requests that share a prefix

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
+from mlxrun.jobs.records.run_paths import JobPaths
 
 Answers = dict[str, bytes]
 

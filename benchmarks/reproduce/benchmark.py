@@ -16,10 +16,10 @@ from benchmarks.reproduce.conditions import SETTINGS, ModelRuns
 from benchmarks.reproduce.models import FAMILIES, ReproduceModel, make_model, open_local_model
 from benchmarks.reproduce.processes import ON_RAY, THREADS, run_batch, run_handed_over, run_job, run_killed
 from benchmarks.reproduce.twins import PREEMPTED_TWINS, list_twins
-from mlxrun.batch.manifest_environment import list_versions
-from mlxrun.batch.progress import pluralize
 from mlxrun.config.conversion import build_config
 from mlxrun.config.settings import Config
+from mlxrun.jobs.records.manifest_environment import list_versions
+from mlxrun.jobs.run.progress import pluralize
 
 ALONE, TOGETHER, SHUFFLED = "alone", "64 wide", "shuffled"
 WARM_MEMORY, WARM_DISK = "warm memory", "warm disk"

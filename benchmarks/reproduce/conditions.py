@@ -24,19 +24,19 @@ from benchmarks.reproduce.memory_shortage import (
     reserve_nothing,
 )
 from benchmarks.reproduce.models import ReproduceModel
-from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
-from mlxrun.batch.line_answerer import LinePreparer
-from mlxrun.batch.progress import make_view, pluralize
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.verification import make_serial_config
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.progress import make_view, pluralize
+from mlxrun.jobs.run.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.model_info import LoadedModelInfo
+    from mlxrun.model.load.model_info import LoadedModelInfo
 
 ROWS = 64
 CHUNK = 32  # tokens; short, so that the prompts of the test have several
@@ -65,7 +65,7 @@ class ModelRuns:
     oracle: Answers = field(init=False)
 
     def __post_init__(self) -> None:
-        from mlxrun.model.model_info import load_model_info
+        from mlxrun.model.load.model_info import load_model_info
 
         self.folder.mkdir(parents=True, exist_ok=True)
         self.info = load_model_info(self.config.model, weights=True)
@@ -167,7 +167,7 @@ class ModelRuns:
 
     async def _run(self, name: str, config: Config, client: EngineClient) -> JobOutcome:
         """Run the job on an engine, which stays open."""
-        from mlxrun.parsers.registry import detect_formats
+        from mlxrun.api.parsers.registry import detect_formats
 
         async def get_client() -> EngineClient:
             return client

@@ -16,8 +16,8 @@ from benchmarks.reproduce.replacement import replace_name
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
-    from mlxrun.scheduler.request_state import RequestState
-    from mlxrun.scheduler.scheduler import Scheduler
+    from mlxrun.engine.scheduler.request_state import RequestState
+    from mlxrun.engine.scheduler.scheduler import Scheduler
 
 ROWS_IN_MEMORY = (12, 6, 5, 4, 3, 2)  # what is tried until rows are preempted
 
@@ -33,7 +33,7 @@ class Preemptions:
 @contextmanager
 def count_preemptions() -> Iterator[Preemptions]:
     """Count the preemptions of all engines of this process meanwhile."""
-    from mlxrun.scheduler.scheduler import Scheduler
+    from mlxrun.engine.scheduler.scheduler import Scheduler
 
     found, preempt = Preemptions(), Scheduler._preempt
 
@@ -49,8 +49,8 @@ def count_preemptions() -> Iterator[Preemptions]:
 @contextmanager
 def reserve_nothing() -> Iterator[None]:
     """Engines that start meanwhile count memory by the token, and set none aside for answers."""
-    from mlxrun.model import footprint
-    from mlxrun.scheduler import token_budget
+    from mlxrun.engine.scheduler import token_budget
+    from mlxrun.model.load import footprint
 
     with replace_name(footprint, "BUFFER_STEP", 1), replace_name(token_budget, "DECODE_RESERVE", 0):
         yield

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.prefix_cache.models import HYBRID, PLAIN, VISION, WINDOWED, get_family_config
-from mlxrun.bench.models import PRESETS, find_folder, write_chat_model
+from mlxrun.cli.bench.models import PRESETS, find_folder, write_chat_model
 
 EMBEDDED, QUANTISED = "embedded", "4-bit"
 _WINDOW = 24  # tokens; prompts are longer, so that the window matters

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.reproduce.answers import Answers, read_answers, read_records
 from benchmarks.server_process import MLXRUN, start_server
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
+from mlxrun.jobs.records.run_paths import JobPaths
 
 KILLS = 10
 LIMIT = 3600.0  # seconds that a run may take

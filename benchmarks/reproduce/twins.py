@@ -23,7 +23,7 @@ def sample_from_global_state() -> Iterator[None]:
     """Sampled tokens depend on the random state of the process."""
     import mlx.core as mx
 
-    from mlxrun.model import sampler
+    from mlxrun.model.run import sampler
 
     def make_key(seed: int, position: int) -> tuple[int, int]:
         high, low = mx.random.randint(0, 2**31 - 1, (2,)).tolist()
@@ -36,8 +36,8 @@ def sample_from_global_state() -> Iterator[None]:
 @contextmanager
 def hit_off_the_grid() -> Iterator[None]:
     """Cached prefixes are used up to any token, not only up to a multiple of the chunk."""
-    from mlxrun.cache.prefix_cache import PrefixCache
     from mlxrun.engine import cache_factory
+    from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 
     def make_cache(*arguments: Any, **options: Any) -> Any:
         return PrefixCache(*arguments, **{**options, "grid_only": False})
@@ -50,7 +50,7 @@ def hit_off_the_grid() -> Iterator[None]:
 def compute_answers_as_prompts() -> Iterator[None]:
     """What a preempted row has generated is computed again as a part of its prompt."""
     from mlxrun.engine import factory
-    from mlxrun.scheduler.scheduler import Scheduler
+    from mlxrun.engine.scheduler.scheduler import Scheduler
 
     def make_scheduler(*arguments: Any, **options: Any) -> Any:
         return Scheduler(*arguments, **{**options, "regenerates": False})

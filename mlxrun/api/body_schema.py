@@ -17,7 +17,8 @@ from typing import Any, NoReturn, cast
 
 from jsonschema import Draft202012Validator, ValidationError
 
-from mlxrun.text.field_errors import (
+from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.core.field_errors import (
     UNKNOWN,
     get_json_type,
     quote,
@@ -27,7 +28,6 @@ from mlxrun.text.field_errors import (
     shorten,
     suggest,
 )
-from mlxrun.text.ignored_fields import log_ignored
 
 Schema = dict[str, Any]
 Accepted = dict[str, tuple[Schema, str]]  # by field: the values that have no effect, and the reason

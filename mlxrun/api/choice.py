@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlxrun.api.parsers.delta import Delta, Parser
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.parsers.delta import Delta, Parser
-from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
-from mlxrun.text.continuation import get_continuation_tail_ids, get_prompt_tail_ids
-from mlxrun.text.detokenize import Detokenizer, TokenBytes, get_token_bytes
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.stops import StopMatcher
+from mlxrun.api.text.continuation import get_continuation_tail_ids, get_prompt_tail_ids
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.stops import StopMatcher
+from mlxrun.api.text.tokens.detokenize import Detokenizer, TokenBytes, get_token_bytes
+from mlxrun.core.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template import check_template
+from mlxrun.api.text.templates.template_support import inspect_template
 from mlxrun.config.settings import Config
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.text.images import MediaLoader
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import check_template
-from mlxrun.text.template_support import inspect_template
 
 
 @dataclass(frozen=True, slots=True)

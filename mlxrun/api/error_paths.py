@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 
 
 def find_source(param: str, sources: Mapping[str, str]) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import PromptTooLong, RequestError
+from mlxrun.core.errors import PromptTooLong, RequestError
 
 _MESSAGE_FIELDS = ("messages", "input", "items")
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mlxrun.errors import NotFound
-from mlxrun.scheduler.request import LoraAdapter
-from mlxrun.text.field_errors import quote
-from mlxrun.text.model_info import ModelInfo
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.core.errors import NotFound
+from mlxrun.core.field_errors import quote
+from mlxrun.core.request import LoraAdapter
 
 
 def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | None:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxrun.parsers.delta import Parser, PlainParser
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import Request
-from mlxrun.text.continuation import ContinuationParser
+from mlxrun.api.parsers.delta import Parser, PlainParser
+from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.text.continuation import ContinuationParser
+from mlxrun.core.request import Request
 
 RequestKind = Literal["chat", "completion", "pooled"]
 

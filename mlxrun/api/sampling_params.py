@@ -10,12 +10,12 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
+from mlxrun.api.text.infill import find_infill_end_ids
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
-from mlxrun.errors import PromptTooLong
-from mlxrun.scheduler.request import SamplingParams
-from mlxrun.text.field_errors import check_type, reject, reject_type
-from mlxrun.text.infill import find_infill_end_ids
-from mlxrun.text.model_info import ModelInfo
+from mlxrun.core.errors import PromptTooLong
+from mlxrun.core.field_errors import check_type, reject, reject_type
+from mlxrun.core.request import SamplingParams
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024  # characters of one

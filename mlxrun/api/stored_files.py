@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.errors import RequestError
-from mlxrun.text.documents import PDF_START
-from mlxrun.text.field_errors import check_type, quote, reject, reject_unsupported
+from mlxrun.api.text.media.documents import PDF_START
+from mlxrun.core.errors import RequestError
+from mlxrun.core.field_errors import check_type, quote, reject, reject_unsupported
 
 Json = dict[str, Any]
 PDF = "application/pdf"

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import click
 
-from mlxrun.bench.provenance import add_provenance
+from mlxrun.cli.bench.provenance import add_provenance
 from mlxrun.cli.options import add_config_options, add_json_option, make_repeat_option
-from mlxrun.config.terminal import print_text
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
+from mlxrun.core.terminal import print_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
@@ -23,7 +23,7 @@ def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
     given = loaded.config.parsers
     if given.tools in ("auto", "none") and given.reasoning in ("auto", "none"):
         return []
-    from mlxrun.parsers.registry import choose_formats
+    from mlxrun.api.parsers.registry import choose_formats
 
     found = []
     for key, names in (("tools", (given.tools, "none")), ("reasoning", ("none", given.reasoning))):
@@ -42,8 +42,8 @@ def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
     key, given = "model.chat_template", loaded.config.model.chat_template
     if given is None:
         return []
-    from mlxrun.config.text_files import read_text_file
-    from mlxrun.text.template import find_syntax_error
+    from mlxrun.api.text.templates.template import find_syntax_error
+    from mlxrun.core.text_files import read_text_file
 
     try:
         broken = find_syntax_error(read_text_file(Path(given)))

@@ -22,9 +22,9 @@ from mlxrun import __version__
 from mlxrun.cli.interrupts import handle_interrupts
 from mlxrun.cli.options import list_first
 from mlxrun.cli.process_exit import ProcessExit
-from mlxrun.config.terminal import filter_streams, print_error
-from mlxrun.config.visible_text import make_message
-from mlxrun.errors import MlxrunError, is_out_of_memory
+from mlxrun.core.errors import MlxrunError, is_out_of_memory
+from mlxrun.core.terminal import filter_streams, print_error
+from mlxrun.core.visible_text import make_message
 
 INTERRUPTED_EXIT = 130
 USAGE_EXIT = 2
@@ -33,23 +33,41 @@ SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 
 # name: (its module and function, its line in `mlxrun --help`)
 COMMANDS = {
-    "serve": ("mlxrun.cli.serve:command", "Serve a model over HTTP with the APIs of OpenAI and Anthropic."),
-    "batch": ("mlxrun.cli.batch:command", "Run a batch job from a JSONL file, or resume it."),
-    "job": ("mlxrun.cli.job:command", "Make job files from CSV, JSONL or Parquet tables."),
-    "eval": ("mlxrun.cli.eval:command", "Run a suite: models x tasks x seeds, resumable, with one manifest."),
-    "score": ("mlxrun.cli.score:command", "Score the answers of a run again, by other rules or a judge."),
-    "verify": ("mlxrun.cli.verify:command", "Check that a run is as it was written, and run lines again."),
-    "replay": ("mlxrun.cli.replay:command", "Run a job again as its manifest says, and compare the bytes."),
-    "report": ("mlxrun.cli.report:command", "Write an HTML or Markdown report of runs."),
+    "serve": (
+        "mlxrun.cli.commands.serve:command",
+        "Serve a model over HTTP with the APIs of OpenAI and Anthropic.",
+    ),
+    "batch": ("mlxrun.cli.commands.batch:command", "Run a batch job from a JSONL file, or resume it."),
+    "job": ("mlxrun.cli.commands.job:command", "Make job files from CSV, JSONL or Parquet tables."),
+    "eval": (
+        "mlxrun.cli.commands.eval:command",
+        "Run a suite: models x tasks x seeds, resumable, with one manifest.",
+    ),
+    "score": (
+        "mlxrun.cli.commands.score:command",
+        "Score the answers of a run again, by other rules or a judge.",
+    ),
+    "verify": (
+        "mlxrun.cli.commands.verify:command",
+        "Check that a run is as it was written, and run lines again.",
+    ),
+    "replay": (
+        "mlxrun.cli.commands.replay:command",
+        "Run a job again as its manifest says, and compare the bytes.",
+    ),
+    "report": ("mlxrun.cli.commands.report:command", "Write an HTML or Markdown report of runs."),
     "export": (
-        "mlxrun.cli.export:command",
+        "mlxrun.cli.commands.export:command",
         "Write a run in the format of Inspect, lm-eval and others.",
     ),
-    "compare": ("mlxrun.cli.compare:command", "Compare the scores of two runs of the same lines."),
-    "config": ("mlxrun.cli.config:command", "Check, show and create config files."),
-    "cache": ("mlxrun.cli.cache:command", "List, verify and delete the entries of the prefix cache on disk."),
-    "doctor": ("mlxrun.cli.doctor:command", "Check this machine and the model."),
-    "bench": ("mlxrun.cli.bench:command", "Measure the engine, against its peers too."),
+    "compare": ("mlxrun.cli.commands.compare:command", "Compare the scores of two runs of the same lines."),
+    "config": ("mlxrun.cli.commands.config:command", "Check, show and create config files."),
+    "cache": (
+        "mlxrun.cli.commands.cache:command",
+        "List, verify and delete the entries of the prefix cache on disk.",
+    ),
+    "doctor": ("mlxrun.cli.commands.doctor:command", "Check this machine and the model."),
+    "bench": ("mlxrun.cli.commands.bench:command", "Measure the engine, against its peers too."),
 }
 
 EPILOG = """\b

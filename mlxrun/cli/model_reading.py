@@ -9,11 +9,11 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.config.terminal import print_error
+from mlxrun.core.terminal import print_error
 
 if TYPE_CHECKING:
     from mlxrun.config.settings import ModelSettings
-    from mlxrun.model.model_info import LoadedModelInfo
+    from mlxrun.model.load.model_info import LoadedModelInfo
 
 STUCK_EXIT = 3  # of an engine that cannot be used
 
@@ -22,7 +22,7 @@ def read_model(settings: ModelSettings, **options: Any) -> LoadedModelInfo:
     """What `load_model_info` returns, which has the options. A file system that answers no more would be
     waited for without end, and no exception ends that: the process does, and says where it was."""
     from mlxrun.engine.watchdog import watch
-    from mlxrun.model.model_info import load_model_info
+    from mlxrun.model.load.model_info import load_model_info
 
     with watch("reading the model's files", _end_process):
         return load_model_info(settings, **options)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from mlxrun.config.terminal import print_error
+from mlxrun.core.terminal import print_error
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
@@ -93,7 +93,7 @@ def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     """The name and the value of an option such as `--set max_tokens=20`; the value is YAML."""
     from mlxrun.config.nodes import ConfigProblem, Origin
     from mlxrun.config.yaml_source import YamlError, parse_value
-    from mlxrun.errors import ConfigError
+    from mlxrun.core.errors import ConfigError
 
     name, equals, text = flag.partition("=")
     if not equals or not name:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.cli.options import say
 from mlxrun.cli.run_setup import load_preparer
-from mlxrun.config.terminal import print_line
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
-    from mlxrun.batch.job_run import JobSetup
-    from mlxrun.batch.run_paths import JobPaths
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.settings import Config
     from mlxrun.engine.client import EngineClient
+    from mlxrun.jobs.records.run_paths import JobPaths
+    from mlxrun.jobs.run.job_run import JobSetup
 
 
 def load_worker_configs(loaded: LoadedConfig, sets: Sequence[str]) -> dict[int, Config]:
@@ -60,12 +60,12 @@ async def run_on_ray(
 ) -> AsyncIterator[JobSetup]:
     """The setup of a job on the workers of a cluster, which end with it. ConfigError if Ray cannot be reached
     or has no room, JobError or WorkerRefused if the first worker cannot be used."""
-    from mlxrun.batch.job_run import JobSetup
-    from mlxrun.batch.line_keys import collect_settings, digest_settings
-    from mlxrun.batch.manifest_environment import list_versions
-    from mlxrun.batch.progress import pluralize
-    from mlxrun.distributed.ray_workers import RayJob
-    from mlxrun.distributed.worker_checks import check_worker
+    from mlxrun.cluster.ray.ray_workers import RayJob
+    from mlxrun.cluster.worker_checks import check_worker
+    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+    from mlxrun.jobs.records.manifest_environment import list_versions
+    from mlxrun.jobs.run.job_run import JobSetup
+    from mlxrun.jobs.run.progress import pluralize
 
     config = loaded.config
     job = RayJob(address, config, load_worker_configs(loaded, sets), paths.job, paths.cache, mixed)
@@ -97,13 +97,13 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     import signal
     from typing import cast
 
-    from mlxrun.batch.line_keys import collect_settings, digest_settings
-    from mlxrun.batch.manifest_environment import list_versions
-    from mlxrun.batch.progress import pluralize
     from mlxrun.cli.serve_setup import load_engine, load_model, make_context
-    from mlxrun.distributed.ray_servers import RayServers
-    from mlxrun.distributed.server_relay import make_front
+    from mlxrun.cluster.ray.ray_servers import RayServers
+    from mlxrun.cluster.servers.server_relay import make_front
     from mlxrun.engine.client import EngineClient
+    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+    from mlxrun.jobs.records.manifest_environment import list_versions
+    from mlxrun.jobs.run.progress import pluralize
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from mlxrun.cli.model_reading import read_model
 from mlxrun.cli.options import list_first
-from mlxrun.config.terminal import print_line
+from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
-    from mlxrun.batch.job_run import JobSetup
-    from mlxrun.batch.line_answerer import LinePreparer
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.settings import Config
     from mlxrun.evals.run_folders.run_folder import RunFolder
-    from mlxrun.model.model_info import LoadedModelInfo
+    from mlxrun.jobs.run.job_run import JobSetup
+    from mlxrun.jobs.run.line_answerer import LinePreparer
+    from mlxrun.model.load.model_info import LoadedModelInfo
 
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
 
@@ -26,8 +26,8 @@ MODEL_HELP = "Where the model's files are now, as model.path. Default: where the
 def report_machine(run: RunFolder) -> list[str]:
     """Print why bytes may differ here: what of this machine is not as on that of the run. Returns it."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
-    from mlxrun.batch.manifest_environment import RunEnvironment, list_versions
     from mlxrun.evals.replay import list_machine_differences, read_engine_settings
+    from mlxrun.jobs.records.manifest_environment import RunEnvironment, list_versions
     from mlxrun.model.machine.device_facts import describe_device
 
     here = RunEnvironment(list_versions(), describe_device(read_engine_settings(run)))
@@ -64,10 +64,10 @@ def make_run_setup(
 ) -> JobSetup:
     """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
     those of the run. `model`: instead of the recorded model.path."""
-    from mlxrun.batch.line_keys import collect_settings
     from mlxrun.cli.logging_setup import set_up_logging
     from mlxrun.config.conversion import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
+    from mlxrun.jobs.lines.line_keys import collect_settings
 
     config = rebuild_config(run)
     if model is not None:
@@ -82,7 +82,7 @@ def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSe
     """The setup of a job on the model of a command's config. `folder`: image paths are relative to it;
     `cache`: the folder of the job's prefix cache. ModelLoadError if the model cannot be loaded."""
     model_info, preparer = load_preparer(loaded.config, folder, weights=True)
-    from mlxrun.batch.job_cache import choose_engine_config
+    from mlxrun.jobs.run.job_cache import choose_engine_config
 
     return _make_setup(
         loaded.config, loaded.digest, model_info, preparer, lambda config: choose_engine_config(config, cache)
@@ -94,8 +94,8 @@ def load_preparer(config: Config, folder: Path, *, weights: bool) -> tuple[Loade
     `weights`: whether their files must be there too. ModelLoadError if there is no such model."""
     # A job whose lines are all done loads no weights, so that `start` announces them.
     model_info = read_model(config.model, weights=weights, announce=False)
-    from mlxrun.batch.line_answerer import LinePreparer
-    from mlxrun.parsers.registry import detect_formats
+    from mlxrun.api.parsers.registry import detect_formats
+    from mlxrun.jobs.run.line_answerer import LinePreparer
 
     formats = detect_formats(model_info.chat_template, model_info.tokenizer, config.parsers)
     return model_info, LinePreparer(model_info, config, folder, formats=formats)
@@ -108,10 +108,10 @@ def _make_setup(
     preparer: LinePreparer,
     choose_engine_config: Callable[[Config], Config],
 ) -> JobSetup:
-    from mlxrun.batch.job_run import JobSetup
     from mlxrun.engine.client import EngineClient
+    from mlxrun.jobs.run.job_run import JobSetup
+    from mlxrun.model.load.model_info import log_weights
     from mlxrun.model.machine.device_facts import describe_device
-    from mlxrun.model.model_info import log_weights
 
     async def start() -> EngineClient:
         log_weights(config.model, model_info.folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mlxrun.api.context import ApiContext
     from mlxrun.config.settings import Config
-    from mlxrun.model.model_info import LoadedModelInfo
+    from mlxrun.model.load.model_info import LoadedModelInfo
     from mlxrun.server.engine_state import LoadedEngine
 
 
@@ -41,9 +41,9 @@ async def load_model(config: Config, *, weights: bool) -> LoadedModelInfo:
 def make_context(config: Config, model: LoadedModelInfo) -> ApiContext:
     """What turns request bodies into token ids for the model of a config."""
     from mlxrun.api.context import ApiContext
+    from mlxrun.api.parsers.registry import detect_formats
+    from mlxrun.api.text.media.images import MediaLoader
     from mlxrun.config.image_bytes import get_image_bytes
-    from mlxrun.parsers.registry import detect_formats
-    from mlxrun.text.images import MediaLoader
 
     formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
     image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)

@@ -7,9 +7,9 @@ import json
 from collections.abc import Collection
 from typing import Any
 
-from mlxrun.config.byte_sizes import parse_bytes
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
 from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import parse_bytes
 
 HIDDEN = "***"
 

@@ -18,7 +18,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 from mlxrun.config.sources import ConfigSources
 from mlxrun.config.validation import validate_layer
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 
 CONFIG_VARIABLE = "MLXRUN_CONFIG"
 DEFAULT_FILE = "mlxrun.yaml"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlxrun.config.visible_text import make_message
+from mlxrun.core.visible_text import make_message
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.byte_sizes import BYTES_PATTERN
 from mlxrun.config.setting_fields import SettingField, join_lines, list_fields, list_sections
 from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import BYTES_PATTERN
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

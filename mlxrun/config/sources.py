@@ -13,8 +13,8 @@ from mlxrun.config.interpolate import Interpolator
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
 from mlxrun.config.setting_fields import list_fields, list_sections
-from mlxrun.config.text_files import check_encoding, is_stream, read_regular
 from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
+from mlxrun.core.text_files import check_encoding, is_stream, read_regular
 
 ENV_PREFIX = "MLXRUN_"
 PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")

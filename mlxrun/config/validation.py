@@ -12,11 +12,11 @@ from typing import Any
 
 import jsonschema
 
-from mlxrun.config.byte_sizes import parse_bytes
 from mlxrun.config.nodes import ConfigNode, ConfigProblem
 from mlxrun.config.schema import EXTENDS, build_schema
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
 from mlxrun.config.yaml_source import render_yaml
+from mlxrun.core.byte_sizes import parse_bytes
 
 _TYPES = {
     "integer": "an integer",

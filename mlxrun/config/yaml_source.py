@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from mlxrun.config.limited_json import MAX_DEPTH, NestedTooDeeply
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
+from mlxrun.core.limited_json import MAX_DEPTH, NestedTooDeeply
 
 _NUMBER_START = list("-+.0123456789")
 _SCALARS = (

@@ -11,19 +11,19 @@ import json
 import logging
 from dataclasses import asdict
 
-from mlxrun.cache.cache_folder import check_folder, resolve_cache_folder
-from mlxrun.cache.disk_tier import DiskTier
-from mlxrun.cache.entry import CacheCounters
-from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.memory_budget import MemoryBudget
+from mlxrun.engine.prefix_cache.cache_folder import check_folder, resolve_cache_folder
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.entry import CacheCounters
+from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
+from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import get_backend
 from mlxrun.model.machine.device_facts import describe_rounding
 from mlxrun.model.machine.versions import list_library_versions
-from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.memory_budget import MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 
 from mlxrun.config.settings import Config
-from mlxrun.engine.model_loading import LoadedModel
-from mlxrun.errors import ConfigError, ModelLoadError
-from mlxrun.model.draft_loading import load_draft_info, load_small_model
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.engine.scheduler.checked_source import CheckedSource
+from mlxrun.engine.scheduler.draft_planner import DraftPlanner
+from mlxrun.model.load.draft_loading import load_draft_info, load_small_model
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.model_loading import LoadedModel
 from mlxrun.model.sparse.build import check_sparse_kind
 from mlxrun.model.speculation.draft_build import LoadedDraftModel, make_draft_model
 from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
@@ -18,8 +20,6 @@ from mlxrun.model.speculation.support import (
     find_device_problem,
     find_draft_problem,
 )
-from mlxrun.scheduler.checked_source import CheckedSource
-from mlxrun.scheduler.draft_planner import DraftPlanner
 
 log = logging.getLogger(__name__)
 

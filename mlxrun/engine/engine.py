@@ -11,16 +11,16 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from mlxrun.config.settings import EngineSettings
+from mlxrun.core.errors import EngineDead, MlxrunError, RequestError
+from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.core.step_plan import StepPlan, StepResult
 from mlxrun.engine.media_spans import join_digests, join_media_spans
-from mlxrun.engine.pooling import PoolingSteps
-from mlxrun.engine.token_selection import TokenSelection
-from mlxrun.errors import EngineDead, MlxrunError, RequestError
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
+from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.engine.workloads.pooling import PoolingSteps
+from mlxrun.engine.workloads.token_selection import TokenSelection
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
-from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 

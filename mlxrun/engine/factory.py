@@ -11,32 +11,32 @@ from dataclasses import replace
 
 from mlxrun.config.image_bytes import get_image_bytes
 from mlxrun.config.settings import Config
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.engine.cache_factory import build_prefix_cache
 from mlxrun.engine.draft_factory import build_draft_planner, check_drafting, find_draft
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.model_loading import LoadedModel, load_model
-from mlxrun.engine.pooling import PoolingSteps
-from mlxrun.engine.token_selection import TokenSelection
-from mlxrun.errors import ConfigError
-from mlxrun.model.compute_methods import DecodeMethod
-from mlxrun.model.draft_loading import load_small_model
-from mlxrun.model.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
+from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.engine.workloads.pooling import PoolingSteps
+from mlxrun.engine.workloads.token_selection import TokenSelection
+from mlxrun.model.load.draft_loading import load_small_model
+from mlxrun.model.load.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
+from mlxrun.model.load.memory_check import check_memory
+from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.machine.blas import hold_blas_threads
 from mlxrun.model.machine.device import choose_step_costs, resolve_config
 from mlxrun.model.machine.device_facts import choose_blas_threads
-from mlxrun.model.memory_check import check_memory
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.encoder_types import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner, PoolingRunner
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.runner import ModelRunner
+from mlxrun.model.run.compute_methods import DecodeMethod
+from mlxrun.model.run.runner import ModelRunner
+from mlxrun.model.run.token_embeddings import count_token_embeddings
 from mlxrun.model.sparse.build import LoadedDraft, make_draft
 from mlxrun.model.speculation.draft_build import LoadedDraftModel
 from mlxrun.model.speculation.mtp_build import LoadedHead
-from mlxrun.model.token_embeddings import count_token_embeddings
-from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
-from mlxrun.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlxrun.errors import RequestError
-from mlxrun.scheduler.content_ids import compute_digest
-from mlxrun.scheduler.request import Request
+from mlxrun.core.content_ids import compute_digest
+from mlxrun.core.errors import RequestError
+from mlxrun.core.request import Request
 
 
 def join_media_spans(request: Request) -> Request:

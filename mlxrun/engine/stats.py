@@ -11,8 +11,8 @@ from mlxrun.model.machine.memory_meter import read_device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine
+    from mlxrun.engine.scheduler.request_state import RequestState
     from mlxrun.model.probe.report import ProbeReport
-    from mlxrun.scheduler.request_state import RequestState
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.core.errors import EngineDead, MlxrunError, is_out_of_memory
+from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.stats import EngineStats, collect_stats
 from mlxrun.engine.watchdog import Watchdog
-from mlxrun.errors import EngineDead, MlxrunError, is_out_of_memory
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
 
 log = logging.getLogger(__name__)
 

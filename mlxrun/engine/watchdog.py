@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.model.load_progress import count_progress, describe_progress, is_downloading
+from mlxrun.model.load.load_progress import count_progress, describe_progress, is_downloading
 
 log = logging.getLogger(__name__)
 LIMIT = 600.0  # seconds without progress

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.body_check import check_line_body
-from mlxrun.batch.job_file import BadLine, RawLine, parse_line
-from mlxrun.batch.line_template import LineTemplate
-from mlxrun.batch.table_files import RowError
 from mlxrun.config.nodes import ConfigProblem
-from mlxrun.config.text_files import read_text_file
 from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.config.yaml_source import YamlError, parse_yaml
-from mlxrun.errors import JobError, RequestError
+from mlxrun.core.errors import JobError, RequestError
+from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
+from mlxrun.jobs.lines.body_check import check_line_body
+from mlxrun.jobs.lines.job_file import BadLine, RawLine, parse_line
+from mlxrun.jobs.lines.line_template import LineTemplate
+from mlxrun.jobs.lines.table_files import RowError
 
 _KEYS = ("prompt", "messages", "generation", "verdict")
 _VARIABLES = frozenset(("question", "answer", "expected", "group", "id", "line", "row", "row_number"))

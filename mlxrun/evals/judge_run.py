@@ -14,24 +14,24 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxrun.batch.job_file import NO_SCORERS, JobLine
-from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
-from mlxrun.batch.line_keys import collect_settings, digest_settings
-from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
-from mlxrun.batch.run_paths import JobPaths, wrap_write_errors, write_atomically
-from mlxrun.batch.score_lane import run_scorers
-from mlxrun.batch.stop_signals import StopSignals
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.judge import Judge, find_question
 from mlxrun.evals.judge_verdict import VerdictError, read_limited
 from mlxrun.evals.rescoring import check_run, rescore
 from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
-from mlxrun.scoring.answer_text import extract_answers, is_cut
-from mlxrun.scoring.eval_spec import EvalReader, count_choices
-from mlxrun.scoring.limited_calls import LineTries
-from mlxrun.scoring.score_groups import Scores
-from mlxrun.scoring.verdict import ScoredAnswer, Verdict
+from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
+from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors, write_atomically
+from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
+from mlxrun.jobs.run.score_lane import run_scorers
+from mlxrun.jobs.run.stop_signals import StopSignals
+from mlxrun.jobs.scoring.answer_text import extract_answers, is_cut
+from mlxrun.jobs.scoring.eval_spec import EvalReader, count_choices
+from mlxrun.jobs.scoring.limited_calls import LineTries
+from mlxrun.jobs.scoring.score_groups import Scores
+from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 
 JUDGE = "judge"  # the folder below the run folder, and what records call the match
 

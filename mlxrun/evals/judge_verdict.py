@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlxrun.config.validation import find_closest, suggest_word
-from mlxrun.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
-from mlxrun.scoring.letter_choice import find_letters, normalize_option
-from mlxrun.scoring.limited_calls import OWN
-from mlxrun.scoring.numbers import find_last_number
+from mlxrun.jobs.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
+from mlxrun.jobs.scoring.letter_choice import find_letters, normalize_option
+from mlxrun.jobs.scoring.limited_calls import OWN
+from mlxrun.jobs.scoring.numbers import find_last_number
 
 Problem = tuple[tuple[str, ...], str]  # the path of a value in a judge, and what is wrong with it
 _KEYS = ("choices", "number", "json", "schema", "after")

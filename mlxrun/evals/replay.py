@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
-from mlxrun.batch.manifest import hash_file
-from mlxrun.batch.manifest_checks import UNREADABLE, describe_changes
-from mlxrun.batch.manifest_environment import RunEnvironment
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.conversion import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config, EngineSettings
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.replay_difference import LineDifference, describe_difference
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.jobs.records.manifest import hash_file
+from mlxrun.jobs.records.manifest_checks import UNREADABLE, describe_changes
+from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.jobs.run.stop_signals import StopSignals
 
 _SECTIONS = (
     "model",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from mlxrun.batch.output_records import dump_record
+from mlxrun.jobs.records.output_records import dump_record
 
 _AROUND = 20  # characters that are shown before and after the first one that differs
 _MISSING = object()

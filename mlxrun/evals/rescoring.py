@@ -10,18 +10,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_file import BadLine
-from mlxrun.batch.line_index import DONE, FAILED, TODO, LineIndex
-from mlxrun.batch.line_keys import LineKeys, digest_settings
-from mlxrun.batch.manifest import hash_file, write_json, write_scores
-from mlxrun.batch.reconciliation import Reconciler
-from mlxrun.batch.run_paths import lock_run_folder
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE as DONE_RUN
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_records import RunProblem
-from mlxrun.scoring.eval_spec import EvalReader
-from mlxrun.scoring.score_groups import Scores
+from mlxrun.jobs.lines.job_file import BadLine
+from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
+from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings
+from mlxrun.jobs.records.manifest import hash_file, write_json, write_scores
+from mlxrun.jobs.records.reconciliation import Reconciler
+from mlxrun.jobs.records.run_paths import lock_run_folder
+from mlxrun.jobs.scoring.eval_spec import EvalReader
+from mlxrun.jobs.scoring.score_groups import Scores
 
 
 def check_journal(run: RunFolder) -> None:

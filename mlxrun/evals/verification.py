@@ -14,14 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.job_run import JobOptions, JobRun, JobSetup
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.stop_signals import StopSignals
 from mlxrun.config.settings import Config
 from mlxrun.evals.replay import RunComparison, compare_lines
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.jobs.run.stop_signals import StopSignals
 
 DEFAULT_SAMPLE = 20
 

@@ -13,8 +13,6 @@ from aiohttp import web
 
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
-from mlxrun.server.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
-from mlxrun.server.background_responses import cancel_background_responses
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE, BatchQueue
 from mlxrun.server.endpoints import (
     admin,
@@ -28,14 +26,16 @@ from mlxrun.server.endpoints import (
 )
 from mlxrun.server.endpoints.admin import HEALTH
 from mlxrun.server.engine_state import ENGINE, EngineState
+from mlxrun.server.http.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
+from mlxrun.server.http.middleware import add_headers, handle_request
+from mlxrun.server.http.request_context import ACTIVE_IDS, CONFIG, CONFIG_HASH
+from mlxrun.server.http.routes import ROUTES, Routes
+from mlxrun.server.http.surface import Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
 from mlxrun.server.metrics import METRICS, RequestMetrics
-from mlxrun.server.middleware import add_headers, handle_request
-from mlxrun.server.request_context import ACTIVE_IDS, CONFIG, CONFIG_HASH
-from mlxrun.server.response_runs import RESPONSES, Responses
-from mlxrun.server.routes import ROUTES, Routes
+from mlxrun.server.responses.background_responses import cancel_background_responses
+from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.status import StatusCollector
-from mlxrun.server.surface import Surface
 
 _MODULES = (openai, responses, anthropic, embeddings, tokenize, batches, anthropic_batches, admin)
 

@@ -11,10 +11,10 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.api.context import ApiContext
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.core.errors import Draining, EngineDead, MlxrunError, NotReady
 from mlxrun.engine.client import EngineClient
-from mlxrun.errors import Draining, EngineDead, MlxrunError, NotReady
 from mlxrun.server.active_count import ActiveCount
-from mlxrun.text.model_info import ModelInfo
 
 log = logging.getLogger(__name__)
 UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is always present

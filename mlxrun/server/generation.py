@@ -12,9 +12,9 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from mlxrun.api.choice import Choice
-from mlxrun.errors import MlxrunError
-from mlxrun.parsers.delta import Delta
-from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.api.parsers.delta import Delta
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.server.live_requests import LiveRequest
 
 log = logging.getLogger(__name__)

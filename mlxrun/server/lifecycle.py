@@ -24,14 +24,14 @@ from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxrun.config.settings import ServerSettings
+from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.engine.client import EngineClient
-from mlxrun.errors import ConfigError, Draining, EngineDead
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
-from mlxrun.server.connection import HttpConnection, RefusedConnection, close_idle
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
+from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
+from mlxrun.server.http.request_context import CONFIG
+from mlxrun.server.http.routes import ROUTES
 from mlxrun.server.live_requests import LIVE_REQUESTS
-from mlxrun.server.request_context import CONFIG
-from mlxrun.server.routes import ROUTES
 
 log = logging.getLogger(__name__)
 http_log = logging.getLogger("mlxrun.server.http")  # aiohttp's own messages about connections

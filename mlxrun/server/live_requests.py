@@ -16,12 +16,12 @@ from aiohttp import web
 from mlxrun.api.limits import check_prompt_lengths
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.config.settings import Config
-from mlxrun.errors import Cancelled, MlxrunError, TimedOut
-from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
-from mlxrun.server.access import key_name
+from mlxrun.core.errors import Cancelled, MlxrunError, TimedOut
+from mlxrun.core.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.engine_state import EngineState
+from mlxrun.server.http.access import key_name
+from mlxrun.server.http.request_context import request_id
 from mlxrun.server.metrics import RequestMetrics
-from mlxrun.server.request_context import request_id
 
 Phase = Literal["queued", "prefill", "decode"]
 _ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from mlxrun import __version__
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.http.request_context import CONFIG, CONFIG_HASH
 from mlxrun.server.live_requests import LIVE_REQUESTS
-from mlxrun.server.request_context import CONFIG, CONFIG_HASH
 
 _HITS = ("exact", "prefix", "supersequence", "lcp", "miss")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.body_schema import METADATA, BodySchema
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, refused
 from tests.helpers.tokenizers import (
     TOOLS,

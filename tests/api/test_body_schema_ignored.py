@@ -13,7 +13,7 @@ from mlxrun.api.body_schema import BodySchema
 from mlxrun.api.openai.fields import BODIES
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
-from mlxrun.text import ignored_fields
+from mlxrun.api.text import ignored_fields
 from tests.helpers import anthropic_api
 from tests.helpers.field_examples import list_examples, set_field
 from tests.helpers.openai_api import CHAT, COMPLETION, TOOL, make
@@ -104,7 +104,7 @@ def test_fields_of_responses_are_dropped(name: str) -> None:
 
 def test_it_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignored_fields, "_logged", set())
-    caplog.set_level(logging.INFO, logger="mlxrun.text.ignored_fields")
+    caplog.set_level(logging.INFO, logger="mlxrun.api.text.ignored_fields")
     for value in ("low", "high"):
         prepare(CHAT, {**CHAT_BODY, "verbosity": value, "metadata": {"a": value}})
     assert [record.getMessage() for record in caplog.records] == [

@@ -16,7 +16,7 @@ from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.api.responses.request import ResponseLookup, read_response_request
 from mlxrun.config.settings import Config, SchedulerSettings
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 from tests.api.test_body_schema_ignored import CHAT_BODY, COMPLETION_BODY, describe
 from tests.helpers import anthropic_api
 from tests.helpers.openai_api import CHAT, COMPLETION, make

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai.response import build_response
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import (
-    EngineDead,
-)
-from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent, TokenLogprob
+from mlxrun.core.errors import EngineDead
+from mlxrun.core.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, MODEL_INFO, answer, chat, complete, join, make
 from tests.helpers.tokenizers import (
     FakeModelInfo,

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from mlxrun.api.context import ApiContext
-from mlxrun.batch.line_answerer import LinePreparer
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import (
     Config,
     ModelSettings,
 )
-from mlxrun.errors import (
-    ModelLoadError,
-)
-from mlxrun.model.model_info import load_model_info
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.tokenizers import (
     FakeModelInfo,
 )
@@ -27,7 +25,7 @@ from tests.helpers.tokenizers import (
 
 def spoiled(folder: Path, name: str, text: str) -> Path:
     """The embedded model with one file of another content."""
-    shutil.copytree(str(files("mlxrun.embedded") / "model"), folder)
+    shutil.copytree(str(files("mlxrun.model.embedded") / "model"), folder)
     (folder / name).write_text(text)
     return folder
 

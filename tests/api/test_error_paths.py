@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxrun.api.error_paths import find_source, rename_field
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 
 SOURCES = {
     "messages": "input",

@@ -8,8 +8,8 @@ import pytest
 
 from mlxrun.api.limits import check_message_counts, check_prompt_lengths
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import PromptTooLong, RequestError
-from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.core.errors import PromptTooLong, RequestError
+from mlxrun.core.request import Request, SamplingParams
 
 
 @pytest.mark.parametrize("name", ["messages", "input", "items"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from mlxrun.parsers.delta import PlainParser
-from mlxrun.parsers.registry import choose_formats
-from mlxrun.text.continuation import ContinuationParser
+from mlxrun.api.parsers.delta import PlainParser
+from mlxrun.api.parsers.registry import choose_formats
+from mlxrun.api.text.continuation import ContinuationParser
 from tests.helpers.openai_api import TOOL, chat, complete, join
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 

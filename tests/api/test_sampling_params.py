@@ -13,9 +13,7 @@ from mlxrun.config.settings import (
     Config,
     SamplingSettings,
 )
-from mlxrun.errors import (
-    PromptTooLong,
-)
+from mlxrun.core.errors import PromptTooLong
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, MODEL_INFO, answer, chat, complete, make, refused
 from tests.helpers.tokenizers import (
     FakeModelInfo,

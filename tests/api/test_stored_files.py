@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.stored_files import FileContent, has_file_parts, inline_file_parts, read_content
-from mlxrun.errors import BodyTooLarge, NotFound, RequestError
+from mlxrun.core.errors import BodyTooLarge, NotFound, RequestError
 from tests.helpers.pdf_files import make_pdf, pdf_url
 
 PDF = make_pdf("red")

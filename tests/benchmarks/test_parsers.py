@@ -14,8 +14,8 @@ from rich.console import Console
 from benchmarks.__main__ import command
 from benchmarks.parser_samples import CALLS, TEXT, TOOLS, make_call, make_reasoning
 from benchmarks.parsers import SIZES, ParsersPlan, print_parsers_report, run_parsers_bench
-from mlxrun.parsers.answer_parser import AnswerParser
-from mlxrun.parsers.registry import (
+from mlxrun.api.parsers.answer_parser import AnswerParser
+from mlxrun.api.parsers.registry import (
     REASONING_FAMILIES,
     TOOL_CALL_FAMILIES,
     find_reasoning_family,

@@ -36,10 +36,10 @@ from benchmarks.prefix_cache.workloads import (
     make_distinct,
     make_script,
 )
-from mlxrun.bench.engine.measurement import RequestOutput
-from mlxrun.bench.engine.workloads import BenchRequest
+from mlxrun.cli.bench.engine.measurement import RequestOutput
+from mlxrun.cli.bench.engine.workloads import BenchRequest
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 
 VOCAB = 1000
 

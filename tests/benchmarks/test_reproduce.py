@@ -19,7 +19,7 @@ from benchmarks.reproduce.processes import make_environment
 from benchmarks.reproduce.report import format_report
 from benchmarks.reproduce.twins import AS_PROMPT, OTHER_THREADS, PREEMPTED_TWINS, list_twins
 from mlxrun.cli.main import main
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 
 LINES = 16
 IN_COMPANY = [name for name in IN_PROCESS if name != PREEMPTED]

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from benchmarks.__main__ import command
 from benchmarks.sparse_recall import make_prompt
-from mlxrun.bench.models import PRESETS, write_chat_model
-from mlxrun.errors import ConfigError
+from mlxrun.cli.bench.models import PRESETS, write_chat_model
+from mlxrun.core.errors import ConfigError
 
 
 def run(out: Path, *given: str) -> dict[str, Any]:

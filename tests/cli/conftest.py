@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 from tests.helpers.batch_fakes import FakeClient
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -26,6 +26,6 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     # The engine first: a module that is imported for it keeps the real function.
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     monkeypatch.setattr(
-        "mlxrun.model.model_info.load_model_info", lambda settings, **_: FakeModelInfo(vision=True)
+        "mlxrun.model.load.model_info.load_model_info", lambda settings, **_: FakeModelInfo(vision=True)
     )
     return started

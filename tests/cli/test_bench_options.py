@@ -9,9 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mlxrun.bench.provenance import read_machine_facts
+from mlxrun.cli.bench.provenance import read_machine_facts
 from mlxrun.cli.bench_options import add_measure_options, write_report
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 
 
 def test_a_report_is_written_with_its_machine(tmp_path: Path) -> None:

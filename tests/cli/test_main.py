@@ -12,7 +12,7 @@ import pytest
 from mlxrun import __version__
 from mlxrun.cli import main as frame
 from mlxrun.cli.main import COMMANDS, main, report_error
-from mlxrun.errors import ConfigError, EngineDead
+from mlxrun.core.errors import ConfigError, EngineDead
 
 
 def test_help_lists_the_commands_and_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 from mlxrun.cli.model_reading import read_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.engine import watchdog
-from mlxrun.model import load_progress
+from mlxrun.model.load import load_progress
 
 # A load that takes long, with limits that are soon reached.
 HANGS = """
@@ -61,7 +61,7 @@ def test_downloads_are_counted_to_their_end() -> None:
 
 
 def test_the_watchdog_ends_with_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, **options: options)
+    monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", lambda settings, **options: options)
     monkeypatch.setattr(watchdog, "TICK", 0.01)
     before = set(threading.enumerate())
     assert read_model(ModelSettings(), weights=False) == {"weights": False}

@@ -16,7 +16,7 @@ from mlxrun.cli.options import (
     load_command_config,
     make_repeat_option,
 )
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlxrun.cli.main import main
-from mlxrun.errors import ConfigError, ModelLoadError
+from mlxrun.core.errors import ConfigError, ModelLoadError
 
 # An interpreter that is taken apart meets `Last`, as it would meet the threads of MLX.
 PROGRAM = """
@@ -161,7 +161,7 @@ def test_a_server_that_ends_says_why(
             raise outcome
         return outcome
 
-    monkeypatch.setattr("mlxrun.cli.serve._serve", serves)
+    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", serves)
     monkeypatch.setattr("mlxrun.cli.logging_setup.set_up_logging", lambda settings: None)
     assert main(["serve", "--port", "0"]) == code
     shown = capsys.readouterr().err

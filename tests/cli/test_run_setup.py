@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.cli import run_setup
 from mlxrun.cli.main import main
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
@@ -43,7 +43,7 @@ def test_another_model_is_refused(
 ) -> None:
     run = open_run(tmp_path)
     other = FakeModelInfo(digests={"model": "x", "tokenizer": "y", "template": "z"}, vision=True)
-    monkeypatch.setattr("mlxrun.model.model_info.load_model_info", lambda settings, **_: other)
+    monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", lambda settings, **_: other)
     with pytest.raises(JobError, match="its lines cannot be run again here: model.path is embedded, was the"):
         run_setup.make_run_setup(run, None, lambda config: config)
 

@@ -15,7 +15,7 @@ from openai import OpenAI
 
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings
-from mlxrun.model.model_files import EMBEDDED
+from mlxrun.model.load.model_files import EMBEDDED
 from tests.helpers.lora_adapters import make_adapter
 from tests.helpers.served_model import HELLO, ModelServer, run_model_server
 

@@ -16,9 +16,9 @@ import anthropic
 import pytest
 from anthropic.types.messages.batch_create_params import Request as BatchRequest
 
-from mlxrun.batch.job_service import JobService
+from mlxrun.api.parsers.registry import choose_formats
 from mlxrun.config.conversion import hash_config
-from mlxrun.parsers.registry import choose_formats
+from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from tests.helpers.anthropic_api import ADD, RED

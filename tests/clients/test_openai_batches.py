@@ -16,22 +16,22 @@ import openai
 import pytest
 
 from mlxrun.api.context import ApiContext
-from mlxrun.batch.job_service import JobService
+from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cli.main import main
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config, EngineSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
-from mlxrun.parsers.registry import detect_formats
+from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.lifecycle import listen
-from mlxrun.text.images import MediaLoader
-from tests.batch.test_line_bodies import normalize
 from tests.helpers.batch_fakes import FakeClient, chat, chats, write_job
 from tests.helpers.batches_server import CHAT, ServerSetup, count_answered, make_processes, serve
 from tests.helpers.tokenizers import FakeModelInfo
+from tests.jobs.run.test_line_bodies import normalize
 
 
 @pytest.fixture

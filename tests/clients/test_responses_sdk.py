@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
 
-from mlxrun.server.response_runs import RESPONSES
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.served_model import ModelServer
 
 SUM = "What is 12 + 30?"

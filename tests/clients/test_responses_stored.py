@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from mlxrun.server.response_runs import RESPONSES
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.served_model import ModelServer
 
 SUM = "What is 12 + 30?"

@@ -8,7 +8,7 @@ import pytest
 
 from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 from tests.helpers.config_files import load, load_errors
 
 

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import Config
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.memory_budget import MemoryBudget
 from mlxrun.engine import cache_factory
 from mlxrun.engine.cache_factory import build_prefix_cache, compute_fingerprint
-from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import run_trial_forward
-from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.memory_budget import MemoryBudget
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
+from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
+from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.run.adapter import run_trial_forward
 from tests.helpers import engine_driver
 from tests.helpers.model_fixtures import Zoo
 

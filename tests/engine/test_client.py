@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from mlxrun.core.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong, RequestError
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.engine.client import Collector
 from mlxrun.engine.thread import Abort, StopEngine
-from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong, RequestError
-from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from tests.helpers.engine_bench import Bench, after_steps, bench, engine_threads, until
 from tests.helpers.engine_fakes import (
     FakeRunner,

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from mlxrun.config.settings import SchedulerSettings
-from mlxrun.errors import EngineDead, MediaError, MlxrunError, RequestError
-from mlxrun.scheduler.request import FinishReason
-from mlxrun.scheduler.step_plan import StepPlan
+from mlxrun.core.errors import EngineDead, MediaError, MlxrunError, RequestError
+from mlxrun.core.request import FinishReason
+from mlxrun.core.step_plan import StepPlan
 from tests.helpers.engine_fakes import (
     Answers,
     FakeRunner,

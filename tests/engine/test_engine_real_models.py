@@ -13,14 +13,14 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
-from mlxrun.model import runner as runner_module
-from mlxrun.model.runner import ModelRunner
-from mlxrun.model.snapshot.copier import SnapshotCopier
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.model.kv.snapshot.copier import SnapshotCopier
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.run import runner as runner_module
+from mlxrun.model.run.runner import ModelRunner
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_fakes import merge_events
 from tests.helpers.model_fixtures import Zoo

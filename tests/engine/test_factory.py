@@ -23,15 +23,15 @@ from mlxrun.config.settings import (
     SchedulerSettings,
     SpeculationSettings,
 )
+from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.engine import factory
 from mlxrun.engine.factory import build_engine
-from mlxrun.errors import ConfigError, ModelLoadError
-from mlxrun.model import model_digests
-from mlxrun.model import model_info as model_info_module
+from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
+from mlxrun.model.load import model_digests
+from mlxrun.model.load import model_info as model_info_module
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine import blas
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.model_info import load_model_info
-from mlxrun.scheduler.prefix_cache_interface import NoPrefixCache
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.pooling_models import build_pooling_model

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from mlxrun.core.errors import RequestError
+from mlxrun.core.request import Request, SamplingParams
 from mlxrun.engine.media_spans import join_digests, join_media_spans
-from mlxrun.errors import RequestError
-from mlxrun.scheduler.request import Request, SamplingParams
 
 IDS = tuple(range(20))
 REQUEST = Request(

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from mlxrun.core.errors import EngineDead
 from mlxrun.engine import watchdog
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.watchdog import BUSY_SHARE, READ_BYTES, TICK, Signs, Watchdog
-from mlxrun.errors import EngineDead
-from mlxrun.model.load_progress import LoadProgress
+from mlxrun.model.load.load_progress import LoadProgress
 from tests.helpers.engine_bench import until
 from tests.helpers.engine_fakes import FakeRunner, make_engine, make_request
 

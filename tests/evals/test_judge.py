@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.judge import find_question, parse_judge, read_judge
 
 GOOD: dict[str, Any] = {"prompt": "{{ question }}: {{ answer }}", "verdict": {"choices": {"A": 1, "B": 0}}}

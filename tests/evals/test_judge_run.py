@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.stop_signals import StopSignals
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.evals import judge_verdict
 from mlxrun.evals.judge import Judge, parse_judge
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.run_folders.run_folder import RunFolder
-from mlxrun.scheduler.request import Request, TokenEvent
-from mlxrun.scoring.score_groups import Scores
-from mlxrun.scoring.scorer_process import ScorerLimits, ScorerPool
+from mlxrun.jobs.run.stop_signals import StopSignals
+from mlxrun.jobs.scoring.score_groups import Scores
+from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import Bench, FakeClient, by_id, chat, chats, make_config, read, write_job
 from tests.helpers.scorer_bombs import list_scorers, make_bomb_schema
 

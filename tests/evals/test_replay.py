@@ -9,13 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.job_run import JobOptions, JobSetup
-from mlxrun.batch.line_keys import collect_settings
-from mlxrun.batch.manifest_environment import RunEnvironment
-from mlxrun.batch.output_records import BatchStamp
-from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.settings import EngineSettings, SamplingSettings
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.replay import (
     check_model,
     find_job,
@@ -25,6 +20,11 @@ from mlxrun.evals.replay import (
     replay_job,
 )
 from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.jobs.lines.line_keys import collect_settings
+from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.output_records import BatchStamp
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobSetup
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chats, write_job
 from tests.helpers.tokenizers import DIGESTS, FakeModelInfo
 

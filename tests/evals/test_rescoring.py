@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.manifest import hash_file
-from mlxrun.batch.output_records import BatchStamp
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.rescoring import check_run, rescore
 from mlxrun.evals.run_folders.run_folder import RunFolder
-from mlxrun.scoring.eval_spec import EvalReader
-from mlxrun.scoring.verdict import ScoredAnswer, Verdict
+from mlxrun.jobs.records.manifest import hash_file
+from mlxrun.jobs.records.output_records import BatchStamp
+from mlxrun.jobs.scoring.eval_spec import EvalReader
+from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, edit_line, finish_job, read, write_job
 
 
@@ -154,7 +154,7 @@ async def test_what_cannot_be_scored_changes_nothing(tmp_path: Path, damage: str
 
 
 @pytest.mark.parametrize(
-    "where", ["mlxrun.batch.reconciliation.replace_file", "mlxrun.evals.rescoring.write_json"]
+    "where", ["mlxrun.jobs.records.reconciliation.replace_file", "mlxrun.evals.rescoring.write_json"]
 )
 async def test_a_kill_between_the_files_is_healed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str

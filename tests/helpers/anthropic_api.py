@@ -14,11 +14,9 @@ from PIL import Image
 from mlxrun.api.anthropic.request import PreparedMessage, count_tokens, prepare_message
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
-from mlxrun.errors import (
-    RequestError,
-)
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import RequestError
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 Json = dict[str, Any]

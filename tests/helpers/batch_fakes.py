@@ -19,19 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mlxrun.batch.line_runner
-from mlxrun.batch.job_file import NO_SCORERS
-from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
-from mlxrun.batch.line_answerer import LinePreparer
-from mlxrun.batch.output_records import BatchStamp
-from mlxrun.batch.progress import make_view
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.batch.stop_signals import StopSignals
+import mlxrun.jobs.run.line_runner
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
-from mlxrun.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
-from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
-from mlxrun.scoring.eval_spec import EvalReader
+from mlxrun.core.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from mlxrun.jobs.lines.job_file import NO_SCORERS
+from mlxrun.jobs.records.output_records import BatchStamp
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.progress import make_view
+from mlxrun.jobs.run.stop_signals import StopSignals
+from mlxrun.jobs.scoring.eval_spec import EvalReader
 from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer
 
@@ -285,7 +285,7 @@ def run_in_process(
     """For a process of its own, which may be killed: ends with the job's exit code. `stop_after`: tokens,
     after which it waits for its end."""
     if write_every is not None:
-        mlxrun.batch.line_runner.WRITE_EVERY = write_every
+        mlxrun.jobs.run.line_runner.WRITE_EVERY = write_every
     bench = Bench(job, make_config(order=order, rows=4))
     bench.client.pause = pause
     bench.tokens = job.with_suffix(".tokens")

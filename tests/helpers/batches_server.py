@@ -19,9 +19,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from mlxrun.batch.job_service import JobService
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
@@ -149,7 +149,7 @@ def make_processes() -> Iterator[ForkServerContext]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["mlxrun.api.openai.request", "mlxrun.text.images"])
+        context.set_forkserver_preload(["mlxrun.api.openai.request", "mlxrun.api.text.media.images"])
         yield context
 
 

@@ -10,14 +10,14 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.cache.disk_tier import DiskTier
-from mlxrun.cache.entry import CacheEntry
-from mlxrun.cache.prefix_cache import PrefixCache
 from mlxrun.config.settings import CacheSettings
-from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
-from mlxrun.scheduler.request import Request, SamplingParams
-from mlxrun.scheduler.request_state import RequestState
-from mlxrun.scheduler.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.core.payload import SerializedPayload, SerializedTensor
+from mlxrun.core.request import Request, SamplingParams
+from mlxrun.core.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.entry import CacheEntry
+from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
+from mlxrun.engine.scheduler.request_state import RequestState
 
 STATE_BYTES = 6
 

@@ -7,12 +7,12 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from mlxrun.cache.cache_folder import ModelFolder
-from mlxrun.cache.content_keys import compute_entry_key
-from mlxrun.cache.entry import CacheEntry
-from mlxrun.cache.entry_file import encode_entry
-from mlxrun.scheduler.payload import SerializedPayload, SerializedTensor
-from mlxrun.scheduler.step_plan import SnapshotKind
+from mlxrun.core.payload import SerializedPayload, SerializedTensor
+from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
+from mlxrun.engine.prefix_cache.content_keys import compute_entry_key
+from mlxrun.engine.prefix_cache.entry import CacheEntry
+from mlxrun.engine.prefix_cache.entry_file import encode_entry
 
 ROOT, OTHER = bytes(range(16)), bytes(range(1, 17))
 

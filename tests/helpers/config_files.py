@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.config.loading import LoadedConfig, load_config
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 
 
 def load(text: str, sets: Sequence[str] = (), **environ: str) -> LoadedConfig:

@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.ragged.draft_layout import DraftLayout, LayerCall, RowChoice
-from mlxrun.model.ragged.drafted_state import DraftedState
-from mlxrun.model.ragged.hoisted_calls import HoistedCalls
-from mlxrun.model.ragged.row_states import RowStates
+from mlxrun.model.hooks.draft_layout import DraftLayout, LayerCall, RowChoice
+from mlxrun.model.hooks.drafted_state import DraftedState
+from mlxrun.model.hooks.hoisted_calls import HoistedCalls
+from mlxrun.model.kv.ragged.row_states import RowStates
 
 Patch = pytest.MonkeyPatch
 

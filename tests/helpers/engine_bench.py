@@ -9,10 +9,10 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from mlxrun.config.settings import SchedulerSettings
+from mlxrun.core.request import FinishReason, Request
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.thread import Message
-from mlxrun.scheduler.request import FinishReason, Request
 from tests.helpers.engine_fakes import FakeRunner, Gate, compute_answer, make_engine, make_request
 
 BARRIER = make_request("barrier", 1, 4)

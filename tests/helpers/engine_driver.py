@@ -25,14 +25,14 @@ from mlxrun.config.settings import (
     SchedulerSettings,
     SpeculationSettings,
 )
+from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
-from mlxrun.model.chunk_grouping import PrefillSharing
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.paged import attention_kernel, page_keys, page_pool, page_table, paged_cache
+from mlxrun.model.kv.paged import attention_kernel, page_keys, page_pool, page_table, paged_cache
+from mlxrun.model.kv.ragged import decode_batch, row_group
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.ragged import decode_batch, row_group
-from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers.engine_fakes import merge_events
 from tests.helpers.oracle import Answer
 
@@ -92,7 +92,7 @@ def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **opti
         return build_engine(made)
     chosen = ProbeReport(methods, ())
     with (
-        mock.patch("mlxrun.engine.model_loading.choose_methods", lambda *given: chosen),
+        mock.patch("mlxrun.model.model_loading.choose_methods", lambda *given: chosen),
         mock.patch("mlxrun.engine.draft_factory.find_device_problem", lambda: None),
     ):
         return build_engine(made)

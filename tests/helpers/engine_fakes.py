@@ -15,19 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.settings import EngineSettings, SchedulerSettings
+from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
+from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
+from mlxrun.core.step_plan import Admission, PrefillChunk, SampledToken, ScoredTokens, StepPlan, StepResult
 from mlxrun.engine.engine import Engine
-from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.scheduler.memory_budget import MemoryBudget, RequestLimits
-from mlxrun.scheduler.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
-from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import (
-    Admission,
-    PrefillChunk,
-    SampledToken,
-    ScoredTokens,
-    StepPlan,
-    StepResult,
-)
+from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.model.load.model_info import LoadedModelInfo
 
 VOCAB = 50
 CONTEXT = 1000

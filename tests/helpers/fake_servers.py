@@ -12,16 +12,16 @@ import aiohttp
 from aiohttp import web
 
 from mlxrun.api.context import ApiContext
+from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.cluster.messages import WorkerDied, WorkerFacts, WorkerRefused
+from mlxrun.cluster.servers.server_actor import make_worker_app
+from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
+from mlxrun.cluster.servers.server_relay import make_front
 from mlxrun.config.settings import ServerSettings
-from mlxrun.distributed.messages import WorkerDied, WorkerFacts, WorkerRefused
-from mlxrun.distributed.server_actor import make_worker_app
-from mlxrun.distributed.server_pool import ServerPool, ServerSlot
-from mlxrun.distributed.server_relay import make_front
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
+from mlxrun.server.http.surface import Handler
 from mlxrun.server.lifecycle import drain, listen
-from mlxrun.server.surface import Handler
-from mlxrun.text.images import MediaLoader
 from tests.helpers.fake_workers import FACTS
 from tests.helpers.server_fakes import FakeEngine, Script, Serving, server_config
 from tests.helpers.tokenizers import FakeModelInfo

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mlxrun.scheduler.draft_source import KnownRow
-from mlxrun.scheduler.request import Request
+from mlxrun.core.draft_source import KnownRow
+from mlxrun.core.request import Request
 
 
 class FakeSource:

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.distributed.dispatcher import Dispatcher
-from mlxrun.distributed.messages import (
+from mlxrun.cluster.dispatcher import Dispatcher
+from mlxrun.cluster.messages import (
     PROTOCOL,
     LineCounts,
     LineResult,
@@ -18,7 +17,8 @@ from mlxrun.distributed.messages import (
     WorkerRefused,
     WorkerReport,
 )
-from mlxrun.distributed.worker_slots import LineTicket
+from mlxrun.cluster.worker_slots import LineTicket
+from mlxrun.jobs.lines.job_file import JobLine
 
 FACTS = WorkerFacts("here", "node", 1, PROTOCOL, {"mlxrun": "1"}, {"name": "fake"}, "m", "s", 4, 8)
 

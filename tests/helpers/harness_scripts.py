@@ -1,4 +1,4 @@
-"""Runs a script of tests/harnesses/scripts in the environment that has the evaluation harnesses."""
+"""Runs a script of tests/evals/harnesses/scripts in the environment that has the evaluation harnesses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-clients/harnesses/bin/python"
-SCRIPTS = ROOT / "tests/harnesses/scripts"
+SCRIPTS = ROOT / "tests/evals/harnesses/scripts"
 
 
 def run_harness_script(name: str, given: Any, folder: Path, timeout: float = 400) -> Any:

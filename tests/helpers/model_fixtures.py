@@ -81,8 +81,8 @@ _PROBED: dict[str, Any] = {}
 
 def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
     """`choose_methods`, whose choice is made once a session for each model and the settings that it reads."""
+    from mlxrun.model.kv.ragged import decode_batch, row_group
     from mlxrun.model.probe import choose  # a second of imports, which most tests do without
-    from mlxrun.model.ragged import decode_batch, row_group
 
     groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
     scheduler, engine, cached = config.scheduler, config.engine, config.cache.backend != "none"
@@ -99,4 +99,4 @@ def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
 def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines of a model that was probed for the same settings earlier in this session take what was chosen
     then: it takes longer than most tests. Not for tests that plant a bug before they make an engine."""
-    monkeypatch.setattr("mlxrun.engine.model_loading.choose_methods", choose_once)
+    monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", choose_once)

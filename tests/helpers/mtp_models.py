@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxrun.model.model_files import read_json
+from mlxrun.model.load.model_files import read_json
 
 NEXTN = {"embed_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
 QWEN = {

@@ -15,16 +15,14 @@ from PIL import Image
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import (
     Config,
 )
-from mlxrun.errors import (
-    RequestError,
-)
-from mlxrun.parsers.delta import Delta
-from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import RequestError
+from mlxrun.core.request import FinishReason, TokenEvent, TokenLogprob
 from tests.helpers.tokenizers import (
     FakeModelInfo,
     ids_of,

@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mlxrun.parsers.delta import Parser
-from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
+from mlxrun.api.parsers.delta import Parser
+from mlxrun.api.parsers.registry import find_reasoning_family, find_tool_call_family
 from tests.helpers.parser_driver import (
     Call,
     Case,

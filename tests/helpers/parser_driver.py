@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from mlxrun.parsers.answer_parser import AnswerParser
-from mlxrun.parsers.delta import Delta, Parser
-from mlxrun.parsers.delta_builder import make_call_id
-from mlxrun.parsers.registry import find_reasoning_family, find_tool_call_family
+from mlxrun.api.parsers.answer_parser import AnswerParser
+from mlxrun.api.parsers.delta import Delta, Parser
+from mlxrun.api.parsers.delta_builder import make_call_id
+from mlxrun.api.parsers.registry import find_reasoning_family, find_tool_call_family
 
 
 class Reasoning(NamedTuple):

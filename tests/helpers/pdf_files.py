@@ -6,8 +6,8 @@ import base64
 import zlib
 from collections.abc import Sequence
 
-from mlxrun.text.documents import Document
-from mlxrun.text.pdf_process import draw_pages, measure_pages
+from mlxrun.api.text.media.documents import Document
+from mlxrun.api.text.media.pdf_process import draw_pages, measure_pages
 
 COLOURS = {"red": b"1 0 0", "green": b"0 1 0", "blue": b"0 0 1", "white": b"1 1 1"}
 RGB = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.model.adapter import run_trial_forward
-from mlxrun.model.loader import load_adapter
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.device import resolve_config
-from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.probe.text_ladder import RefusedModelError
+from mlxrun.model.run.adapter import run_trial_forward
 from tests.helpers.engine_driver import make_config
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from mlxrun.scheduler.request import Request, TokenLogprob
+from mlxrun.core.request import Request, TokenLogprob
 
 
 def make_prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:

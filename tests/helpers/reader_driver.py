@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mlxrun.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.parsers.tool_schemas import ToolSchemas
+from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.api.parsers.tool_schemas import ToolSchemas
 from tests.helpers.parser_driver import TOOLS, Item, merge_deltas, normalise, split_evenly
 
 Read = Callable[[TextStream], Step[Any]]

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.line_keys import digest_short
-from mlxrun.batch.line_times import LineTiming
-from mlxrun.batch.output_records import dump_record
 from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
+from mlxrun.jobs.lines.line_keys import digest_short
+from mlxrun.jobs.records.line_times import LineTiming
+from mlxrun.jobs.records.output_records import dump_record
 from tests.helpers.batch_fakes import Bench, chat, write_job
 
 # Each would run a script, end its element or change how its surroundings look, if it were not escaped.

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.parsers.delta import Delta, Parser
+from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import HARMLESS, HONOURED
 from mlxrun.api.responses.request import (
@@ -24,12 +26,10 @@ from mlxrun.api.responses.request import (
 )
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
-from mlxrun.errors import RequestError
-from mlxrun.parsers.delta import Delta, Parser
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import RequestError
+from mlxrun.core.request import FinishReason, TokenEvent
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo, ids_of
 
 CHAT = "/v1/chat/completions"

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.model.adapter import Adapter, run_trial_forward
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.loader import load_adapter
-from mlxrun.model.model_info import load_model_info
-from mlxrun.model.runner import ModelRunner
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.request import Request
-from mlxrun.scheduler.step_plan import Admission, PrefillChunk, StepPlan, StepResult
+from mlxrun.core.request import Request
+from mlxrun.core.step_plan import Admission, PrefillChunk, StepPlan, StepResult
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.runner import ModelRunner
 
 
 def load_tiny_adapter(folder: Path) -> Adapter:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch import score_lane
-from mlxrun.scoring import limited_calls
-from mlxrun.scoring.scorer_process import ScorerLimits, ScorerPool
-from mlxrun.text.workers import Lane
+from mlxrun.core.workers import Lane
+from mlxrun.jobs.run import score_lane
+from mlxrun.jobs.scoring import limited_calls
+from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import chat, run_in_process
 from tests.helpers.batches_server import ServerSetup
 
@@ -84,7 +84,7 @@ def list_scorers(parent: int) -> list[int]:
     return [
         int(pid)
         for pid, ppid, stat, args in rows
-        if int(ppid) == parent and not stat.startswith("Z") and "mlxrun.scoring.scorer_child" in args
+        if int(ppid) == parent and not stat.startswith("Z") and "mlxrun.jobs.scoring.scorer_child" in args
     ]
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxrun.config.settings import Config
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.engine.client import EngineClient
-from mlxrun.scheduler.request import Request, TokenEvent
 from tests.helpers.served_model import ModelServer, run_model_server
 
 # Makes an answer of the rendered prompt; None: the model answers by itself.

@@ -16,13 +16,13 @@ from aiohttp import web
 from PIL import Image, ImageDraw
 
 from mlxrun.api.context import ApiContext
+from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
-from mlxrun.model.model_info import load_model_info
-from mlxrun.parsers.registry import detect_formats
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.server.app import make_app
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
-from mlxrun.text.images import MediaLoader
 from tests.helpers.model_fixtures import choose_once
 from tests.helpers.server_fakes import AppView
 
@@ -92,7 +92,7 @@ def run_model_server(
             started.set()
 
     running = threading.Thread(target=thread, name="server")
-    with mock.patch("mlxrun.engine.model_loading.choose_methods", choose_once):
+    with mock.patch("mlxrun.model.model_loading.choose_methods", choose_once):
         running.start()
         started.wait(120)
     if "error" in ready:

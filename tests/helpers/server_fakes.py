@@ -23,23 +23,23 @@ from aiohttp import web
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.core.errors import EngineDead, MlxrunError
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.engine.client import Collector
 from mlxrun.engine.stats import EngineStats
-from mlxrun.errors import EngineDead, MlxrunError
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.engine_state import ENGINE, EngineState, LoadedEngine
 from mlxrun.server.generation import collect_choices, stream_deltas
-from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.http.json_bodies import json_response, read_json
+from mlxrun.server.http.request_context import ACTIVE_IDS
+from mlxrun.server.http.sse import open_stream
+from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.lifecycle import listen
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
-from mlxrun.server.request_context import ACTIVE_IDS
-from mlxrun.server.sse import open_stream
-from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.images import MediaLoader
 from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import FakeModelInfo, ids_of
 

@@ -9,12 +9,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged import attention, layer_caches
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.request import HitKind
-from mlxrun.scheduler.step_plan import CacheHit
+from mlxrun.core.request import HitKind
+from mlxrun.core.step_plan import CacheHit
+from mlxrun.model.hooks import attention
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from tests.helpers.model_fixtures import Zoo
 
 TOLERANCE = 1e-4

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_run import JobOptions
-from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view
-from mlxrun.batch.stop_signals import StopSignals
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError, ModelLoadError
+from mlxrun.core.errors import MlxrunError, ModelLoadError
 from mlxrun.evals.suites.suite_manifest import SuiteManifest, read_suite_manifest
 from mlxrun.evals.suites.suite_run import SuiteRun, SuiteSetup
-from mlxrun.text.model_info import ModelInfo
+from mlxrun.jobs.run.job_run import JobOptions
+from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
+from mlxrun.jobs.run.stop_signals import StopSignals
 from tests.helpers.batch_fakes import FakeClient
 from tests.helpers.suite_files import read_cells
 from tests.helpers.tokenizers import FakeModelInfo

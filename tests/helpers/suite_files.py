@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlxrun.config.loading import LoadedConfig, load_config
 from mlxrun.config.nodes import ConfigNode
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell, build_cells
 from mlxrun.evals.suites.suite_checks import check_suite

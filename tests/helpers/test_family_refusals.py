@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 from tests.helpers.family_refusals import skip_expected_refusal
 
 REFUSAL = "[metal_kernel] No Metal back-end."

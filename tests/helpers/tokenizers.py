@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from mlxrun.config.video_sampling import VideoSampling
-from mlxrun.scheduler.request import LoraAdapter, PooledModel, ProcessedPrompt
+from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 SPECIAL = (
     *("<|begin|>", "<|im_start|>", "<|im_end|>", "</s>"),

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from mlxrun.model import doctor
-from mlxrun.model.chunk_grouping import PrefillSharing
-from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
-from mlxrun.model.weight_form import WeightForm
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods
 
 
 def test_the_reference_blas_is_noted_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

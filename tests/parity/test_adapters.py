@@ -15,12 +15,12 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from mlxrun.cache.content_keys import AdapterSalt
+from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.engine.prefix_cache.content_keys import AdapterSalt
 from mlxrun.model.lora import mix_check
 from mlxrun.model.lora.row_adapters import RowAdapters
-from mlxrun.scheduler.request import HitKind, Request, TokenEvent
+from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.lora_adapters import compute_answer, make_adapter

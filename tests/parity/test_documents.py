@@ -13,12 +13,12 @@ import pytest
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.text.media import images
+from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.media.pdf_process import draw_pages
 from mlxrun.config.settings import Config, MediaSettings, ModelSettings
-from mlxrun.model.model_info import load_model_info
-from mlxrun.scheduler.request import Request
-from mlxrun.text import images
-from mlxrun.text.images import MediaLoader
-from mlxrun.text.pdf_process import draw_pages
+from mlxrun.core.request import Request
+from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.pdf_files import make_pdf, open_pdf, pdf_url
 from tests.helpers.vision_models import CORE

@@ -20,17 +20,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from mlxrun.config.settings import PrefillSettings, SpeculationSettings
+from mlxrun.core.draft_source import KnownRow
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.request import FinishReason, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ConfigError
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.footprint import count_weight_bytes
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.sampler import RowSampling, SampledBatch, Sampler
+from mlxrun.engine.scheduler.acceptance import Acceptance
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.load.footprint import count_weight_bytes
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.sampler import RowSampling, SampledBatch, Sampler
 from mlxrun.model.speculation import draft_build, draft_model, step_times
 from mlxrun.model.speculation.draft_model import DraftModel
-from mlxrun.scheduler.acceptance import Acceptance
-from mlxrun.scheduler.draft_source import KnownRow
-from mlxrun.scheduler.request import FinishReason, TokenEvent
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo

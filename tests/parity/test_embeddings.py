@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings
+from mlxrun.core.request import FinishReason, Request, SamplingParams
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
 from mlxrun.model.doctor import report_model
 from mlxrun.model.pooling import encoders, pooler
 from mlxrun.model.pooling.sentence_config import PoolingMode
-from mlxrun.scheduler.request import FinishReason, Request, SamplingParams
 from tests.helpers.pooling_models import (
     CROSS_ENCODERS,
     EMBEDDING_MODELS,

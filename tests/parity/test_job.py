@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.partial_answers import PartialAnswer, PartialAnswers, parse_records
-from mlxrun.batch.run_paths import JobPaths
 from mlxrun.cli.main import main
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, parse_records
 from tests.helpers.batch_fakes import by_id, chat, write_job
 
 

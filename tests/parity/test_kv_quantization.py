@@ -16,13 +16,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ConfigError
-from mlxrun.model.ragged import decode_batch
-from mlxrun.model.ragged.layer_caches import RowView
-from mlxrun.model.ragged.quantized_buffer import QuantizedArray, QuantizedBuffer
-from mlxrun.model.ragged.row_group import RowGroup, RowKeysValues
-from mlxrun.scheduler.request import TokenEvent
+from mlxrun.model.kv.ragged import decode_batch
+from mlxrun.model.kv.ragged.layer_caches import RowView
+from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, QuantizedBuffer
+from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
 from tests.helpers import engine_driver, oracle, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.oracle import Answer
@@ -209,6 +209,6 @@ def test_models_that_cannot_be_quantised_are_refused(
         def attend(*_: Any, **__: Any) -> mx.array:
             raise RuntimeError("planted")
 
-        monkeypatch.setattr("mlxrun.model.ragged.attention.RaggedKeys.attend", attend)
+        monkeypatch.setattr("mlxrun.model.hooks.attention.RaggedKeys.attend", attend)
     with pytest.raises(ConfigError, match=f"cache.kv_bits: 8 is not possible for this model: {reason}"):
         engine_driver.make_real_engine(folders["llama"], kv_bits=8, **options)

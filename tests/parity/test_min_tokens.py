@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.model.sampler import RowSampling, Sampler
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.model.run.sampler import RowSampling, Sampler
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import COUNT, TimedRequest
 from tests.helpers.model_fixtures import Zoo

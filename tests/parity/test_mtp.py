@@ -20,17 +20,17 @@ from mlx_lm.utils import load_model
 from PIL import Image
 
 from mlxrun.config.settings import SpeculationSettings
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ConfigError
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.model_files import read_json
+from mlxrun.engine.scheduler.draft_planner import DraftCounts
+from mlxrun.model.load.model_files import read_json
+from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.speculation import mtp_build, mtp_source
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.speculation.mtp_rows import MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
 from mlxrun.model.tiny.random_models import write_text_model
-from mlxrun.scheduler.draft_planner import DraftCounts
-from mlxrun.scheduler.request import TokenEvent
 from tests.helpers import engine_driver, mtp_models, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import mark_sweep

@@ -17,12 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxrun.cache import tracked_request
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import LayerKind
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
+from mlxrun.engine.prefix_cache import tracked_request
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import LayerKind
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

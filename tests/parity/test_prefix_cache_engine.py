@@ -11,12 +11,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
+from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.engine import Engine
-from mlxrun.model.decode import DecodeRunner
-from mlxrun.model.snapshot.packing import Stack
-from mlxrun.model.snapshot.snapshots import DeltaPayload, SnapshotCodec
-from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
-from mlxrun.scheduler.step_plan import SnapshotKind
+from mlxrun.model.kv.snapshot.packing import Stack
+from mlxrun.model.kv.snapshot.snapshots import DeltaPayload, SnapshotCodec
+from mlxrun.model.run.decode import DecodeRunner
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.engine_fakes import merge_events

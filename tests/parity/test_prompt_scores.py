@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxrun.model import prompt_scorer
-from mlxrun.model.hidden_tap import HiddenTap
-from mlxrun.model.prompt_scorer import PromptScorer, RowScoring
-from mlxrun.scheduler.request import FinishReason, Request, TokenEvent
+from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.model.run import prompt_scorer
+from mlxrun.model.run.hidden_tap import HiddenTap
+from mlxrun.model.run.prompt_scorer import PromptScorer, RowScoring
 from tests.helpers import engine_driver, oracle, text_models, vision_models
 from tests.helpers.engine_driver import VARIANTS, TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

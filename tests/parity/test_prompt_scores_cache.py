@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cache.entry_scores import EntryScores, ScoreBook
-from mlxrun.cache.score_keeper import ScoreKeeper
+from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.model.prefill import PrefillRunner
-from mlxrun.scheduler.prompt_scores import PromptScores
-from mlxrun.scheduler.request import FinishReason, HitKind, Request, TokenEvent
+from mlxrun.engine.prefix_cache.entry_scores import EntryScores, ScoreBook
+from mlxrun.engine.prefix_cache.score_keeper import ScoreKeeper
+from mlxrun.engine.scheduler.prompt_scores import PromptScores
+from mlxrun.model.run.prefill import PrefillRunner
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.parity.test_prompt_scores import TOLERANCE, make_scored, measure_error, score_cold

@@ -14,13 +14,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod
-from mlxrun.model.prompt_inputs import PromptInputs
-from mlxrun.model.ragged.decode_batch import DecodeBatch
-from mlxrun.model.sampler import Sampler
-from mlxrun.scheduler.request import TokenEvent
+from mlxrun.model.kv.ragged.decode_batch import DecodeBatch
+from mlxrun.model.run.adapter import VisionAdapter
+from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod
+from mlxrun.model.run.prompt_inputs import PromptInputs
+from mlxrun.model.run.sampler import Sampler
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

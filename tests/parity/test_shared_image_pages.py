@@ -13,17 +13,17 @@ import mlx.core as mx
 import pytest
 from PIL import Image
 
+from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.factory import build_engine
-from mlxrun.model import runner
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.paged import page_keys
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.paged import page_keys
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.ragged import layer_caches
+from mlxrun.model.run import runner
+from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.tiny import library_loop
 from mlxrun.model.tiny.random_models import read_vision_info, write_vision_model
-from mlxrun.scheduler.request import TokenEvent
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

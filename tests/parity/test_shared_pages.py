@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine
-from mlxrun.model import runner
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.paged.page_table import PageTable
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.scheduler import prefill_planner
-from mlxrun.scheduler.request import Request
+from mlxrun.engine.scheduler import prefill_planner
+from mlxrun.model.kv.paged.page_table import PageTable
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.run import runner
+from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo

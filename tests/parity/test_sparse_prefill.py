@@ -15,17 +15,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.cache.tracked_request import TrackedRequest
 from mlxrun.config.settings import PrefillSettings, SpeculationSettings
+from mlxrun.core.errors import ConfigError, RequestError
+from mlxrun.core.request import FinishReason, Request
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ConfigError, RequestError
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.prompt_inputs import PromptInputs, place_tokens
+from mlxrun.engine.prefix_cache.tracked_request import TrackedRequest
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.prompt_inputs import PromptInputs, place_tokens
 from mlxrun.model.sparse import explicit_positions
 from mlxrun.model.sparse.explicit_positions import PositionedRope
 from mlxrun.model.sparse.position_check import make_placed_caches, place_caches
 from mlxrun.model.sparse.prompt_draft import PromptDraft
-from mlxrun.scheduler.request import FinishReason, Request
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
@@ -211,13 +211,14 @@ def test_a_continued_answer(zoo: Zoo, answer: Callable[..., Answer]) -> None:
 
 def ignore_positions_of_prompts(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        "mlxrun.model.runner.place_tokens", lambda p: replace(place_tokens(p), positions=mx.arange(len(p)))
+        "mlxrun.model.run.runner.place_tokens",
+        lambda p: replace(place_tokens(p), positions=mx.arange(len(p))),
     )
 
 
 def decode_behind_the_kept_tokens(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        "mlxrun.model.runner.place_tokens", lambda p: replace(place_tokens(p), position_delta=0)
+        "mlxrun.model.run.runner.place_tokens", lambda p: replace(place_tokens(p), position_delta=0)
     )
 
 

@@ -16,20 +16,20 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import SpeculationSettings
+from mlxrun.core.errors import ConfigError, RequestError
+from mlxrun.core.request import FinishReason, TokenEvent
 from mlxrun.engine import draft_factory
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ConfigError, RequestError
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.decode import DecodeRunner
-from mlxrun.model.grammar_masks import RowGrammar
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.ragged.draft_layout import DraftRecurrence
-from mlxrun.model.sampler import RowSampling
+from mlxrun.engine.scheduler.draft_planner import DraftCounts
+from mlxrun.engine.scheduler.row_drafter import RowDrafter
+from mlxrun.model.hooks.draft_layout import DraftRecurrence
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.decode import DecodeRunner
+from mlxrun.model.run.grammar_masks import RowGrammar
+from mlxrun.model.run.sampler import RowSampling
+from mlxrun.model.run.step_output import SampledRows
 from mlxrun.model.speculation.drafted_rows import DraftedRows
-from mlxrun.model.step_output import SampledRows
-from mlxrun.scheduler.draft_planner import DraftCounts
-from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.scheduler.row_drafter import RowDrafter
 from tests.helpers import drafted_state_bugs, engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

@@ -14,15 +14,15 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlxrun.core.errors import RequestError
+from mlxrun.core.request import FinishReason, TokenEvent
+from mlxrun.core.step_plan import StepPlan, StepResult
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import RequestError
-from mlxrun.model import footprint
-from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.layer_caches import LayerKind
-from mlxrun.scheduler import token_budget
-from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.scheduler.scheduler import Scheduler
-from mlxrun.scheduler.step_plan import StepPlan, StepResult
+from mlxrun.engine.scheduler import token_budget
+from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import LayerKind
+from mlxrun.model.load import footprint
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.engine_fakes import merge_events

@@ -13,12 +13,13 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model import decode, prefill
-from mlxrun.model.chunk_grouping import PrefillSharing
-from mlxrun.model.compute_methods import ComputeMethods, find_padding_limit
-from mlxrun.model.decode import DecodeRunner
-from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group, row_states
-from mlxrun.model.sampler import Sampler
+from mlxrun.model.hooks import attention
+from mlxrun.model.kv.ragged import decode_batch, layer_caches, row_group, row_states
+from mlxrun.model.run import decode, prefill
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods, find_padding_limit
+from mlxrun.model.run.decode import DecodeRunner
+from mlxrun.model.run.sampler import Sampler
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

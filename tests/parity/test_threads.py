@@ -19,7 +19,7 @@ import pytest
 from benchmarks.reproduce.answers import read_answers, read_records, strip_ids
 from benchmarks.reproduce.lines import LineWriter
 from benchmarks.reproduce.processes import make_environment, run_batch
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.model.machine.blas import find_loaded_blas
 
 LINES = 16

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+from mlxrun.model.hooks import attention
 from mlxrun.model.machine.versions import find_version, read_requirements
-from mlxrun.model.ragged import attention
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 

@@ -19,15 +19,15 @@ from PIL import Image
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.templates.template import get_image_markers
 from mlxrun.config.settings import Config, MediaSettings, ModelSettings
 from mlxrun.config.video_sampling import Video
+from mlxrun.core.errors import RequestError
+from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import RequestError
-from mlxrun.model import model_info
+from mlxrun.model.load import model_info
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
-from mlxrun.scheduler.request import Request
-from mlxrun.text.images import MediaLoader
-from mlxrun.text.template import get_image_markers
 from tests.helpers import engine_driver, oracle, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.core.request import FinishReason, TokenEvent
+from mlxrun.core.step_plan import StepPlan, StepResult
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import ModelLoadError, RequestError
 from mlxrun.model.vision.embedder import Embedder
-from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.scheduler.step_plan import StepPlan, StepResult
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

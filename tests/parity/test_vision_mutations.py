@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.run.adapter import VisionAdapter
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.prompt_inputs import PromptInputs
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.output_records import BatchStamp
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.config.log_lines import TextFormatter
-from mlxrun.errors import EngineDead
-from mlxrun.scheduler.request import Request
+from mlxrun.core.errors import EngineDead
+from mlxrun.core.log_lines import TextFormatter
+from mlxrun.core.request import Request
+from mlxrun.jobs.records.output_records import BatchStamp
+from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats
 from tests.helpers.batches_server import CHAT, RunningServer, ServerSetup
 from tests.helpers.tokenizers import FakeModelInfo
@@ -113,7 +113,7 @@ async def test_a_dead_engine_loses_nothing(place: ServerSetup) -> None:
 
 async def test_a_full_disk_is_waited_for(place: ServerSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written is tried again: nothing is lost, and others get their turn."""
-    from mlxrun.batch import line_files as lines
+    from mlxrun.jobs.lines import line_files as lines
 
     write, fails = lines.os.write, [3]
 

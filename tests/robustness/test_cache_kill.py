@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers import text_models, vision_models
 from tests.helpers.batch_fakes import Bench, chat, write_job
 from tests.helpers.model_fixtures import Zoo
@@ -46,9 +46,9 @@ SETTINGS = {
 }
 CHILD = """
 import hashlib, json, os, signal, sys, time
-from mlxrun.cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.cli.main import main
-from mlxrun.model.runner import ModelRunner
+from mlxrun.model.run.runner import ModelRunner
 
 log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 left = int(sys.argv[2])

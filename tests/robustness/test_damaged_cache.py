@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.scheduler.request import Request, TokenEvent
+from mlxrun.core.request import Request, TokenEvent
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.plain_user import obey_permissions
@@ -450,12 +450,12 @@ def test_files_that_may_not_be_read(filled: Filled, monkeypatch: pytest.MonkeyPa
     disk = filled.copy()
     paths = files(disk)
     with monkeypatch.context() as patch:
-        patch.setattr("mlxrun.cache.disk_tier.peek_entry", denied)
+        patch.setattr("mlxrun.engine.prefix_cache.disk_tier.peek_entry", denied)
         done = filled.answer(disk, [STRANGER])
     assert done.counts["refused"] == 0
     assert all(path.exists() for path in paths)
     with monkeypatch.context() as patch:
-        patch.setattr("mlxrun.cache.disk_tier.load_entry", denied)
+        patch.setattr("mlxrun.engine.prefix_cache.disk_tier.load_entry", denied)
         assert filled.answer(disk).cached[0] == 0
     check_mended(filled, disk)
 
@@ -475,8 +475,8 @@ def test_files_without_permissions(filled: Filled) -> None:
 @pytest.mark.parametrize("family", CI)
 def test_a_digest_that_is_not_compared_is_noticed(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a digest that fits everything, damaged payloads come through to the answers."""
-    monkeypatch.setattr("mlxrun.cache.entry_file._DIGEST", slice(0, 0))
-    monkeypatch.setattr("mlxrun.cache.entry_file._hash_file", lambda head, data: b"")
+    monkeypatch.setattr("mlxrun.engine.prefix_cache.entry_file._DIGEST", slice(0, 0))
+    monkeypatch.setattr("mlxrun.engine.prefix_cache.entry_file._hash_file", lambda head, data: b"")
 
     def spoil(paths: list[Path]) -> None:
         for path in paths:

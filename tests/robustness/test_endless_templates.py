@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mlxrun.api.text.templates import template, work_budget
 from mlxrun.cli.main import main
-from mlxrun.text import template, work_budget
 from tests.cli.conftest import fake_engine  # noqa: F401
 from tests.helpers.batch_fakes import chat, write_job
 from tests.helpers.server_fakes import run_server

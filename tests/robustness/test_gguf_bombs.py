@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings
-from mlxrun.config.visible_text import make_message
-from mlxrun.engine.model_loading import load_model
-from mlxrun.errors import MAX_MESSAGE, ModelLoadError
-from mlxrun.model.gguf import header, tokenizer
-from mlxrun.model.gguf.header import read_header
-from mlxrun.model.model_info import load_model_info
+from mlxrun.core.errors import MAX_MESSAGE, ModelLoadError
+from mlxrun.core.visible_text import make_message
+from mlxrun.model.load.gguf import header, tokenizer
+from mlxrun.model.load.gguf.header import read_header
+from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.model_loading import load_model
 from tests.helpers import gguf_files
 from tests.helpers.storm_counts import count, make_rng
 

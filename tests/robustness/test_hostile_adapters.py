@@ -17,13 +17,13 @@ import pytest
 
 from mlxrun.config.contradictions import check_adapter_names
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings
-from mlxrun.engine import model_loading
-from mlxrun.engine.model_loading import load_model
-from mlxrun.errors import MAX_MESSAGE, ConfigError, MlxrunError
-from mlxrun.model import loader
+from mlxrun.core.errors import MAX_MESSAGE, ConfigError, MlxrunError
+from mlxrun.model import model_loading
+from mlxrun.model.load import loader
+from mlxrun.model.load.model_files import EMBEDDED
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.lora import adapter_config, adapter_files
-from mlxrun.model.model_files import EMBEDDED
-from mlxrun.model.model_info import load_model_info
+from mlxrun.model.model_loading import load_model
 from tests.helpers.lora_adapters import make_adapter
 from tests.helpers.storm_counts import count
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mlxrun.cli.main import main
-from mlxrun.config import text_files
-from mlxrun.errors import MAX_MESSAGE
-from mlxrun.model.model_files import EMBEDDED
+from mlxrun.core import text_files
+from mlxrun.core.errors import MAX_MESSAGE
+from mlxrun.model.load.model_files import EMBEDDED
 from tests.cli.conftest import fake_engine  # noqa: F401
 from tests.helpers.batch_fakes import chat, chats, write_job
 from tests.helpers.suite_files import write_suite

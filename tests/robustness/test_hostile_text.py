@@ -22,9 +22,9 @@ import pytest
 
 from mlxrun.cli.logging_setup import set_up_logging
 from mlxrun.cli.main import main
-from mlxrun.config import visible_text
 from mlxrun.config.settings import Config, LogSettings
-from mlxrun.model.model_files import EMBEDDED
+from mlxrun.core import visible_text
+from mlxrun.model.load.model_files import EMBEDDED
 from tests.cli.conftest import fake_engine  # noqa: F401
 from tests.helpers.batch_fakes import chat, write_job
 from tests.helpers.server_fakes import run_server, server_config

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.journal import Journal
-from mlxrun.batch.partial_answers import parse_records
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.journal import Journal
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.partial_answers import parse_records
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
 from tests.helpers.batches_server import start_processes
 from tests.helpers.plain_user import obey_permissions
@@ -32,7 +32,9 @@ def server() -> ForkServerContext:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["batch_fakes", "mlxrun.api.openai.request", "mlxrun.text.images"])
+        context.set_forkserver_preload(
+            ["batch_fakes", "mlxrun.api.openai.request", "mlxrun.api.text.media.images"]
+        )
         forkserver.ensure_running()
     return context
 
@@ -219,7 +221,7 @@ def stubborn(job: Path, pause: float, seconds: float, grace: float = 600.0) -> N
     """A job whose engine does not let go; after a signal it is waited for `grace` seconds."""
     import asyncio
 
-    import mlxrun.batch.stop_signals
+    import mlxrun.jobs.run.stop_signals
     from tests.helpers.batch_fakes import FakeClient
 
     async def close(self: FakeClient) -> None:
@@ -227,7 +229,7 @@ def stubborn(job: Path, pause: float, seconds: float, grace: float = 600.0) -> N
         await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, time.sleep, seconds))
 
     FakeClient.close = close  # type: ignore[method-assign]
-    mlxrun.batch.stop_signals.GRACE = grace
+    mlxrun.jobs.run.stop_signals.GRACE = grace
     run_in_process(job, pause, stop_after=150)
 
 
@@ -289,7 +291,7 @@ def test_a_full_disk(tmp_path: Path, start: Any, size: int) -> None:
 
 
 async def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    from mlxrun.errors import JobError
+    from mlxrun.core.errors import JobError
 
     job = write_job(tmp_path, chats(2))
     tmp_path.chmod(0o500)

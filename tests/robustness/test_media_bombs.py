@@ -18,15 +18,15 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.line_keys import LineKeys
+from mlxrun.api.text.media import image_decoding
+from mlxrun.api.text.media.image_decoding import decode_image, read_header
+from mlxrun.api.text.media.videos import choose_frames, read_video
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config, EngineSettings, MediaSettings
 from mlxrun.config.video_sampling import VideoSampling
-from mlxrun.errors import MAX_MESSAGE, MediaError
-from mlxrun.text import image_decoding
-from mlxrun.text.image_decoding import decode_image, read_header
-from mlxrun.text.videos import choose_frames, read_video
+from mlxrun.core.errors import MAX_MESSAGE, MediaError
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.lines.line_keys import LineKeys
 from tests.helpers.batch_fakes import chat, write_job
 from tests.helpers.media_bombs import (
     make_animation,
@@ -91,7 +91,7 @@ def test_parts_without_number_are_refused(data: bytes, monkeypatch: pytest.Monke
 
 def test_thousands_of_bad_tags_are_not_in_the_log() -> None:
     code = (
-        "from mlxrun.text.image_decoding import decode_image;"
+        "from mlxrun.api.text.media.image_decoding import decode_image;"
         "from tests.helpers.media_bombs import make_tiff;"
         "decode_image(make_tiff(1000))"
     )

@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.batch.job_service import JobService
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
-from mlxrun.model.model_info import load_model_info
+from mlxrun.jobs.run.job_service import JobService
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from tests.helpers.server_fakes import Serving, run_server

@@ -8,13 +8,13 @@ import random
 
 import pytest
 
+from mlxrun.core.memory_budget import Footprint, MemoryBudget
+from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.pooling import PoolingSteps
-from mlxrun.scheduler.memory_budget import Footprint, MemoryBudget
-from mlxrun.scheduler.pooling_queue import PoolingQueue
-from mlxrun.scheduler.request import TokenEvent
-from mlxrun.scheduler.token_budget import TokenBudget
-from tests.engine.test_pooling import FakeVectorRunner, make_request
+from mlxrun.engine.scheduler.token_budget import TokenBudget
+from mlxrun.engine.workloads.pooling import PoolingSteps
+from mlxrun.engine.workloads.pooling_queue import PoolingQueue
+from tests.engine.workloads.test_pooling import FakeVectorRunner, make_request
 from tests.helpers import engine_fakes
 from tests.helpers.storm_counts import count, make_rng
 

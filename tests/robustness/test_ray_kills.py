@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.command_processes import ROOT, read_log, start_command, wait_until
 from tests.helpers.storm_counts import count, make_rng
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths
 from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.core.errors import ConfigError, JobError, ModelLoadError
 from mlxrun.engine.factory import build_engine
-from mlxrun.errors import ConfigError, JobError, ModelLoadError
-from mlxrun.model.model_info import load_model_info
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.model_fixtures import Zoo
 
 

@@ -15,11 +15,11 @@ import pytest
 
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
+from mlxrun.core.errors import OutOfMemory
+from mlxrun.core.request import Request, TokenLogprob
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import OutOfMemory
-from mlxrun.scheduler import token_budget
-from mlxrun.scheduler.prompt_scores import PromptScores
-from mlxrun.scheduler.request import Request, TokenLogprob
+from mlxrun.engine.scheduler import token_budget
+from mlxrun.engine.scheduler.prompt_scores import PromptScores
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo

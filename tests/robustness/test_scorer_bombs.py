@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, read, write_job
 from tests.helpers.batches_server import ServerSetup, make_processes, start_processes
 from tests.helpers.scorer_bombs import (

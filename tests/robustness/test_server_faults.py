@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings, ServerSettings
+from mlxrun.core.errors import EngineDead, MlxrunError
 from mlxrun.engine.client import EngineClient
-from mlxrun.errors import EngineDead, MlxrunError
-from mlxrun.model.model_info import load_model_info
-from mlxrun.model.runner import ModelRunner
+from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.run.runner import ModelRunner
 from tests.helpers.engine_bench import engine_threads
 from tests.helpers.engine_fakes import FakeRunner, make_engine
 from tests.helpers.raw_clients import until
@@ -186,7 +186,7 @@ def test_the_process_ends_with_its_engine(tmp_path: Path) -> None:
     """`mlxrun serve` says why and exits with 3, once who waited has a 503."""
     program = f"""
 import sys, threading, json, re, urllib.request, urllib.error
-from mlxrun.model.runner import ModelRunner
+from mlxrun.model.run.runner import ModelRunner
 from mlxrun.cli import main, serve
 
 def failing(self, plan):

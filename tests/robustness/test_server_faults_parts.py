@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import ModelSettings
+from mlxrun.core.request import TokenEvent
 from mlxrun.engine.client import Collector, EngineClient
-from mlxrun.model.model_info import load_model_info
-from mlxrun.model.runner import ModelRunner
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
-from mlxrun.scheduler.request import TokenEvent
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.run.runner import ModelRunner
 from tests.helpers.engine_fakes import FakeRunner, make_engine
 from tests.helpers.served_model import HELLO, make_image_messages, make_image_part
 from tests.helpers.server_fakes import FakeEngine, run_server

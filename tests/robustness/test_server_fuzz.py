@@ -24,7 +24,7 @@ from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
-from mlxrun.server.response_runs import RESPONSES
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
 from tests.helpers.storm_counts import count as count_done
 from tests.helpers.storm_counts import make_rng
@@ -163,7 +163,7 @@ async def test_a_hundred_thousand_bad_requests(
 
 
 async def embedded() -> EngineClient:
-    from mlxrun.model.model_info import load_model_info
+    from mlxrun.model.load.model_info import load_model_info
 
     config = Config(model=ModelSettings(), scheduler=SchedulerSettings(chunk=32))
     return await EngineClient.start(config, load_model_info(config.model, weights=True))

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from mlxrun.api.text.media import images as images_module
+from mlxrun.api.text.media.image_memory import get_image_memory
+from mlxrun.api.text.tokens import tokens
+from mlxrun.api.text.tokens.tokens import PromptTokens, tokenize
 from mlxrun.config.settings import Config, MediaSettings
-from mlxrun.server import json_bodies
-from mlxrun.text import images as images_module
-from mlxrun.text import tokens, workers
-from mlxrun.text.image_memory import get_image_memory
-from mlxrun.text.tokens import PromptTokens, tokenize
-from mlxrun.text.workers import check_abandoned
+from mlxrun.core import workers
+from mlxrun.core.workers import check_abandoned
+from mlxrun.server.http import json_bodies
 from tests.helpers.server_fakes import Reply, Serving, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 from tests.robustness.test_server_fuzz import nothing_left, site
@@ -64,7 +65,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
     made = Gate()
-    for module in ("mlxrun.text.prompt", "mlxrun.server.endpoints.tokenize"):
+    for module in ("mlxrun.api.text.prompt", "mlxrun.server.endpoints.tokenize"):
         monkeypatch.setattr(f"{module}.tokenize", made.tokenize)
     return made
 

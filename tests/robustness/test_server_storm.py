@@ -20,7 +20,7 @@ import pytest
 
 from mlxrun.config.settings import Config, SchedulerSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
-from mlxrun.model.model_info import load_model_info
+from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, run_server
 from tests.robustness.test_server_fuzz import empty, nothing_left

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import chat, chats, run_in_process, write_job
 from tests.helpers.batches_server import make_processes, start_processes
 from tests.helpers.command_processes import suspend, wait_until

@@ -15,16 +15,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from mlxrun.cluster.servers.server_actor import make_worker_app
+from mlxrun.cluster.servers.server_relay import SECRET_HEADER
 from mlxrun.config.settings import Config
-from mlxrun.distributed.server_actor import make_worker_app
-from mlxrun.distributed.server_relay import SECRET_HEADER
-from mlxrun.server import access
-from mlxrun.server.access import ApiKeys
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
+from mlxrun.server.http import access
+from mlxrun.server.http.access import ApiKeys
+from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.http.surface import Endpoint
 from mlxrun.server.lifecycle import listen
-from mlxrun.server.routes import ROUTES
-from mlxrun.server.surface import Endpoint
 from tests.helpers.server_fakes import Serving, run_server, server_config
 from tests.helpers.storm_counts import count, make_rng
 from tests.helpers.tokenizers import FakeModelInfo

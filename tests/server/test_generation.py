@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import CacheSettings, Config, ModelSettings, SchedulerSettings, ServerSettings
+from mlxrun.core.errors import Cancelled, EngineDead
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
-from mlxrun.errors import Cancelled, EngineDead
 from mlxrun.server.endpoints import admin
 from tests.helpers.engine_bench import after_steps, bench
 from tests.helpers.engine_fakes import FakeRunner, Gate, compute_answer, make_engine, make_request
@@ -240,7 +240,7 @@ async def test_clients_disconnect_from_a_server_with_a_real_engine_client() -> N
 
 @pytest.fixture(scope="module")
 def embedded() -> Any:
-    from mlxrun.model.model_info import load_model_info
+    from mlxrun.model.load.model_info import load_model_info
 
     return load_model_info(ModelSettings(), weights=True)
 

@@ -19,11 +19,12 @@ import aiohttp
 import pytest
 
 from mlxrun.api.context import ApiContext
-from mlxrun.batch.job_service import JobService
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
+from mlxrun.core.errors import ConfigError, EngineDead, ModelLoadError
+from mlxrun.core.request import PooledModel
 from mlxrun.engine.client import EngineClient
-from mlxrun.errors import ConfigError, EngineDead, ModelLoadError
-from mlxrun.scheduler.request import PooledModel
+from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server import lifecycle
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
@@ -39,7 +40,6 @@ from mlxrun.server.lifecycle import (
     make_url,
     run,
 )
-from mlxrun.text.images import MediaLoader
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import (
     MINI,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.errors import EngineDead
-from mlxrun.scheduler.request import HitKind, TokenEvent
+from mlxrun.core.errors import EngineDead
+from mlxrun.core.request import HitKind, TokenEvent
 from tests.helpers.raw_clients import ONLY, connect, cut, until
 from tests.helpers.server_fakes import (
     FakeEngine,

@@ -6,7 +6,7 @@ import asyncio
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mlxrun.scheduler.request import HitKind, TokenEvent
+from mlxrun.core.request import HitKind, TokenEvent
 from mlxrun.server.endpoints import admin
 from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mlxrun.scheduler.request import HitKind, Request, TokenEvent
+from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.server.endpoints import admin
-from mlxrun.server.request_context import CONFIG_HASH
+from mlxrun.server.http.request_context import CONFIG_HASH
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import MINI, make_chat_body, make_script, run_server
 from tests.server.test_metrics import metric

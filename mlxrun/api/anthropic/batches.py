@@ -10,7 +10,7 @@ from typing import Any
 
 from mlxrun.api.anthropic.fields import check_fields
 from mlxrun.api.body_schema import OBJECT, STRING, object_of
-from mlxrun.text.field_errors import quote, reject
+from mlxrun.core.field_errors import quote, reject
 
 Json = dict[str, Any]
 

@@ -28,7 +28,7 @@ from mlxrun.api.anthropic.fields import (
 )
 from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.config.settings import ServerSettings
-from mlxrun.text.field_errors import get_json_type, reject, reject_unsupported, shorten
+from mlxrun.core.field_errors import get_json_type, reject, reject_unsupported, shorten
 
 Json = dict[str, Any]
 

@@ -28,8 +28,8 @@ from mlxrun.api.body_schema import (
     raise_schema_error,
 )
 from mlxrun.api.sampling_params import MAX_STOPS
-from mlxrun.text.field_errors import UNKNOWN, check_type, reject, reject_choice, reject_unsupported, shorten
-from mlxrun.text.ignored_fields import CACHE_HINT, ECHOED, log_ignored
+from mlxrun.api.text.ignored_fields import CACHE_HINT, ECHOED, log_ignored
+from mlxrun.core.field_errors import UNKNOWN, check_type, reject, reject_choice, reject_unsupported, shorten
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
 EXTRA = "Extra inputs are not permitted"

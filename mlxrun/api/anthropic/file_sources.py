@@ -15,7 +15,7 @@ from typing import Any
 from mlxrun.api.anthropic.fields import EXTRA, SOURCES
 from mlxrun.api.body_schema import STRING, object_of
 from mlxrun.api.stored_files import PDF, FileContent, ReadFile, read_content
-from mlxrun.text.field_errors import UNKNOWN, quote, reject, reject_unsupported, shorten
+from mlxrun.core.field_errors import UNKNOWN, quote, reject, reject_unsupported, shorten
 
 Json = dict[str, Any]
 FILE_SOURCE = object_of({"file_id": STRING})

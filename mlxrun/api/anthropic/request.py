@@ -42,12 +42,12 @@ from mlxrun.api.openai.request import (
     prepare_request,
 )
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import RequestError
-from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE
-from mlxrun.text.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, suggest
-from mlxrun.text.ignored_fields import log_ignored
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import find_reasoning_switch, find_template_variables
+from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE
+from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template import find_reasoning_switch, find_template_variables
+from mlxrun.core.errors import RequestError
+from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, suggest
 
 Json = dict[str, Any]
 

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mlxrun.api.anthropic.fields import THREAD_UNSUPPORTED
-from mlxrun.errors import Draining, NotReady, PromptTooLong, RequestError, describe_error, get_http_status
+from mlxrun.core.errors import (
+    Draining,
+    NotReady,
+    PromptTooLong,
+    RequestError,
+    describe_error,
+    get_http_status,
+)
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any
 from mlxrun.api.anthropic.request import PreparedMessage
 from mlxrun.api.choice import Choice
 from mlxrun.api.opaque_reasoning import encode_reasoning
-from mlxrun.parsers.delta import Delta
+from mlxrun.api.parsers.delta import Delta
 
 Json = dict[str, Any]
 Event = tuple[str, Json]

@@ -11,7 +11,7 @@ from typing import Any
 
 from mlxrun.api.anthropic.fields import TOOL_OPTIONS, check_tagged
 from mlxrun.api.body_schema import Schema, object_of
-from mlxrun.text.field_errors import reject_unsupported
+from mlxrun.core.field_errors import reject_unsupported
 
 Json = dict[str, Any]
 

@@ -99,7 +99,7 @@ HONOURED: dict[RequestKind, dict[str, Schema]] = {
         "chat_template_kwargs": OBJECT,
         "parallel_tool_calls": BOOL,
         "response_format": {"type": "object", "required": ["type"]},
-        "add_generation_prompt": BOOL,  # with the next, as in vLLM: see text/continuation.py
+        "add_generation_prompt": BOOL,  # with the next, as in vLLM: see api/text/continuation.py
         "continue_final_message": BOOL,
     },
     "completion": _COMMON

@@ -8,9 +8,9 @@ from typing import Any
 
 from mlxrun.api.choice import AnswerToken, Choice
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import InternalError
-from mlxrun.scheduler.request import TokenLogprob
-from mlxrun.text.detokenize import TokenBytes
+from mlxrun.api.text.tokens.detokenize import TokenBytes
+from mlxrun.core.errors import InternalError
+from mlxrun.core.request import TokenLogprob
 
 Json = dict[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxrun.text.field_errors import check_type, get_required, quote, reject, reject_unsupported
-from mlxrun.text.ignored_fields import CACHE_HINT, log_ignored
-from mlxrun.text.messages import Message
+from mlxrun.api.text.ignored_fields import CACHE_HINT, log_ignored
+from mlxrun.api.text.messages import Message
+from mlxrun.core.field_errors import check_type, get_required, quote, reject, reject_unsupported
 
 _MAX_NAME_LENGTH = 128
 TOOL_HINTS = {

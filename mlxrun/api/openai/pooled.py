@@ -27,11 +27,11 @@ from mlxrun.api.openai.pooled_texts import (
     find_pooled_model,
 )
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import InternalError
-from mlxrun.scheduler.request import PooledModel, Request, SamplingParams
-from mlxrun.text.field_errors import check_keys, get_required, reject, reject_type, reject_unsupported
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.workers import run_on_text
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.core.errors import InternalError
+from mlxrun.core.field_errors import check_keys, get_required, reject, reject_type, reject_unsupported
+from mlxrun.core.request import PooledModel, Request, SamplingParams
+from mlxrun.core.workers import run_on_text
 
 
 @dataclass(frozen=True, slots=True)

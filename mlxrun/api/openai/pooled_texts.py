@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from mlxrun.errors import PromptTooLong, RequestError
-from mlxrun.scheduler.request import PooledModel
-from mlxrun.text.field_errors import check_type, reject, reject_choice, reject_type, reject_unsupported
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.prompt import check_text, check_token_ids
-from mlxrun.text.template import get_image_markers
-from mlxrun.text.token_bounds import count_least_tokens
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.prompt import check_text, check_token_ids
+from mlxrun.api.text.templates.template import get_image_markers
+from mlxrun.api.text.tokens.token_bounds import count_least_tokens
+from mlxrun.core.errors import PromptTooLong, RequestError
+from mlxrun.core.field_errors import check_type, reject, reject_choice, reject_type, reject_unsupported
+from mlxrun.core.request import PooledModel
 
 MAX_TEXTS = 2048  # of a request, as in OpenAI's API
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from mlxrun.text.field_errors import check_type, reject, reject_type, reject_unsupported
-from mlxrun.text.infill import build_infill_ids, find_infill_format
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.prompt import RenderedPrompt, build_raw_prompt, check_text
-from mlxrun.text.template import get_image_markers
-from mlxrun.text.token_offsets import find_id_offsets, find_text_offsets
-from mlxrun.text.tokens import check_length, count_shared_prefix
-from mlxrun.text.workers import run_on_text
+from mlxrun.api.text.infill import build_infill_ids, find_infill_format
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.prompt import RenderedPrompt, build_raw_prompt, check_text
+from mlxrun.api.text.templates.template import get_image_markers
+from mlxrun.api.text.tokens.token_offsets import find_id_offsets, find_text_offsets
+from mlxrun.api.text.tokens.tokens import check_length, count_shared_prefix
+from mlxrun.core.field_errors import check_type, reject, reject_type, reject_unsupported
+from mlxrun.core.workers import run_on_text
 
 MAX_CHOICES = 2048  # of all prompts of a request
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import EFFORTS
-from mlxrun.text.field_errors import reject, reject_choice, reject_unsupported
-from mlxrun.text.ignored_fields import log_ignored
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import find_reasoning_switch, find_template_variables
+from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template import find_reasoning_switch, find_template_variables
+from mlxrun.core.field_errors import reject, reject_choice, reject_unsupported
 
 _NO_VARIABLE = "the model's chat template has no such variable"
 _SWITCHED = {"enabled": True, "disabled": False}  # the other types of `thinking` leave it to the template

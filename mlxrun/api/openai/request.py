@@ -24,6 +24,7 @@ from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.pooled_texts import check_generates
 from mlxrun.api.openai.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
+from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.prepared import PreparedRequest, RequestKind
 from mlxrun.api.sampling_params import (
     build_sampling_params,
@@ -34,37 +35,26 @@ from mlxrun.api.sampling_params import (
     read_prompt_logprobs,
     read_stop_strings,
 )
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import Grammar, LoraAdapter, Request, SamplingParams
-from mlxrun.structured.closed_objects import close_body, close_tools
-from mlxrun.structured.response_format import build_response_grammar, reject_structured_output
-from mlxrun.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
-from mlxrun.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
-from mlxrun.text.field_errors import (
-    UNSUPPORTED,
-    reject,
-    reject_choice,
-    reject_unsupported,
-)
-from mlxrun.text.ignored_fields import log_ignored
-from mlxrun.text.media_support import check_model_takes, check_template_renders
-from mlxrun.text.messages import ImageRef, Message, normalize_messages
-from mlxrun.text.prompt import (
-    PromptOptions,
-    RenderedPrompt,
-    build_chat_prompt,
-    check_text,
-)
-from mlxrun.text.template import (
+from mlxrun.api.structured.closed_objects import close_body, close_tools
+from mlxrun.api.structured.response_format import build_response_grammar, reject_structured_output
+from mlxrun.api.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
+from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
+from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.api.text.media.media_support import check_model_takes, check_template_renders
+from mlxrun.api.text.messages import ImageRef, Message, normalize_messages
+from mlxrun.api.text.prompt import PromptOptions, RenderedPrompt, build_chat_prompt, check_text
+from mlxrun.api.text.templates.template import (
     find_template_variables,
     get_image_markers,
     require_template,
     select_template_variables,
     warn_unused_variables,
 )
-from mlxrun.text.template_support import get_message_support
-from mlxrun.text.tools_prompt import describe_tools_in_prompt
-from mlxrun.text.workers import IMAGES, run_on_text
+from mlxrun.api.text.templates.template_support import get_message_support
+from mlxrun.api.text.tools_prompt import describe_tools_in_prompt
+from mlxrun.core.field_errors import UNSUPPORTED, reject, reject_choice, reject_unsupported
+from mlxrun.core.request import Grammar, LoraAdapter, Request, SamplingParams
+from mlxrun.core.workers import IMAGES, run_on_text
 
 _CONTROL_TOKEN = re.compile(r"<.*[|_\uff5c].*>")  # <|im_end|>, <end_of_turn>; not </s>, which is HTML too
 
@@ -283,7 +273,7 @@ def _read_chat(
     chat = normalize_messages(given["messages"], get_message_support(model_info), strict=strict)
     variables = dict(given.get("chat_template_kwargs", {}))
     if "thinking_budget" not in find_template_variables(require_template(model_info)):
-        variables.pop("thinking_budget", None)  # read by structured/thinking_budget.py only
+        variables.pop("thinking_budget", None)  # read by api/structured/thinking_budget.py only
     variables = select_template_variables(model_info, variables, "chat_template_kwargs", strict=strict)
     warn_unused_variables(model_info, configured)
     check_model_takes(chat.images, model_info)

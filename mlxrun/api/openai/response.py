@@ -17,7 +17,7 @@ from mlxrun.api.openai.logprobs import (
     join_logprobs,
 )
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import MlxrunError, RequestError, describe_error, get_http_status
+from mlxrun.core.errors import MlxrunError, RequestError, describe_error, get_http_status
 
 Json = dict[str, Any]
 

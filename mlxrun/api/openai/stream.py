@@ -19,8 +19,8 @@ from mlxrun.api.openai.response import (
     build_prompt_ids,
     build_usage,
 )
+from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.parsers.delta import Delta
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _HOLE = "\0"  # where the text is inserted; only fields of ours follow it in a chunk

@@ -12,7 +12,7 @@ from typing import Any
 
 from mlxrun.api.responses.input_items import InputItem, Item
 from mlxrun.api.responses.tools import make_visible_name
-from mlxrun.text.field_errors import reject_unsupported
+from mlxrun.core.field_errors import reject_unsupported
 
 _MEDIA = ("input_image", "input_file")
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.api.responses.tools import warn_once
-from mlxrun.text.field_errors import (
+from mlxrun.api.text.ignored_fields import select_known
+from mlxrun.core.field_errors import (
     check_keys,
     check_type,
     get_json_type,
@@ -24,7 +25,6 @@ from mlxrun.text.field_errors import (
     reject_type,
     reject_unsupported,
 )
-from mlxrun.text.ignored_fields import select_known
 
 Item = dict[str, Any]
 

@@ -24,10 +24,10 @@ from mlxrun.api.responses.fields import BODY, ENCRYPTED, LOGPROBS, SAME
 from mlxrun.api.responses.input_items import InputItem, Item, ItemSource, check_item_ids, read_input_items
 from mlxrun.api.responses.tools import ResponseTools, read_tools, warn_once
 from mlxrun.api.responses.truncation import find_fitting
-from mlxrun.errors import RequestError
-from mlxrun.text.field_errors import check_keys, check_type, get_required, quote, reject, reject_choice
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.template import REASONING_SWITCHES
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template import REASONING_SWITCHES
+from mlxrun.core.errors import RequestError
+from mlxrun.core.field_errors import check_keys, check_type, get_required, quote, reject, reject_choice
 
 _CHAT_ONLY = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only chat bodies have
 _SOURCES = {

@@ -10,7 +10,7 @@ from typing import Any
 from mlxrun.api.choice import Choice
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.request import ResponseRequest
-from mlxrun.errors import MlxrunError, Overloaded, RequestError, describe_error
+from mlxrun.core.errors import MlxrunError, Overloaded, RequestError, describe_error
 
 Json = dict[str, Any]
 

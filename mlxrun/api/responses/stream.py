@@ -13,11 +13,11 @@ from typing import Any
 from mlxrun.api.choice import AnswerToken, Choice
 from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.api.openai.logprobs import build_chat_logprobs
+from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.request import ResponseRequest
 from mlxrun.api.responses.response import Json, build_error, build_usage
 from mlxrun.api.responses.tools import ToolName, build_call_item, extract_free_text
-from mlxrun.parsers.delta import Delta
 
 # By kind of item: the prefix of its id, the name of its events, and their field with the whole text.
 _KINDS = {

@@ -15,8 +15,7 @@ from typing import Any
 
 from mlxrun.api.openai.offered_tools import check_tool_name
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_REASON, REFUSED_TOOLS
-from mlxrun.config.limited_json import load_json
-from mlxrun.text.field_errors import (
+from mlxrun.core.field_errors import (
     check_keys,
     check_type,
     get_required,
@@ -26,6 +25,7 @@ from mlxrun.text.field_errors import (
     reject_unsupported,
     suggest,
 )
+from mlxrun.core.limited_json import load_json
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from mlxrun.errors import PromptTooLong
+from mlxrun.core.errors import PromptTooLong
 
 Item = dict[str, Any]
 Prepared = TypeVar("Prepared")

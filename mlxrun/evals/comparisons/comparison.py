@@ -12,8 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.progress import pluralize
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison_cells import CellPair, match_cells
 from mlxrun.evals.comparisons.comparison_differences import list_differences
 from mlxrun.evals.comparisons.comparison_lines import Mismatches, PairedLine, PairedLines, PairingRules
@@ -26,7 +25,8 @@ from mlxrun.evals.statistics import (
     compare_scores,
     compute_equivalence,
 )
-from mlxrun.scoring.intervals import ConfidenceInterval, ScoreMean
+from mlxrun.jobs.run.progress import pluralize
+from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 
 FORMAT = 1
 ANY_SAME_LINE = PairingRules()

@@ -6,11 +6,11 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mlxrun.batch.job_file import JobLine
 from mlxrun.evals.comparisons.comparison import Comparison
 from mlxrun.evals.prompt_messages import list_messages
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.jobs.lines.job_file import JobLine
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from mlxrun.batch.manifest_checks import describe_changes, flatten_settings
-from mlxrun.batch.manifest_environment import RunEnvironment
-from mlxrun.batch.progress import pluralize
 from mlxrun.evals.comparisons.comparison_lines import PairedLines
 from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.jobs.records.manifest_checks import describe_changes, flatten_settings
+from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.run.progress import pluralize
 
 # What a model brings along. `describe_changes` leaves it out where the model is another one.
 _OF_MODEL = {

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.line_keys import LineKeys, digest_short, dump_canonical
-from mlxrun.batch.progress import pluralize
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.lines.line_keys import LineKeys, digest_short, dump_canonical
+from mlxrun.jobs.run.progress import pluralize
 
 _PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
 _NAMED = 5  # ids in an error; --json has no more, as nothing was compared

@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mlxrun.batch.progress import pluralize
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
 from mlxrun.evals.comparisons.comparison_answers import FlipAnswers
 from mlxrun.evals.run_folders.run_folder import DONE
-from mlxrun.scoring.intervals import ConfidenceInterval
+from mlxrun.jobs.run.progress import pluralize
+from mlxrun.jobs.scoring.intervals import ConfidenceInterval
 
 if TYPE_CHECKING:
     from rich.console import Console

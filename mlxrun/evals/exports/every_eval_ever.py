@@ -17,7 +17,7 @@ from typing import Any
 
 from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
-from mlxrun.scoring.intervals import CONFIDENCE, ScoreMean
+from mlxrun.jobs.scoring.intervals import CONFIDENCE, ScoreMean
 
 Json = dict[str, Any]
 SCHEMA_VERSION = "0.3.0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.every_eval_ever import write_every_eval_ever
 from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
 from mlxrun.evals.exports.inspect_log import SUFFIXES, write_inspect_log

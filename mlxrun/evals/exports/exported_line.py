@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.output_records import read_usage
 from mlxrun.evals.prompt_messages import PromptMessage, list_messages
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
-from mlxrun.scoring.answer_text import extract_answers
-from mlxrun.scoring.likeliest import sum_continuations
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.records.output_records import read_usage
+from mlxrun.jobs.scoring.answer_text import extract_answers
+from mlxrun.jobs.scoring.likeliest import sum_continuations
 
 Json = dict[str, Any]
 _INPUTS = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix", "model", "user")

@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.exported_line import ExportedLine
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
-from mlxrun.scoring.intervals import ConfidenceInterval, ScoreMean
+from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 
 Json = dict[str, Any]
 _MISSING = object()

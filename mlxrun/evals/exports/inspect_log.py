@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.limited_json import load_json
+from mlxrun.core.limited_json import load_json
 from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
 from mlxrun.evals.prompt_messages import PromptMessage
-from mlxrun.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.intervals import CONFIDENCE
 
 Json = dict[str, Any]
 SUFFIXES = (".eval", ".json")

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from mlxrun.evals.exports.exported_line import ExportedLine, dump_json, dump_text
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
-from mlxrun.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.intervals import CONFIDENCE
 
 Json = dict[str, Any]
 FILTER = "none"

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
-from mlxrun.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.intervals import CONFIDENCE
 
 Json = dict[str, Any]
 SUFFIXES = (".md", ".yaml", ".yml")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from mlxrun.batch.progress import pluralize
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, ComparisonSet, compare_paths
 from mlxrun.evals.comparisons.comparison_lines import PairingRules
 from mlxrun.evals.comparisons.comparison_table import describe_p, format_p
 from mlxrun.evals.reports.charts import draw_axis, draw_interval
 from mlxrun.evals.reports.shown_text import format_bounds, format_points
+from mlxrun.jobs.run.progress import pluralize
 
 METHOD = (
     "The interval is that of a paired bootstrap, or by t where fewer than 10 lines differ; p is McNemar's "

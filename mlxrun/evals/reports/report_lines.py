@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.batch.job_file import JobLine
-from mlxrun.batch.line_times import LineTiming
-from mlxrun.batch.output_records import ID_PREFIX, read_usage
 from mlxrun.evals.prompt_messages import list_messages
 from mlxrun.evals.reports.thumbnails import Thumbnails
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
-from mlxrun.scoring.answer_text import extract_answers, is_cut
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.records.line_times import LineTiming
+from mlxrun.jobs.records.output_records import ID_PREFIX, read_usage
+from mlxrun.jobs.scoring.answer_text import extract_answers, is_cut
 
 RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run
 CUT, EMPTY, FLIP = 1, 2, 4  # flags; FLIP: of all runs of a line that they score differently

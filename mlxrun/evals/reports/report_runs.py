@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.line_times import LineTiming, read_timings
 from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, LineRow, LineRows, get_key
 from mlxrun.evals.reports.thumbnails import Thumbnails
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
-from mlxrun.scoring.score_groups import Scores
+from mlxrun.jobs.records.line_times import LineTiming, read_timings
+from mlxrun.jobs.scoring.score_groups import Scores
 
 SHOWN_IDS = 3  # of the lines that failed for one reason
 

@@ -19,7 +19,7 @@ from mlxrun.evals.reports.shown_text import (
     pluralize_count,
 )
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
-from mlxrun.scoring.score_groups import ScoreGroup
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 MOST_REASONS = 30
 MOST_DATED = 3  # runs whose times are listed one by one

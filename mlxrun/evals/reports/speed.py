@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from mlxrun.batch.line_times import LineTiming
+from mlxrun.jobs.records.line_times import LineTiming
 
 MOST_PARTS, LINES_PER_PART = 60, 8  # of a chart
 

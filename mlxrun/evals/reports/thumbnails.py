@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.settings import MediaSettings
-from mlxrun.errors import MediaError
+from mlxrun.core.errors import MediaError
 
 SIDE = 320  # pixels of a thumbnail's longer side
 FULL_SIDE = 1024  # with `--full`
@@ -23,7 +23,7 @@ class Thumbnails:
 
     def __init__(self, folder: Path, media: Mapping[str, Any], *, full: bool = False) -> None:
         """`media`: the section of the run's config. The images may be wherever they could be for the run."""
-        from mlxrun.text.images import MediaLoader
+        from mlxrun.api.text.media.images import MediaLoader
 
         known = {key: media[key] for key in ("roots", "max_bytes", "max_pixels") if key in media}
         self._loader = MediaLoader(MediaSettings(**known), folder)
@@ -45,7 +45,7 @@ class Thumbnails:
         return self._made[key]
 
     def _encode(self, source: str) -> str:
-        from mlxrun.text.image_decoding import decode_image, read_header
+        from mlxrun.api.text.media.image_decoding import decode_image, read_header
 
         if self._bytes >= MAX_BYTES:
             raise MediaError(f"the images of this report have more than {MAX_BYTES // 10**6} MB")

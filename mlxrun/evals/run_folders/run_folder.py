@@ -15,16 +15,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from mlxrun.batch.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
-from mlxrun.batch.line_keys import LineKeys, digest_settings, find_local_images
-from mlxrun.batch.manifest import hash_file
-from mlxrun.batch.manifest_checks import UNREADABLE
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
 from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
-from mlxrun.scoring.eval_spec import EvalReader
+from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
+from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, find_local_images
+from mlxrun.jobs.records.manifest import hash_file
+from mlxrun.jobs.records.manifest_checks import UNREADABLE
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.scoring.eval_spec import EvalReader
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"  # states of a run
 _ACTIVE = ("starting", "loading", "running")  # states in status.json

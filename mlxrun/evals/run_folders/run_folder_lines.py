@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.batch.job_file import BadLine, JobLine
-from mlxrun.scoring.answer_text import extract_answer
+from mlxrun.jobs.lines.job_file import BadLine, JobLine
+from mlxrun.jobs.scoring.answer_text import extract_answer
 
 
 @dataclass(frozen=True, slots=True)

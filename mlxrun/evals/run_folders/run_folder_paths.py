@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.manifest import FORMAT
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
+from mlxrun.jobs.records.manifest import FORMAT
+from mlxrun.jobs.records.run_paths import JobPaths
 
 RUN_SUFFIX = ".run"
 SUITE_NAME = "suite.json"

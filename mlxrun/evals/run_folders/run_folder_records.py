@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlxrun.batch.journal import Journal
-from mlxrun.batch.line_keys import digest_settings, digest_short
-from mlxrun.batch.output_records import ID_PREFIX, parse_record
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.lines.line_keys import digest_settings, digest_short
+from mlxrun.jobs.records.journal import Journal
+from mlxrun.jobs.records.output_records import ID_PREFIX, parse_record
+from mlxrun.jobs.records.run_paths import JobPaths
 
 _HEAD = re.compile(rb'\{"id": "' + ID_PREFIX.encode() + rb'([0-9a-f]{32})"')
 _STATES = {False: "done", True: "failed"}

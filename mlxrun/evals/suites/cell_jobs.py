@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxrun.api.openai.fields import BODIES
-from mlxrun.batch.job_maker import ColumnChoice, JobMaker
-from mlxrun.batch.line_files import replace_file
-from mlxrun.batch.line_template import LineTemplate
-from mlxrun.batch.run_paths import wrap_write_errors
-from mlxrun.batch.table_files import Row, RowError
 from mlxrun.config.settings import Config
 from mlxrun.config.validation import find_closest, suggest_word
-from mlxrun.errors import JobError, RequestError
+from mlxrun.core.errors import JobError, RequestError
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
@@ -35,7 +30,12 @@ from mlxrun.evals.suites.task_template import (
     locate_scorer,
     parse_task_judge,
 )
-from mlxrun.scoring.custom_scorer import load_scorer
+from mlxrun.jobs.lines.job_maker import ColumnChoice, JobMaker
+from mlxrun.jobs.lines.line_files import replace_file
+from mlxrun.jobs.lines.line_template import LineTemplate
+from mlxrun.jobs.lines.table_files import Row, RowError
+from mlxrun.jobs.records.run_paths import wrap_write_errors
+from mlxrun.jobs.scoring.custom_scorer import load_scorer
 
 _COLUMNS = ("id", "expected", "group", "images")  # keys of a task that name a column
 _OWN_VARIABLES = ("row", "row_number")

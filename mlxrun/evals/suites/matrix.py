@@ -14,16 +14,16 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.line_keys import dump_canonical
 from mlxrun.config.conversion import hash_config, to_plain
 from mlxrun.config.loading import LoadedConfig
 from mlxrun.config.nodes import DEFAULT, ConfigNode
 from mlxrun.config.settings import Config
 from mlxrun.config.yaml_source import render_yaml
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 from mlxrun.evals.suites.suite_checks import GENERATION, SAMPLING, TASK_KEYS
 from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.evals.suites.suite_settings import SuiteTask
+from mlxrun.jobs.lines.line_keys import dump_canonical
 
 # Loads the config of a model: its file (None: the command's), and sections with the folder of their paths.
 LoadModelConfig = Callable[[Path | None, Sequence[tuple[ConfigNode, Path]]], LoadedConfig]

@@ -9,7 +9,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import SuiteTask
-from mlxrun.scoring.eval_spec import MATCHES, find_unknown_key
+from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
 Problem = tuple[Sequence[Step], str]
 TASK_KEYS = ("prompt", "few_shot.count", "few_shot.seed")  # of `vary`, besides generation.NAME

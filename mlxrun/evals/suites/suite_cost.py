@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_check import CheckedLines, check_job
-from mlxrun.batch.line_answerer import LinePreparer
+from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
-from mlxrun.parsers.registry import detect_formats
-from mlxrun.text.model_info import ModelInfo
+from mlxrun.jobs.lines.job_check import CheckedLines, check_job
+from mlxrun.jobs.run.line_answerer import LinePreparer
 
 Say = Callable[[str], None]
 

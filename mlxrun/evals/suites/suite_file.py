@@ -15,10 +15,10 @@ from typing import Any, cast
 import jsonschema
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
-from mlxrun.config.text_files import check_encoding, read_regular
 from mlxrun.config.validation import describe_error, find_closest, suggest_word
 from mlxrun.config.yaml_source import YamlError, parse_yaml
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.text_files import check_encoding, read_regular
 from mlxrun.evals.suites.suite_schema import build_settings, build_suite_schema
 from mlxrun.evals.suites.suite_settings import Suite
 

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.manifest_checks import UNREADABLE
-from mlxrun.batch.manifest_environment import list_versions
-from mlxrun.batch.progress import format_now
-from mlxrun.batch.run_paths import wrap_write_errors, write_atomically
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_file import SuiteFile
+from mlxrun.jobs.records.manifest_checks import UNREADABLE
+from mlxrun.jobs.records.manifest_environment import list_versions
+from mlxrun.jobs.records.run_paths import wrap_write_errors, write_atomically
+from mlxrun.jobs.run.progress import format_now
 
 log = logging.getLogger(__name__)
 FORMAT = 1

@@ -15,23 +15,23 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.batch.job_cache import delete_cache
-from mlxrun.batch.job_run import JobOptions, JobOutcome, JobRun, JobSetup
-from mlxrun.batch.line_answerer import LinePreparer
-from mlxrun.batch.line_scorers import make_eval_reader
-from mlxrun.batch.progress import ProgressMeter, ProgressView, make_view, pluralize
-from mlxrun.batch.run_paths import JobPaths, lock_folder, wrap_write_errors
-from mlxrun.batch.stop_signals import Interrupted, StopSignals
+from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest
 from mlxrun.evals.suites.task_template import parse_task_judge
-from mlxrun.parsers.registry import detect_formats
-from mlxrun.text.model_info import ModelInfo
+from mlxrun.jobs.lines.line_scorers import make_eval_reader
+from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
+from mlxrun.jobs.run.job_cache import delete_cache
+from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view, pluralize
+from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient

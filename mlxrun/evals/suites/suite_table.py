@@ -8,10 +8,10 @@ from typing import Any, TextIO
 from rich.markup import escape
 from rich.table import Table
 
-from mlxrun.batch.progress import format_duration, pluralize
-from mlxrun.config.byte_sizes import format_rounded
-from mlxrun.config.terminal import open_console, print_line
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.terminal import open_console, print_line
 from mlxrun.evals.suites.suite_cost import CellCost
+from mlxrun.jobs.run.progress import format_duration, pluralize
 
 Record = Mapping[str, Any]
 _PIPE_WIDTH = 200  # columns, where the output is no terminal

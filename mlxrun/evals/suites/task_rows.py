@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.table_files import Row, RowError, read_rows
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.suites.suite_settings import HubSource
+from mlxrun.jobs.lines.table_files import Row, RowError, read_rows
 
 Rows = Iterator[tuple[int, Row | RowError]]
 _IMAGE_TYPES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.line_keys import is_local_path
-from mlxrun.batch.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
-from mlxrun.batch.table_files import Row, RowError
-from mlxrun.config.text_files import read_text_file
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge import Judge, parse_judge, read_judge
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
 from mlxrun.evals.suites.task_rows import RowSource, make_data_url
+from mlxrun.jobs.lines.line_keys import is_local_path
+from mlxrun.jobs.lines.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
+from mlxrun.jobs.lines.table_files import Row, RowError
 
 Json = dict[str, Any]
 Locate = Callable[[str], str]  # from a key of the task to its position in the suite

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.text_files import read_text_file
-from mlxrun.errors import ConfigError, ModelLoadError
-from mlxrun.model.tensor_files import read_entries
+from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.core.text_files import read_text_file
+from mlxrun.model.load.tensor_files import read_entries
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 OTHER_WEIGHTS = "weights.safetensors"  # mlx-vlm reads such a file too

@@ -18,10 +18,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from mlxrun.errors import ConfigError, is_out_of_memory
-from mlxrun.model.lora.adapted_layers import LayerWeights
+from mlxrun.core.errors import ConfigError, is_out_of_memory
+from mlxrun.model.hooks.adapted_layers import LayerWeights
+from mlxrun.model.load.weight_check import is_float
 from mlxrun.model.lora.adapter_config import read_adapter_config
-from mlxrun.model.weight_check import is_float
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.chunk_grouping import PrefillSharing
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.core.errors import ConfigError
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 # Largest difference of logits that counts as rounding, in units of their standard deviation.
 TOLERANCE = {mx.float32: 1e-3}

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

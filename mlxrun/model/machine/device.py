@@ -8,9 +8,9 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxrun.config.settings import Config
+from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
+from mlxrun.engine.scheduler.token_budget import StepCosts
 from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_memory, list_limits
-from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
-from mlxrun.scheduler.token_budget import StepCosts
 
 CPU_SHARE = 0.8  # of the memory that is free at start
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best

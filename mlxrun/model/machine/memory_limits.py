@@ -15,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.config.byte_sizes import format_rounded
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ModelLoadError
 
 BLAS_BUFFER = 128 << 20  # bytes that OpenBLAS reserves for each thread that multiplies
 STACKS = 64 << 20  # bytes of eight threads' stacks

@@ -10,11 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.config.settings import Config
-from mlxrun.errors import ModelLoadError
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.hidden_tap import OTHER_TOLERANCE, HiddenTap, find_hidden_tap
-from mlxrun.model.model_files import read_json
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.request import Request, SamplingParams
+from mlxrun.engine.workloads.pooling_queue import MAX_ROWS, PoolingBatch
+from mlxrun.model.load.model_files import read_json
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.pooling.encoder_loader import load_encoder
 from mlxrun.model.pooling.encoder_types import is_sigmoid
 from mlxrun.model.pooling.pooled_model import ANSWERS
@@ -29,9 +29,9 @@ from mlxrun.model.pooling.pooling_runner import (
 )
 from mlxrun.model.pooling.score_head import ScoreHead
 from mlxrun.model.pooling.sentence_config import PoolingMode, read_sentence_config
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.scheduler.pooling_queue import MAX_ROWS, PoolingBatch
-from mlxrun.scheduler.request import Request, SamplingParams
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.hidden_tap import OTHER_TOLERANCE, HiddenTap, find_hidden_tap
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 log = logging.getLogger(__name__)
 TRIAL_LENGTHS = (3, 12, 23)

@@ -11,7 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxrun.model.ragged.cpu_attention import FLOATS, GRAPH_SCORES, compute_attention
+from mlxrun.model.hooks.cpu_attention import FLOATS, GRAPH_SCORES, compute_attention
 
 BLOCK_NUMBERS = 1 << 15  # that are computed together: three arrays of 128 KB
 # The tail u * P(X > u) of the normal distribution is u * exp(-u * u / 2) * (c1 * t + ... + c6 * t**6) with

@@ -12,11 +12,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.tensor_files import read_tensors
+from mlxrun.model.load.weight_check import is_float
 from mlxrun.model.pooling.encoders import make_encoder, rename_weight
 from mlxrun.model.pooling.score_head import is_head_weight
-from mlxrun.model.tensor_files import read_tensors
-from mlxrun.model.weight_check import is_float
 
 log = logging.getLogger(__name__)
 # Tensors that checkpoints have beside the encoder, and that no vector depends on.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 
 # Positions of these are counted from the padding token's id + 1 on.
 ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.pooling.cpu_functions import attend, compute_gelu
 from mlxrun.model.pooling.encoder_types import get_first_position
 

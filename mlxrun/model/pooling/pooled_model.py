@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import read_json
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.request import PooledModel
+from mlxrun.model.load.model_files import read_json
 from mlxrun.model.pooling.encoder_types import check_labels, get_first_position, is_encoder
 from mlxrun.model.pooling.sentence_config import has_sentence_config, read_sentence_config
-from mlxrun.scheduler.request import PooledModel
 
 ANSWERS = ("yes", "no")  # of a reranker that generates
 _POSITIONS = "max_position_embeddings"

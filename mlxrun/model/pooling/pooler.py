@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.pooling.sentence_config import DenseModule, PoolingMode, SentenceConfig
-from mlxrun.model.tensor_files import read_tensors
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "identity": lambda x: x,

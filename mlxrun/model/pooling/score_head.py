@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.pooling.encoders import get_activation
 from mlxrun.model.pooling.sentence_config import PoolingMode
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.errors import ModelLoadError
-from mlxrun.model.model_files import read_json, read_json_list
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.model_files import read_json, read_json_list
 
 PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 MODES: tuple[PoolingMode, ...] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")

@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.hooks import attention
 from mlxrun.model.machine.device import may_shorten_float32
 from mlxrun.model.probe.float32_reads import widen
-from mlxrun.model.ragged import attention
 
 SPREAD = 2.0  # the standard deviation of scores
 # Root mean square of differences, in units of that of the result: so many times that of the library in the

@@ -16,19 +16,14 @@ from functools import partial
 from typing import Any, get_args
 
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import Adapter, VisionAdapter
-from mlxrun.model.chunk_grouping import NO_LIMIT, PrefillSharing
-from mlxrun.model.compute_methods import (
-    ComputeMethods,
-    DecodeMethod,
-    can_batch,
-    can_stack,
-    find_padding_limit,
-    uses_pages,
-)
+from mlxrun.core.errors import ConfigError
+from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
+from mlxrun.model.hooks.draft_layout import DraftRecurrence
+from mlxrun.model.hooks.quantized_layers import use_library_products
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
-from mlxrun.model.model_info import LoadedModelInfo
 from mlxrun.model.probe.attention_check import AttentionCheck
 from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.image_checks import probe_images
@@ -40,12 +35,17 @@ from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.text_ladder import QUANTIZED, SLOWER_DECODE, TextLadder
 from mlxrun.model.probe.windows import REDUCED, list_windows
-from mlxrun.model.quantized_layers import use_library_products
-from mlxrun.model.ragged.draft_layout import DraftRecurrence
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
-from mlxrun.model.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.run.adapter import Adapter, VisionAdapter
+from mlxrun.model.run.chunk_grouping import NO_LIMIT, PrefillSharing
+from mlxrun.model.run.compute_methods import (
+    ComputeMethods,
+    DecodeMethod,
+    can_batch,
+    can_stack,
+    find_padding_limit,
+    uses_pages,
+)
 from mlxrun.model.speculation.support import computes_token_by_token
-from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.rounding import ProbeLogits
-from mlxrun.model.ragged.decode_batch import JoiningRow
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 
 # For each forward: by row, the tokens that it takes, and how many of them are kept. A row that is not named
 # has left. Each row takes the probe's answer, wherever that is kept.

@@ -12,14 +12,14 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.core.request import ProcessedPrompt
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe.image_prompt import make_mixed_prompt
 from mlxrun.model.probe.report import ProbeCheck, ProbeReport
-from mlxrun.model.prompt_inputs import split_prompt
+from mlxrun.model.run.adapter import VisionAdapter
+from mlxrun.model.run.prompt_inputs import split_prompt
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.image_units import find_regions
-from mlxrun.scheduler.request import ProcessedPrompt
 
 log = logging.getLogger(__name__)
 

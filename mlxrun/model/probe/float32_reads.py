@@ -10,8 +10,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.linear_layers import forget_view
-from mlxrun.model.quantized_layers import list_modules
+from mlxrun.model.hooks.linear_layers import forget_view
+from mlxrun.model.hooks.quantized_layers import list_modules
 
 _SHORT_FLOATS = (mx.float16, mx.bfloat16)
 LARGE = 1 << 20  # bytes of a parameter for which it is worth to wait

@@ -12,10 +12,11 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.errors import MediaError
-from mlxrun.model.adapter import MediaKind, VisionAdapter
-from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.core.errors import MediaError
+from mlxrun.core.request import ProcessedPrompt
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe.embedding_checks import (
     compare_arrays,
     compare_mix,
@@ -27,10 +28,9 @@ from mlxrun.model.probe.image_prompt import list_media_prompts
 from mlxrun.model.probe.reference import LENGTHS, Reference, copy_cache
 from mlxrun.model.probe.report import ProbeCheck, ProbeReport
 from mlxrun.model.probe.rounding import ProbeLogits
-from mlxrun.model.prompt_inputs import PromptInputs
-from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import list_all_arrays
-from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.model.run.adapter import MediaKind, VisionAdapter
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.prompt_inputs import PromptInputs
 
 log = logging.getLogger(__name__)
 

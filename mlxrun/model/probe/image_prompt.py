@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mlxrun.config.video_sampling import Video
-from mlxrun.errors import MediaError
-from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.scheduler.request import ProcessedPrompt
+from mlxrun.core.errors import MediaError
+from mlxrun.core.request import ProcessedPrompt
+from mlxrun.model.load.model_info import LoadedModelInfo
 
 log = logging.getLogger(__name__)
 

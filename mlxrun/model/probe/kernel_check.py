@@ -15,12 +15,12 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.paged.attention_kernel import PagedRows, attend_pages
-from mlxrun.model.paged.kernel_source import PAGE
-from mlxrun.model.paged.paged_cache import Attend
+from mlxrun.model.hooks.score_rule import ScoreRule, attend_arrays
+from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
+from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kv.paged.paged_cache import Attend
 from mlxrun.model.probe.attention_check import FACTOR, SPREAD, get_least, measure_rms
 from mlxrun.model.probe.float32_reads import widen
-from mlxrun.model.ragged.score_rule import ScoreRule, attend_arrays
 
 LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the rows; 0: a dummy row
 ALONE = 4  # the row that is computed by itself too

@@ -14,14 +14,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.adapter import Adapter
+from mlxrun.model.hooks.attention import AttentionCall
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import LayerKind
 from mlxrun.model.machine.device import may_shorten_float32
 from mlxrun.model.probe.reference import STEPS, Reference, copy_cache
 from mlxrun.model.probe.rounding import TOLERANCE
 from mlxrun.model.probe.windows import list_windows
-from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import AttentionCall
-from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.run.adapter import Adapter
 
 log = logging.getLogger(__name__)
 

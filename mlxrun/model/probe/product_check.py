@@ -12,16 +12,16 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.machine.device import may_shorten_float32
-from mlxrun.model.probe.attention_check import measure_rms
-from mlxrun.model.probe.report import ProbeCheck
-from mlxrun.model.quantized_layers import (
+from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     dequantize_weight,
     is_expert,
     list_routed,
     multiply_routed,
 )
+from mlxrun.model.machine.device import may_shorten_float32
+from mlxrun.model.probe.attention_check import measure_rms
+from mlxrun.model.probe.report import ProbeCheck
 
 NAME = "products of quantized weights"
 INSTEAD = "the library's products"

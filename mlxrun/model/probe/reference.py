@@ -13,7 +13,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.adapter import Adapter
+from mlxrun.model.hooks.attention import AttentionCall
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import LayerKind
 from mlxrun.model.machine.device import may_shorten_float32
 from mlxrun.model.probe.float32_reads import read_in_float32
 from mlxrun.model.probe.report import ProbeCheck
@@ -27,9 +29,7 @@ from mlxrun.model.probe.rounding import (
     compare_logits,
 )
 from mlxrun.model.probe.windows import reduce_windows
-from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.attention import AttentionCall
-from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.run.adapter import Adapter
 
 log = logging.getLogger(__name__)
 

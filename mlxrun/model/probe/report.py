@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlxrun.model.adapter import MediaKind
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.weight_form import PLAIN_WEIGHTS, WeightForm
+from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
+from mlxrun.model.run.adapter import MediaKind
+from mlxrun.model.run.compute_methods import ComputeMethods
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 
 
 class RoundedUpdate:

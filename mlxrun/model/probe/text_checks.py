@@ -11,19 +11,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
+from mlxrun.core.request import HitKind
+from mlxrun.core.step_plan import CacheHit
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.kv.snapshot.snapshots import Payload, SnapshotCodec
 from mlxrun.model.probe.kernel_check import KernelCheck
 from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.rounded_update import RoundedUpdate
 from mlxrun.model.probe.rounding import ProbeLogits
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged import layer_caches
-from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import LayerKind, RowView
-from mlxrun.model.ragged.quantized_buffer import KVQuantization
-from mlxrun.model.snapshot.snapshots import Payload, SnapshotCodec
-from mlxrun.scheduler.request import HitKind
-from mlxrun.scheduler.step_plan import CacheHit
+from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 SHORTEST = 8  # so that the rows make two row groups, and the first moves from one to the other
 COPIED_STEP = 1  # or the last but one: the step after which a decoding row is copied out of the batch

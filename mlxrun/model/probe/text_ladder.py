@@ -11,15 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import get_args
 
-from mlxrun.errors import ModelLoadError
-from mlxrun.model.chunk_grouping import PrefillSharing
-from mlxrun.model.compute_methods import (
-    LIBRARY_CHUNK,
-    AttentionMethod,
-    ComputeMethods,
-    DecodeMethod,
-    uses_pages,
-)
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.probe.kernel_check import KernelCheck
 from mlxrun.model.probe.long_reference import LongReference
@@ -28,7 +21,14 @@ from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.windows import list_windows
-from mlxrun.model.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import (
+    LIBRARY_CHUNK,
+    AttentionMethod,
+    ComputeMethods,
+    DecodeMethod,
+    uses_pages,
+)
 
 IN_CHUNKS = (
     f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.model.ragged.layer_caches import flatten_caches, get_window
+from mlxrun.model.kv.ragged.layer_caches import flatten_caches, get_window
 
 REDUCED = 8  # tokens of the windows that the probe computes with, unless the model's are smaller
 

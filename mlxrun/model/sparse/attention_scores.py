@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.ragged.attention import NotRaggedError, RowKeys
+from mlxrun.model.hooks.attention import NotRaggedError, RowKeys
 
 
 class AttentionScores:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
-from mlxrun.errors import ConfigError
-from mlxrun.model.adapter import Adapter, run_trial_forward
-from mlxrun.model.draft_loading import SmallModel
-from mlxrun.model.footprint import count_weight_bytes, measure_footprint
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.load.draft_loading import SmallModel
+from mlxrun.model.load.footprint import count_weight_bytes, measure_footprint
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_cuda
-from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 from mlxrun.model.sparse.position_check import PositionCheck
 from mlxrun.model.sparse.prompt_draft import WINDOW, PromptDraft

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.prompt_inputs import PromptInputs
 
 
 class _Positions:

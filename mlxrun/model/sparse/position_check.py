@@ -12,13 +12,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, unflatten_caches
 from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.probe.rounding import ProbeLogits
-from mlxrun.model.prompt_inputs import place_tokens
-from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, unflatten_caches
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.prompt_inputs import place_tokens
 from mlxrun.model.sparse.explicit_positions import PositionedAdapter
 
 LENGTHS = (9, 23)  # tokens of the prompts: one beside it, and that with gaps

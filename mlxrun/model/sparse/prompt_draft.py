@@ -13,9 +13,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.layer_caches import (
+from mlxrun.model.kv.ragged.layer_caches import (
     LayerKind,
     flatten_caches,
     get_kind,
@@ -23,6 +21,8 @@ from mlxrun.model.ragged.layer_caches import (
     reserve_capacity,
     unflatten_caches,
 )
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.sparse.attention_scores import AttentionScores, ScoringCache
 from mlxrun.model.sparse.token_choice import Scores, choose_tokens
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.draft_loading import SmallModel
-from mlxrun.model.footprint import (
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.memory_budget import Footprint
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
+from mlxrun.model.load.draft_loading import SmallModel
+from mlxrun.model.load.footprint import (
     ACTIVATION_FACTOR,
     count_weight_bytes,
     measure_footprint,
     read_hidden_size,
 )
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
 from mlxrun.model.speculation.step_times import MIN_COST, time_step
-from mlxrun.scheduler.memory_budget import Footprint
 
 log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.adapter import Adapter
+from mlxrun.core.draft_source import KnownRow
+from mlxrun.core.request import Request
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.lora.row_adapters import BASE
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.prefill import LAYERS_PER_LAUNCH
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import list_all_arrays, reserve_capacity
-from mlxrun.model.sampler import RowSampling, Sampler
-from mlxrun.scheduler.draft_source import KnownRow
-from mlxrun.scheduler.request import Request
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.prefill import LAYERS_PER_LAUNCH
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+from mlxrun.model.run.sampler import RowSampling, Sampler
 
 MAX_READ = 512  # tokens of prompts that are read in one step
 # Known tokens of a row that one forward of the batch takes in. Windows keep the keys of so many tokens more,
@@ -46,7 +46,7 @@ class DraftingRow:
 
 
 class DraftModel:
-    """A DraftSource (scheduler/draft_source.py). `vocab`: width of the target's logits. `batch`: an empty
+    """A DraftSource (core/draft_source.py). `vocab`: width of the target's logits. `batch`: an empty
     one. `cost`: see there. `context`: tokens that it can read. `launch_first`: whether a forward is launched
     before the next one is built, and every few layers of a prompt, where launching takes the time."""
 

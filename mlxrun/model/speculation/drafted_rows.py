@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxrun.model.sampler import RowSampling, Sampler
+from mlxrun.model.run.sampler import RowSampling, Sampler
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,21 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.config.byte_sizes import format_rounded
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.footprint import count_weight_bytes, measure_footprint
-from mlxrun.model.hidden_tap import HiddenTap, find_hidden_tap
-from mlxrun.model.model_files import find_draft_folder, read_json
-from mlxrun.model.model_info import LoadedModelInfo
-from mlxrun.model.prompt_inputs import TEXT_ONLY
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.memory_budget import Footprint
+from mlxrun.model.hooks.weight_form import settle_weights
+from mlxrun.model.load.footprint import count_weight_bytes, measure_footprint
+from mlxrun.model.load.model_files import find_draft_folder, read_json
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.hidden_tap import HiddenTap, find_hidden_tap
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
 from mlxrun.model.speculation.step_times import MIN_COST, time_step
-from mlxrun.model.weight_form import settle_weights
-from mlxrun.scheduler.memory_budget import Footprint
 
 log = logging.getLogger(__name__)
 TIMED_DRAFTS, TIMED_DEPTH = 5, 4

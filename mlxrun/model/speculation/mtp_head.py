@@ -17,10 +17,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.config.byte_sizes import format_rounded
-from mlxrun.errors import ModelLoadError
-from mlxrun.model.footprint import count_weight_bytes
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.footprint import count_weight_bytes
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load.weight_check import load_checked_weights
 from mlxrun.model.speculation.mtp_weights import (
     FORMATS,
     HeadFormat,
@@ -28,7 +29,6 @@ from mlxrun.model.speculation.mtp_weights import (
     read_head_weights,
     stack_experts,
 )
-from mlxrun.model.weight_check import load_checked_weights
 
 log = logging.getLogger(__name__)
 # A model of one layer, which is as one behind the target's last one would be.

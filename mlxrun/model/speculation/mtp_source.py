@@ -14,16 +14,16 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.hidden_tap import HiddenTap
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.prompt_scorer import PrefillForward
-from mlxrun.model.sampler import RowSampling, Sampler
+from mlxrun.core.draft_source import KnownRow
+from mlxrun.core.request import Request
+from mlxrun.core.step_plan import PrefillChunk
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.hidden_tap import HiddenTap
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+from mlxrun.model.run.prompt_scorer import PrefillForward
+from mlxrun.model.run.sampler import RowSampling, Sampler
 from mlxrun.model.speculation.mtp_head import MTPHead
 from mlxrun.model.speculation.mtp_rows import KEPT, MTPRows
-from mlxrun.scheduler.draft_source import KnownRow
-from mlxrun.scheduler.request import Request
-from mlxrun.scheduler.step_plan import PrefillChunk
 
 log = logging.getLogger(__name__)
 # Of a row's settings: what depends on the tokens before. The noise of its temperature is that of each
@@ -38,7 +38,7 @@ _NOT_FOLLOWED: dict[str, Any] = {
 
 
 class MTPSource:
-    """A DraftSource (scheduler/draft_source.py), which the runner tells what it computes. `embed`: embeddings
+    """A DraftSource (core/draft_source.py), which the runner tells what it computes. `embed`: embeddings
     of the target; `vocab`: width of its logits."""
 
     name = "mtp"

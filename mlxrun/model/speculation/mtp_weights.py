@@ -17,7 +17,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.model.model_files import list_weight_files
+from mlxrun.model.load.model_files import list_weight_files
 
 _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(\w+)\.(\w+)")
 

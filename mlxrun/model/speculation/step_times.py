@@ -7,13 +7,13 @@ import time
 
 import mlx.core as mx
 
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.lora.row_adapters import BASE
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.prompt_inputs import TEXT_ONLY
-from mlxrun.model.ragged.decode_batch import JoiningRow
-from mlxrun.model.ragged.layer_caches import list_all_arrays
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 TIMED_STEPS = 5
 MIN_COST = 0.01  # of a drafted token, in steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlxrun.model.compute_methods import ComputeMethods
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.run.compute_methods import ComputeMethods
 
 
 def find_device_problem() -> str | None:

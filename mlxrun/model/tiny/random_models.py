@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.model.model_files import read_json
-from mlxrun.model.model_info import load_model_info
+from mlxrun.model.load.model_files import read_json
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.tiny.byte_tokenizer import save_tokenizer, write_json
 from mlxrun.model.tiny.text_configs import make_text_config
 from mlxrun.model.tiny.vision_configs import make_vision_config

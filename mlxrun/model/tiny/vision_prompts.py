@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.model.model_info import LoadedModelInfo, compute_image_digest
+from mlxrun.core.request import ProcessedPrompt
+from mlxrun.model.load.model_info import LoadedModelInfo, compute_image_digest
 from mlxrun.model.tiny.vision_families import VISION
 from mlxrun.model.tiny.vision_media import END, IMAGE, LAYOUTS, SIDE, START, Array, Media
-from mlxrun.scheduler.request import ProcessedPrompt
 
 PLACEHOLDER = "IMAGE"  # in what the chat template of byte_tokenizer.py renders
 

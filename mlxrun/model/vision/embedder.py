@@ -11,8 +11,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.prompt_inputs import PromptInputs
+from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.model.run.prompt_inputs import PromptInputs
 from mlxrun.model.vision.image_units import VIDEO_GRID, MediaTokens, read_media_token
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 
-from mlxrun.model.prompt_inputs import ImagePrompt, PendingImages, PromptInputs, split_prompt
+from mlxrun.model.run.prompt_inputs import ImagePrompt, PendingImages, PromptInputs, split_prompt
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.image_units import Media, MediaRegion, find_regions
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlxrun.batch.job_service import BatchStamp, JobCounts, LineProblem
+from mlxrun.jobs.run.job_service import BatchStamp, JobCounts, LineProblem
 
 FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
 STATUSES = ("validating", "in_progress", "finalizing", "cancelling", *FINAL_STATUSES)

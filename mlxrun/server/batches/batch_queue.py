@@ -16,16 +16,16 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.batch.job_service import JobService, LineProblem
-from mlxrun.batch.run_paths import JobPaths
-from mlxrun.config.log_lines import describe_trace
-from mlxrun.errors import Draining, EngineDead, JobError, RequestError, describe_error
+from mlxrun.core.errors import Draining, EngineDead, JobError, RequestError, describe_error
+from mlxrun.core.log_lines import describe_trace
+from mlxrun.core.workers import Lane
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_service import JobService, LineProblem
 from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.file_reader import make_file_reader
 from mlxrun.server.batches.results import publish_files
 from mlxrun.server.batches.storage import Storage
-from mlxrun.text.workers import Lane
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0  # before a batch whose files cannot be written is tried again

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mlxrun.api.stored_files import FileContent, ReadFile
-from mlxrun.errors import BodyTooLarge, NotFound
-from mlxrun.server.access import may_access
+from mlxrun.core.errors import BodyTooLarge, NotFound
+from mlxrun.core.field_errors import quote
 from mlxrun.server.batches.durable_files import convert_errors
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.batches.stored_file import StoredFile
-from mlxrun.text.field_errors import quote
+from mlxrun.server.http.access import may_access
 
 
 def find_own_file(storage: Storage, key: str, file_id: str) -> StoredFile | None:

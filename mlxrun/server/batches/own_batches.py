@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from mlxrun.errors import NotFound
-from mlxrun.server.access import key_name, may_access
+from mlxrun.core.errors import NotFound
+from mlxrun.core.field_errors import quote
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
-from mlxrun.text.field_errors import quote
+from mlxrun.server.http.access import key_name, may_access
 
 
 async def list_own_batches(request: web.Request, *, is_message_batch: bool) -> list[Batch]:

@@ -8,10 +8,10 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.api.stored_files import ReadFile
-from mlxrun.server.access import key_name
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE, get_open_queue
 from mlxrun.server.batches.file_reader import make_file_reader
-from mlxrun.server.json_bodies import get_max_body_bytes, read_json
+from mlxrun.server.http.access import key_name
+from mlxrun.server.http.json_bodies import get_max_body_bytes, read_json
 
 
 async def read_body_with_files(

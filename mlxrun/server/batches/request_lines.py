@@ -17,11 +17,12 @@ from aiohttp import web
 
 from mlxrun.api.anthropic.batches import MAX_REQUESTS, check_request
 from mlxrun.api.anthropic.fields import EXTRA, MESSAGES
-from mlxrun.config.limited_json import NestedTooDeeply, check_depth
-from mlxrun.errors import BodyTooLarge, RequestError
+from mlxrun.core.errors import BodyTooLarge, RequestError
+from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, shorten
+from mlxrun.core.limited_json import NestedTooDeeply, check_depth
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.batches.stored_file import Upload
-from mlxrun.server.json_bodies import (
+from mlxrun.server.http.json_bodies import (
     DECODER,
     LONG_NUMBER,
     SMALL_BODY,
@@ -30,7 +31,6 @@ from mlxrun.server.json_bodies import (
     iterate_body,
     parse_json,
 )
-from mlxrun.text.field_errors import UNKNOWN, check_type, quote, reject, shorten
 
 BLOCK_BYTES = 1 << 20  # parsed and written at once
 _HEAD = re.compile(r'[ \t\r\n]*\{[ \t\r\n]*"requests"[ \t\r\n]*:[ \t\r\n]*\[')

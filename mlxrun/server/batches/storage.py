@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from mlxrun.errors import BodyTooLarge
+from mlxrun.core.errors import BodyTooLarge
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES, BatchFolders
 from mlxrun.server.batches.durable_files import (
     StorageError,

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxrun.errors import BodyTooLarge
+from mlxrun.core.errors import BodyTooLarge
 from mlxrun.server.batches.durable_files import convert_errors
 
 UNKNOWN_TYPE = "application/octet-stream"

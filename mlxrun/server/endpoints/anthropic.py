@@ -18,14 +18,14 @@ from mlxrun.api.anthropic.openapi_schema import build_schema
 from mlxrun.api.anthropic.request import count_tokens, prepare_message
 from mlxrun.api.anthropic.response import build_error, get_error_status
 from mlxrun.api.anthropic.stream import MessageWriter
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
 from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import stream_deltas
-from mlxrun.server.json_bodies import json_response
+from mlxrun.server.http.json_bodies import json_response
+from mlxrun.server.http.sse import open_stream
+from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-from mlxrun.server.sse import open_stream
-from mlxrun.server.surface import Endpoint, Surface
 
 log = logging.getLogger(__name__)
 

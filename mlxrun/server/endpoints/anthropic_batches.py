@@ -21,8 +21,7 @@ from mlxrun.api.anthropic.batches import (
 )
 from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_error, format_time, get_error_status
-from mlxrun.errors import NotFound, RequestError
-from mlxrun.server.access import key_name
+from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, InvalidState, get_open_queue
@@ -30,10 +29,11 @@ from mlxrun.server.batches.own_batches import find_own_batch, list_own_batches
 from mlxrun.server.batches.request_lines import receive_requests
 from mlxrun.server.batches.results import UNANSWERED
 from mlxrun.server.endpoints.files import open_upload
-from mlxrun.server.json_bodies import json_response, read_empty_body
-from mlxrun.server.pagination import make_anthropic_page, read_query
-from mlxrun.server.request_context import CONFIG
-from mlxrun.server.surface import Endpoint, Surface
+from mlxrun.server.http.access import key_name
+from mlxrun.server.http.json_bodies import json_response, read_empty_body
+from mlxrun.server.http.pagination import make_anthropic_page, read_query
+from mlxrun.server.http.request_context import CONFIG
+from mlxrun.server.http.surface import Endpoint, Surface
 
 _STATUSES = {"cancelling": "canceling", **dict.fromkeys(UNANSWERED, "ended")}
 

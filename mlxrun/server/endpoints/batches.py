@@ -13,8 +13,8 @@ import re
 from aiohttp import web
 
 from mlxrun.api.body_schema import METADATA, STRING, BodySchema, object_of
-from mlxrun.batch.job_service import URLS
-from mlxrun.server.access import key_name
+from mlxrun.core.field_errors import quote, reject, reject_choice, reject_unsupported
+from mlxrun.jobs.run.job_service import URLS
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
@@ -22,10 +22,10 @@ from mlxrun.server.batches.file_reader import find_own_file
 from mlxrun.server.batches.own_batches import find_own_batch, list_own_batches
 from mlxrun.server.endpoints.file_shapes import OPENAI_SECONDS, PURPOSE
 from mlxrun.server.endpoints.files import ENDPOINTS
-from mlxrun.server.json_bodies import json_response, read_empty_body, read_json
-from mlxrun.server.pagination import make_page, read_query
-from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.field_errors import quote, reject, reject_choice, reject_unsupported
+from mlxrun.server.http.access import key_name
+from mlxrun.server.http.json_bodies import json_response, read_empty_body, read_json
+from mlxrun.server.http.pagination import make_page, read_query
+from mlxrun.server.http.surface import Endpoint, Surface
 
 _WINDOW = re.compile("([1-9][0-9]{0,2})([hd])")
 _HOURS = {"h": 1, "d": 24}

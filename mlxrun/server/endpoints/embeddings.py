@@ -9,12 +9,12 @@ from aiohttp import web
 
 from mlxrun.api.openai.pooled import prepare_pooling
 from mlxrun.api.openai.pooled_fields import EMBEDDING, EMBEDDING_URL, RERANK, RERANK_URL
-from mlxrun.errors import Cancelled, MlxrunError
-from mlxrun.scheduler.request import Request
+from mlxrun.core.errors import Cancelled, MlxrunError
+from mlxrun.core.request import Request
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.json_bodies import json_response, read_json
+from mlxrun.server.http.json_bodies import json_response, read_json
+from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-from mlxrun.server.surface import Endpoint, Surface
 
 IN_FLIGHT = 256  # texts of one request that wait in the engine at once
 

@@ -9,10 +9,16 @@ from typing import Any, ClassVar
 from aiohttp import web
 
 from mlxrun.api.anthropic.response import format_time
+from mlxrun.core.field_errors import quote, reject
 from mlxrun.server.batches.stored_file import StoredFile
-from mlxrun.server.pagination import make_anthropic_page, make_page, parse_number, read_query, sort_by_order
-from mlxrun.server.surface import is_anthropic
-from mlxrun.text.field_errors import quote, reject
+from mlxrun.server.http.pagination import (
+    make_anthropic_page,
+    make_page,
+    parse_number,
+    read_query,
+    sort_by_order,
+)
+from mlxrun.server.http.surface import is_anthropic
 
 PURPOSE = "batch"
 USER_DATA = "user_data"  # files of any use

@@ -15,8 +15,8 @@ from typing import TypeVar
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from mlxrun.errors import NotFound, RequestError, TimedOut
-from mlxrun.server.access import key_name, may_access
+from mlxrun.core.errors import NotFound, RequestError, TimedOut
+from mlxrun.core.field_errors import quote, reject, reject_unknown, shorten
 from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
 from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
 from mlxrun.server.batches.durable_files import StorageError
@@ -24,10 +24,10 @@ from mlxrun.server.batches.file_reader import find_own_file
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.batches.stored_file import UNKNOWN_TYPE, StoredFile, Upload, guess_media_type
 from mlxrun.server.endpoints.file_shapes import FileShape, choose_shape
-from mlxrun.server.json_bodies import BODY_TIMEOUT, json_response
-from mlxrun.server.request_context import CONFIG
-from mlxrun.server.surface import Endpoint
-from mlxrun.text.field_errors import quote, reject, reject_unknown, shorten
+from mlxrun.server.http.access import key_name, may_access
+from mlxrun.server.http.json_bodies import BODY_TIMEOUT, json_response
+from mlxrun.server.http.request_context import CONFIG
+from mlxrun.server.http.surface import Endpoint
 
 T = TypeVar("T")
 

@@ -17,16 +17,16 @@ from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
-from mlxrun.errors import MlxrunError
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE, EngineState, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
-from mlxrun.server.json_bodies import json_response
+from mlxrun.server.http.json_bodies import json_response
+from mlxrun.server.http.request_context import CONFIG, CONFIG_HASH
+from mlxrun.server.http.sse import DONE, open_stream
+from mlxrun.server.http.surface import Endpoint, Surface, is_anthropic
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-from mlxrun.server.request_context import CONFIG, CONFIG_HASH
-from mlxrun.server.sse import DONE, open_stream
-from mlxrun.server.surface import Endpoint, Surface, is_anthropic
-from mlxrun.text.field_errors import reject
 
 _CREATED = int(time.time())  # `created` of the models: about when the server was started
 

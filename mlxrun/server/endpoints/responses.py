@@ -18,22 +18,22 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
-from mlxrun.errors import RequestError, TimedOut
-from mlxrun.server.access import key_name
-from mlxrun.server.background_responses import SURFACE_NAME, BackgroundResponse
+from mlxrun.core.errors import RequestError, TimedOut
+from mlxrun.core.field_errors import quote, reject, reject_unsupported
 from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
 from mlxrun.server.endpoints.conversations import read_include_query
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.json_bodies import json_response
+from mlxrun.server.http.access import key_name
+from mlxrun.server.http.json_bodies import json_response
+from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
+from mlxrun.server.http.request_context import CONFIG
+from mlxrun.server.http.sse import DONE, open_stream
+from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS
-from mlxrun.server.pagination import make_page, parse_number, sort_by_order
-from mlxrun.server.request_context import CONFIG
-from mlxrun.server.response_runs import RESPONSES, Events, RunningResponse, generate
-from mlxrun.server.response_store import Event, StoredObject
-from mlxrun.server.sse import DONE, open_stream
-from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.field_errors import quote, reject, reject_unsupported
+from mlxrun.server.responses.background_responses import SURFACE_NAME, BackgroundResponse
+from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, generate
+from mlxrun.server.responses.response_store import Event, StoredObject
 
 _MOST_EVENTS = 999_999_999  # of one stream, in `starting_after`
 FIRST_EVENT_SECONDS = 0.5  # an error of the engine within this time has its own status, as no event was sent

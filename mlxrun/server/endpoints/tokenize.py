@@ -15,17 +15,17 @@ from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.openai.request import prepare_chat_prompt
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
+from mlxrun.api.text.continuation import ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.prompt import check_text
+from mlxrun.api.text.templates.template import ImageMarkers
+from mlxrun.api.text.tokens.tokens import tokenize
+from mlxrun.core.field_errors import check_type, reject
+from mlxrun.core.workers import run_on_text
 from mlxrun.server.batches.request_files import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.json_bodies import json_response, read_json
-from mlxrun.server.surface import Endpoint, Surface
-from mlxrun.text.continuation import ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE
-from mlxrun.text.field_errors import check_type, reject
-from mlxrun.text.model_info import ModelInfo
-from mlxrun.text.prompt import check_text
-from mlxrun.text.template import ImageMarkers
-from mlxrun.text.tokens import tokenize
-from mlxrun.text.workers import run_on_text
+from mlxrun.server.http.json_bodies import json_response, read_json
+from mlxrun.server.http.surface import Endpoint, Surface
 
 _CHAT_ONLY = (
     *("tools", "tool_choice", "chat_template_kwargs"),

@@ -15,7 +15,7 @@ from mlxrun.api.anthropic.batches import (
     build_unanswered,
     check_request,
 )
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 
 
 def test_a_request() -> None:

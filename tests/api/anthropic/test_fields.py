@@ -13,9 +13,7 @@ from mlxrun.api.anthropic import fields
 from mlxrun.api.anthropic.openapi_schema import build_schema
 from mlxrun.api.anthropic.response import build_error
 from mlxrun.config.settings import Config, MediaSettings, ServerSettings
-from mlxrun.errors import (
-    MediaError,
-)
+from mlxrun.core.errors import MediaError
 from tests.helpers.anthropic_api import (
     ADD,
     CALL,

@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.api.anthropic.file_sources import find_file_sources, inline_files
 from mlxrun.api.stored_files import FileContent
-from mlxrun.errors import BodyTooLarge, NotFound, RequestError
+from mlxrun.core.errors import BodyTooLarge, NotFound, RequestError
 from tests.helpers.anthropic_api import IMAGE, RED, USER, body, make, user
 
 FILES = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlxrun.api.anthropic.request import read_message
 from mlxrun.api.anthropic.response import build_error
 from mlxrun.config.settings import Config, SamplingSettings
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 from tests.helpers.anthropic_api import (
     ADD,
     CALL,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxrun.api.anthropic.response import build_error, build_models_page, format_time, get_error_status
-from mlxrun.errors import (
+from mlxrun.core.errors import (
     BodyTooLarge,
     Draining,
     EngineDead,

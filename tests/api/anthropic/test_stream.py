@@ -13,8 +13,8 @@ from mlxrun.api.anthropic.request import PreparedMessage
 from mlxrun.api.anthropic.stream import MessageWriter, parse_arguments
 from mlxrun.api.choice import Choice
 from mlxrun.api.opaque_reasoning import decode_reasoning
-from mlxrun.parsers.registry import choose_formats
-from mlxrun.scheduler.request import FinishReason, TokenEvent
+from mlxrun.api.parsers.registry import choose_formats
+from mlxrun.core.request import FinishReason, TokenEvent
 from tests.helpers.anthropic_api import ADD, MODEL_INFO, TOOL_MODEL_INFO, Json, body, make
 from tests.helpers.tokenizers import ids_of
 

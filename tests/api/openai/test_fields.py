@@ -13,7 +13,7 @@ from mlxrun.api.openai.fields import BODIES, HARMLESS, IGNORED, REFUSED
 from mlxrun.api.openai.response import build_error
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 from tests.helpers.field_examples import list_examples, set_field
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, refused
 

@@ -12,8 +12,8 @@ import pytest
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai.response import build_response
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.errors import InternalError
-from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
+from mlxrun.core.errors import InternalError
+from mlxrun.core.request import FinishReason, TokenEvent, TokenLogprob
 from tests.helpers.openai_api import CHAT, HI, MODEL_INFO, chat, complete, image_part, logged, make, refused
 from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer, ids_of

@@ -17,10 +17,10 @@ import pytest
 from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.pooled import PreparedPooling, check_pooling_body, prepare_pooling
 from mlxrun.api.openai.pooled_texts import check_generates
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.errors import InternalError, PromptTooLong, RequestError
-from mlxrun.scheduler.request import PooledModel
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import InternalError, PromptTooLong, RequestError
+from mlxrun.core.request import PooledModel
 from tests.helpers.tokenizers import FakeModelInfo
 
 EMBED, RERANK = "/v1/embeddings", "/v1/rerank"

@@ -9,9 +9,9 @@ import pytest
 
 from mlxrun.api.openai.fields import EFFORTS
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
+from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.config.settings import Config, ModelSettings, ParserSettings
-from mlxrun.errors import RequestError
-from mlxrun.parsers.registry import detect_formats
+from mlxrun.core.errors import RequestError
 from tests.helpers.anthropic_api import context
 from tests.helpers.openai_api import chat
 from tests.helpers.tokenizers import CHATML, THINKING, FakeModelInfo

@@ -17,6 +17,7 @@ from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import (
     Config,
     MediaSettings,
@@ -24,12 +25,8 @@ from mlxrun.config.settings import (
     SchedulerSettings,
     ServerSettings,
 )
-from mlxrun.errors import (
-    MediaError,
-    RequestError,
-)
-from mlxrun.scheduler.request import ProcessedPrompt
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import MediaError, RequestError
+from mlxrun.core.request import ProcessedPrompt
 from tests.helpers.examples import count_examples
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, image_part, make, refused
 from tests.helpers.tokenizers import (

@@ -9,7 +9,7 @@ import pytest
 
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai.response import build_error, build_response
-from mlxrun.errors import (
+from mlxrun.core.errors import (
     BodyTooLarge,
     EngineDead,
     Forbidden,
@@ -19,7 +19,7 @@ from mlxrun.errors import (
     RequestError,
     Unauthorized,
 )
-from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
+from mlxrun.core.request import FinishReason, HitKind, TokenEvent
 from tests.helpers.openai_api import (
     CHAT,
     COMPLETION,

@@ -17,11 +17,11 @@ from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_response
 from mlxrun.api.openai.stream import ChunkWriter, join_deltas
+from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
-from mlxrun.parsers.delta import Delta
-from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.request import FinishReason, TokenEvent, TokenLogprob
 from tests.helpers.bracket_formats import TOOL, Brackets
 from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo, ids_of

@@ -13,7 +13,7 @@ from mlxrun.api.responses.conversations import (
     build_conversation,
     read_new_items,
 )
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 
 USER = {"role": "user", "content": "a"}
 

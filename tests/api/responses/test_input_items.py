@@ -9,7 +9,7 @@ import pytest
 from mlxrun.api.responses.request import (
     ResponseLookup,
 )
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 from tests.helpers.responses_api import messages, read, refused, text, user
 
 

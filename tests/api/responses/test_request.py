@@ -22,10 +22,10 @@ from mlxrun.api.responses.request import (
 )
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.errors import PromptTooLong, RequestError
-from mlxrun.scheduler.request import FinishReason, TokenEvent
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import PromptTooLong, RequestError
+from mlxrun.core.request import FinishReason, TokenEvent
 from tests.helpers.examples import count_examples
 from tests.helpers.responses_api import (
     ADD,

@@ -12,6 +12,7 @@ from mlxrun.api.choice import Choice
 from mlxrun.api.context import ApiContext
 from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.responses.fields import LOGPROBS
 from mlxrun.api.responses.request import (
     ResponseLookup,
@@ -19,11 +20,10 @@ from mlxrun.api.responses.request import (
 )
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
-from mlxrun.errors import EngineDead, Overloaded
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import FinishReason, TokenEvent, TokenLogprob
-from mlxrun.text.images import MediaLoader
+from mlxrun.core.errors import EngineDead, Overloaded
+from mlxrun.core.request import FinishReason, TokenEvent, TokenLogprob
 from tests.helpers.responses_api import (
     ADD,
     CHAT,

@@ -8,7 +8,7 @@ import pytest
 
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_TOOLS
 from mlxrun.api.responses.tools import read_tools
-from mlxrun.errors import RequestError
+from mlxrun.core.errors import RequestError
 from tests.helpers.responses_api import ADD, chat, read, refused
 
 

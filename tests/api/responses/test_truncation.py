@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.truncation import list_cuts, list_kept
 from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.errors import PromptTooLong
+from mlxrun.core.errors import PromptTooLong
 from tests.helpers.responses_api import TOOL_MODEL_INFO, refused, run
 from tests.helpers.tokenizers import FakeModelInfo
 

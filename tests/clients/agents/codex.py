@@ -189,7 +189,7 @@ class Codex(Agent):
     def make_arguments(self, kind: str, about: str) -> Json:
         if kind == "edit":
             lines = "".join(f"+{line}\n" for line in about.splitlines())
-            return {"input": f"*** Begin Patch\n*** Update File: src/parser.py\n@@\n{lines}*** End Patch\n"}
+            return {"input": f"*** Begin Patch\n*** Update File: src/parser.py\n\n{lines}*** End Patch\n"}
         if kind == "see":
             return {"path": f"/{about}"}
         return {"cmd": {"list": f"ls {about}", "read": f"cat {about}", "run": about}[kind], "workdir": "/src"}

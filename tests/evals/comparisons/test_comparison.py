@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_lines import PairingRules
 from mlxrun.evals.run_folders.run_folder import RunFolder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison_cells import match_cells, remove_seed
 from mlxrun.evals.run_folders.run_folder import RunFolder
 

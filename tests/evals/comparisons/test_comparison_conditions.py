@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison
 from mlxrun.evals.comparisons.comparison_cells import CellPair
 from mlxrun.evals.comparisons.comparison_conditions import parse_condition

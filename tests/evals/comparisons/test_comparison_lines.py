@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE
 from mlxrun.evals.comparisons.comparison_lines import PairedLines, PairingRules
 from mlxrun.evals.run_folders.run_folder import RunFolder

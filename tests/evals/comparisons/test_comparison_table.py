@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.config.terminal import open_console
+from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
 from mlxrun.evals.comparisons.comparison_lines import PairingRules

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.export_files import FORMATS, export_runs
 from mlxrun.evals.exports.exported_run import ExportNames
 from tests.helpers.batch_fakes import Bench, chats, write_job

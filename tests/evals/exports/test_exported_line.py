@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.job_file import JobLine
 from mlxrun.evals.exports.exported_line import ExportedLine, dump_json, dump_text
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
-from mlxrun.scoring.eval_spec import parse_eval
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.scoring.eval_spec import parse_eval
 from tests.helpers.export_fakes import finish_rich_job
 
 

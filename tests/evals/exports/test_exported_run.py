@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, write_job

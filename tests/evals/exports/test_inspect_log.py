@@ -7,11 +7,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_file import JobLine
 from mlxrun.evals.exports.exported_line import ExportedLine
 from mlxrun.evals.exports.exported_run import ExportedRun
 from mlxrun.evals.exports.inspect_log import build_header, build_sample, write_inspect_log
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.jobs.lines.job_file import JobLine
 from tests.helpers.batch_fakes import Bench, chat, write_job
 from tests.helpers.export_fakes import LINES, finish_rich_job, open_export
 

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.exports.model_card import build_entry, build_model_index, write_model_card
 from tests.helpers.export_fakes import SCORED, finish_rich_job, open_export
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_file import JobLine
 from mlxrun.evals.reports import report_lines
 from mlxrun.evals.reports.report_lines import LineRows, cut_text, make_preview
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.jobs.lines.job_file import JobLine
 from tests.helpers.report_jobs import TIMING, mixed_lines, run_lines
 
 

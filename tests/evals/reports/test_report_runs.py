@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.reports.report_runs import read_runs
 from tests.helpers.batch_fakes import chats, edit_line
 from tests.helpers.report_jobs import mixed_lines, run_lines, write_suite

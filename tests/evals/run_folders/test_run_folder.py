@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.output_records import BatchStamp
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
-from mlxrun.scoring.eval_spec import EvalReader
-from mlxrun.scoring.verdict import ScoredAnswer, Verdict
+from mlxrun.jobs.records.output_records import BatchStamp
+from mlxrun.jobs.scoring.eval_spec import EvalReader
+from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 from tests.helpers.batch_fakes import MIXED, Bench, chat, chats, edit_line, finish_job, write_job
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from tests.helpers.batch_fakes import Bench, chats, finish_job, write_job

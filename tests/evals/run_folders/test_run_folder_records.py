@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import Bench, chat, edit_line, finish_job, write_job
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.evals.suites.suite_cost import CellCost, CostCheck
-from mlxrun.text.model_info import ModelInfo
 from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
 from tests.helpers.tokenizers import FakeModelInfo
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 from mlxrun.evals.suites.suite_file import read_suite
 from tests.helpers.suite_files import CAPITALS, write_suite
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.suites.suite_manifest import SuiteManifest, read_suite_manifest, update_cell_scores
 from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.batch.run_paths import lock_folder
-from mlxrun.batch.stop_signals import Interrupted
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
+from mlxrun.jobs.records.run_paths import lock_folder
+from mlxrun.jobs.run.stop_signals import Interrupted
 from tests.helpers.batch_fakes import by_id, read
 from tests.helpers.suite_bench import SuiteBench
 from tests.helpers.suite_files import write_suite

@@ -6,9 +6,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from mlxrun.batch.job_check import CheckedLines
 from mlxrun.evals.suites.suite_cost import CellCost
 from mlxrun.evals.suites.suite_table import print_costs, print_matrix
+from mlxrun.jobs.lines.job_check import CheckedLines
 from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
 
 RECORD = {"task": "t", "variant": "seed-0", "state": "done", "done": 4, "failed": 0, "cut_by_length": 0}

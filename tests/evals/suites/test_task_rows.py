@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mlxrun.batch.table_files import RowError
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.suites.suite_settings import HubSource
 from mlxrun.evals.suites.task_rows import RowSource, make_data_url, open_rows
+from mlxrun.jobs.lines.table_files import RowError
 
 
 def test_a_table(tmp_path: Path) -> None:

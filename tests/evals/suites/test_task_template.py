@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.table_files import RowError
-from mlxrun.errors import JobError
+from mlxrun.core.errors import JobError
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
 from mlxrun.evals.suites.task_rows import open_rows
 from mlxrun.evals.suites.task_template import (
@@ -20,6 +19,7 @@ from mlxrun.evals.suites.task_template import (
     compile_parts,
     locate_scorer,
 )
+from mlxrun.jobs.lines.table_files import RowError
 from tests.helpers.suite_files import CITIES
 
 ROW = {"country": "France", "capital": "Paris", "options": ["Rome", "Paris"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.parsers.registry import find_tool_call_family
+from mlxrun.api.parsers.registry import find_tool_call_family
 from tests.helpers.parser_corpus.call_formats import FORMATS
 from tests.helpers.parser_corpus.core import VALUES
 from tests.helpers.parser_corpus.newer_formats import LOST_VALUES

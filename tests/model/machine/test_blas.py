@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from mlxrun.errors import ConfigError
+from mlxrun.core.errors import ConfigError
 from mlxrun.model.machine import blas
 
 

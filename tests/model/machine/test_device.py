@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
+from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
+from mlxrun.engine.scheduler.token_budget import StepCosts
 from mlxrun.model.machine import device
 from mlxrun.model.machine.memory_limits import MemoryLimit
-from mlxrun.scheduler.scheduler import DEFAULT_CHUNK
-from mlxrun.scheduler.token_budget import StepCosts
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.batch.manifest_environment import RunEnvironment
 from mlxrun.config.settings import EngineSettings
+from mlxrun.jobs.records.manifest_environment import RunEnvironment
 from mlxrun.model.machine import device_facts
 from mlxrun.model.machine.device_facts import (
     DECISIVE,

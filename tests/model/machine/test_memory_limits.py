@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import ModelLoadError
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.machine import memory_limits
 from mlxrun.model.machine.memory_limits import MemoryLimit, explain_shortage, find_free_memory, list_limits
 

@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.model.hooks import attention
 from mlxrun.model.probe.attention_check import AttentionCheck, AttentionError
-from mlxrun.model.ragged import attention
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 ORIGINAL = attention.attend_plain

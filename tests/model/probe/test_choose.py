@@ -14,18 +14,19 @@ import mlx.nn as nn
 import pytest
 
 from mlxrun.engine.engine import Engine
-from mlxrun.model.adapter import Adapter, run_trial_forward
-from mlxrun.model.chunk_grouping import PrefillSharing
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.loader import load_adapter
+from mlxrun.model.hooks import attention
+from mlxrun.model.kv.ragged import decode_batch, layer_caches, row_group, row_states
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.device import resolve_config
-from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe import reference, rounding
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.probe.text_ladder import RefusedModelError
-from mlxrun.model.ragged import attention, decode_batch, layer_caches, row_group, row_states
-from mlxrun.model.runner import ModelRunner
+from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.runner import ModelRunner
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo

@@ -13,19 +13,19 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
 
-from mlxrun.bench.sweep.sweep import list_families
+from mlxrun.cli.bench.sweep.sweep import list_families
 from mlxrun.config.settings import Config, SpeculationSettings
-from mlxrun.model.adapter import Adapter, run_trial_forward
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.loader import load_adapter
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.device import resolve_config
-from mlxrun.model.model_info import load_model_info
-from mlxrun.model.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.probe import choose
 from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.reference import Reference
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.speculation.support import find_draft_problem
 from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from tests.helpers import drafted_state_bugs

@@ -9,17 +9,18 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.bench.sweep.sweep import list_families
-from mlxrun.model.adapter import Adapter, VisionAdapter, run_trial_forward
-from mlxrun.model.loader import load_adapter
+from mlxrun.cli.bench.sweep.sweep import list_families
+from mlxrun.model.hooks import attention
+from mlxrun.model.kv.ragged import row_group, row_states
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.device import resolve_config
-from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.probe.text_ladder import RefusedModelError
-from mlxrun.model.ragged import attention, row_group, row_states
-from mlxrun.model.ragged.layer_caches import LayerKind, flatten_caches, get_kind
-from mlxrun.model.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
 from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder

@@ -10,13 +10,14 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxrun.model.adapter import Adapter, run_trial_forward
-from mlxrun.model.loader import load_adapter
+from mlxrun.model.hooks import attention
+from mlxrun.model.kv.ragged import row_group, row_states
+from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.device import resolve_config
-from mlxrun.model.model_info import load_model_info
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.text_ladder import RefusedModelError
-from mlxrun.model.ragged import attention, row_group, row_states
+from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from tests.helpers.engine_driver import make_config
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.probe_driver import list_failed

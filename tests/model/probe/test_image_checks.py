@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 from mlx_vlm.models.idefics3.idefics3 import Model as Idefics3
 
-from mlxrun.errors import MediaError
-from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.model_info import LoadedModelInfo
+from mlxrun.core.errors import MediaError
+from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe import image_checks
+from mlxrun.model.run.adapter import VisionAdapter
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
 from tests.helpers import engine_driver, vision_models

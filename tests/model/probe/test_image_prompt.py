@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mlxrun.errors import MediaError
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info
+from mlxrun.core.errors import MediaError
+from mlxrun.core.request import ProcessedPrompt
+from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.probe import image_prompt
 from mlxrun.model.probe.image_prompt import list_media_prompts
-from mlxrun.scheduler.request import ProcessedPrompt
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
 

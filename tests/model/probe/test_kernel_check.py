@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.paged.attention_kernel import PagedRows, attend_gathered
+from mlxrun.model.hooks.score_rule import ScoreRule
+from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered
 from mlxrun.model.probe import choose, kernel_check, text_ladder
 from mlxrun.model.probe.kernel_check import LENGTHS, KernelCheck, KernelError
-from mlxrun.model.ragged.score_rule import ScoreRule
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.probe_driver import list_failed, probe_model
 

@@ -8,9 +8,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.model.kv.ragged import layer_caches, row_group
 from mlxrun.model.probe import long_reference
 from mlxrun.model.probe.long_reference import CHUNK, PLAIN_TOKENS, choose_tokens, repeat_tokens
-from mlxrun.model.ragged import layer_caches, row_group
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.probe_driver import find_failed, probe_model

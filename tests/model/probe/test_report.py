@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from mlxrun.model.compute_methods import ComputeMethods
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
+from mlxrun.model.run.compute_methods import ComputeMethods
 
 
 def test_a_check_says_its_difference_or_its_error() -> None:

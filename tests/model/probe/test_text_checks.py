@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
-from mlxrun.model.adapter import Adapter, VisionAdapter
+from mlxrun.model.kv.ragged import layer_caches, row_group
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec, StatePayload
 from mlxrun.model.probe import choose
-from mlxrun.model.ragged import layer_caches, row_group
-from mlxrun.model.snapshot.snapshots import SnapshotCodec, StatePayload
+from mlxrun.model.run.adapter import Adapter, VisionAdapter
 from tests.helpers import engine_driver, oracle, text_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 from tests.helpers.probe_driver import find_failed, list_failed, probe_model

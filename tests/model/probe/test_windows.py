@@ -9,9 +9,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, get_kind
 from mlxrun.model.probe.report import ComparedWindow
 from mlxrun.model.probe.windows import REDUCED, list_windows, reduce_windows
-from mlxrun.model.ragged.layer_caches import LayerKind, get_kind
 from tests.helpers import text_models
 from tests.helpers.probe_driver import list_failed, probe_model
 

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.ragged.attention import NotRaggedError
+from mlxrun.model.hooks.attention import NotRaggedError
 from mlxrun.model.sparse.attention_scores import AttentionScores, ScoredKeys, ScoringCache
 
 

@@ -10,10 +10,10 @@ import pytest
 from mlx_lm.models.cache import KVCache
 
 from mlxrun.config.settings import Config, ModelSettings, PrefillSettings
-from mlxrun.model.adapter import Adapter
-from mlxrun.model.draft_loading import load_small_model
-from mlxrun.model.model_info import load_model_info
-from mlxrun.model.ragged.layer_caches import LayerKind
+from mlxrun.model.kv.ragged.layer_caches import LayerKind
+from mlxrun.model.load.draft_loading import load_small_model
+from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.sparse import build
 from mlxrun.model.sparse.build import _cut_layers, make_draft
 

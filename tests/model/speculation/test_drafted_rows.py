@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlxrun.model.compute_methods import ComputeMethods
-from mlxrun.model.sampler import RowSampling
+from mlxrun.core.request import SamplingParams
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.sampler import RowSampling
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.speculation.support import find_draft_problem
-from mlxrun.scheduler.request import SamplingParams
 
 VOCAB = 16
 

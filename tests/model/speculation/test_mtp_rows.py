@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.model.model_info import load_model_info
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.speculation import mtp_rows
 from mlxrun.model.speculation.mtp_head import FoundHead, MTPHead, find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import MTPRows, round_places

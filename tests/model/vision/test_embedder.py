@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.errors import ModelLoadError, RequestError
-from mlxrun.model.model_info import load_model_info
+from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.vision.embedder import _UNSUPPORTED, Embedder
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from mlxrun.config.settings import ModelSettings
-from mlxrun.model.adapter import VisionAdapter
-from mlxrun.model.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.prompt_inputs import split_prompt
-from mlxrun.model.ragged import layer_caches
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.run.adapter import VisionAdapter
+from mlxrun.model.run.prompt_inputs import split_prompt
 from mlxrun.model.vision.features import FeatureCache, ImageFeatures
 from mlxrun.model.vision.image_units import ImageUnits, find_regions, split_images
 from tests.helpers import vision_models

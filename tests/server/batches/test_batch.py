@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from openai.types import Batch as OpenAIBatch
 
-from mlxrun.batch.job_service import JobCounts, LineProblem
+from mlxrun.jobs.run.job_service import JobCounts, LineProblem
 from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 
 

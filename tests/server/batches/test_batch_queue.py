@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.errors import Draining
-from mlxrun.scheduler.request import Request
+from mlxrun.core.errors import Draining
+from mlxrun.core.request import Request
 from mlxrun.server.batches import batch_queue
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.durable_files import StorageError

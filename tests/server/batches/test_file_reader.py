@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.errors import BodyTooLarge, NotFound
+from mlxrun.core.errors import BodyTooLarge, NotFound
 from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.file_reader import make_file_reader
 from mlxrun.server.batches.storage import Storage

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.batch.job_file import JobLine, RawLine, parse_line
-from mlxrun.errors import BodyTooLarge, RequestError
+from mlxrun.core.errors import BodyTooLarge, RequestError
+from mlxrun.jobs.lines.job_file import JobLine, RawLine, parse_line
 from mlxrun.server.batches.request_lines import RequestLines
 
 MOST = 10**6

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from anthropic.types.messages import MessageBatchIndividualResponse
 
-from mlxrun.batch.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.results import UNANSWERED, publish_files
 from mlxrun.server.batches.storage import Storage

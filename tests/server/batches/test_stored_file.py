@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openai.types import FileObject
 
-from mlxrun.errors import BodyTooLarge
+from mlxrun.core.errors import BodyTooLarge
 from mlxrun.server.batches.stored_file import StoredFile, Upload, guess_media_type
 
 

@@ -20,12 +20,12 @@ from anthropic import APIStatusError, AsyncAnthropic, AuthenticationError, BadRe
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mlxrun.api.parsers.registry import choose_formats
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
-from mlxrun.errors import EngineDead, Overloaded
-from mlxrun.parsers.registry import choose_formats
-from mlxrun.scheduler.request import FinishReason, HitKind, TokenEvent
+from mlxrun.core.errors import EngineDead, Overloaded
+from mlxrun.core.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.endpoints.anthropic import SURFACE
-from mlxrun.server.json_bodies import encode_json
+from mlxrun.server.http.json_bodies import encode_json
 from tests.helpers.anthropic_api import ADD, TOOL_MODEL_INFO, USER, body, user
 from tests.helpers.anthropic_bodies import BILLING, FIELDS, SEEDS, VALUE, claude_code, nodes
 from tests.helpers.server_fakes import Reply, Script, Serving, make_script, run_server, server_config

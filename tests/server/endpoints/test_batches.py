@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.batch.job_service import URLS
+from mlxrun.jobs.run.job_service import URLS
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats, make_config, read, write_job
 from tests.helpers.batches_server import CHAT, ServerSetup, with_keys
 from tests.helpers.tokenizers import FakeModelInfo

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.errors import EngineDead
-from mlxrun.server.response_runs import RESPONSES
+from mlxrun.core.errors import EngineDead
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config
 
 URL = "/v1/conversations"

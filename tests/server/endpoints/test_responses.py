@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mlxrun.server.endpoints.responses as module
+from mlxrun.api.parsers.delta import Delta, Parser
+from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.config.settings import SamplingSettings
-from mlxrun.errors import EngineDead, Overloaded
-from mlxrun.parsers.delta import Delta, Parser
-from mlxrun.parsers.model_formats import ModelFormats
-from mlxrun.scheduler.request import FinishReason
-from mlxrun.server import response_runs
-from mlxrun.server.response_runs import RESPONSES
+from mlxrun.core.errors import EngineDead, Overloaded
+from mlxrun.core.request import FinishReason
+from mlxrun.server.responses import response_runs
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.responses_api import ADD, BODIES, PNG, ScriptedDelta
 from tests.helpers.server_fakes import FakeEngine, Serving, make_script, run_server, server_config
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo

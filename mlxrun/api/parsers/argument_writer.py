@@ -1,0 +1,116 @@
+"""The JSON arguments of one call, written as they come, which can be closed at any moment.
+
+Nothing is written before it is certain to stay: a key with the beginning of its value, the opening brace with
+the first member. So the arguments of a call that is cut off, once closed, have the members that were complete
+and as much of an open string, array or object as had come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlxrun.api.parsers.delta_builder import DeltaBuilder
+from mlxrun.api.parsers.tool_schemas import encode_json
+from mlxrun.api.parsers.value_schema import ValueSchema
+
+
+class ArgumentWriter:
+    """Writes the arguments of the call of tool `name`, whose JSON Schema is `schema`, into `out`.
+
+    `on_progress` is called after each write, with True when the call is closed. `id`: the model's own id of
+    the call; without it a new one is made.
+    """
+
+    def __init__(
+        self,
+        out: DeltaBuilder,
+        name: str,
+        schema: ValueSchema,
+        on_progress: Callable[[bool], None],
+        id: str = "",
+    ) -> None:
+        self.schema = schema
+        self.started = False  # whether the call has been added to `out`, as number `index`
+        self.index = 0
+        self._out = out
+        self._name = name
+        self._id = id
+        self._on_progress = on_progress
+        self._closers: list[str] = []  # of the open strings, arrays and objects
+        self._empty: list[bool] = []  # of each open object or array: nothing in it yet
+        self._pending = ""
+
+    # -- complete members, for formats that tag each argument ---------------------------------------
+
+    def write_member(self, key: str, value: str) -> None:
+        """Write an argument whose value is JSON."""
+        self._open_root()
+        self.write_key(key)
+        self.write_value(value)
+
+    def open_text_member(self, key: str) -> None:
+        """Begin a string argument, which `write_text` continues and `close_innermost` ends."""
+        self._open_root()
+        self.write_key(key)
+        self.open_string()
+
+    def write_text(self, text: str) -> None:
+        """Continue the open string with text that is not yet escaped."""
+        if text:
+            self.write_escaped(encode_json(text)[1:-1])
+
+    def close(self) -> None:
+        """Close all that is open; without any member the arguments are `{}`."""
+        self._open_root()
+        while self._closers:
+            self.close_innermost()
+        self._on_progress(True)
+
+    def _open_root(self) -> None:
+        if not self._closers and not self.started:
+            self.open_container("{")
+
+    # -- JSON as it comes ---------------------------------------------------------------------------
+
+    def open_container(self, bracket: str) -> None:
+        """Begin an object or an array."""
+        if not self._closers:
+            self._pending = bracket
+        else:
+            self.write_value(bracket)
+        self._closers.append("}" if bracket == "{" else "]")
+        self._empty.append(True)
+
+    def write_key(self, key: str) -> None:
+        """Write the key of the next member; it goes out with the member's value."""
+        self._pending += f"{'' if self._empty[-1] else ', '}{encode_json(key)}: "
+        self._empty[-1] = False
+
+    def open_string(self) -> None:
+        """Begin a string value."""
+        self.write_value('"')
+        self._closers.append('"')
+
+    def write_value(self, json: str) -> None:
+        """Write a value, or the beginning of one, as JSON."""
+        if self._closers and self._closers[-1] == "]":
+            self._pending += "" if self._empty[-1] else ", "
+            self._empty[-1] = False
+        self.write_escaped(json)
+
+    def close_innermost(self) -> None:
+        """End the innermost string, array or object."""
+        closer = self._closers.pop()
+        if closer != '"':
+            self._empty.pop()
+            self._pending = "" if self.started else "{"  # without a key whose value never came
+        self.write_escaped(closer)
+
+    def write_escaped(self, text: str) -> None:
+        """Continue the open string with text that is escaped already."""
+        if not self.started:
+            self.started = True
+            self.index = self._out.begin_call(self._name, self._id)
+        self._out.add_arguments(self.index, self._pending + text)
+        self._pending = ""
+        self._on_progress(False)

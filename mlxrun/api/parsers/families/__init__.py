@@ -1,0 +1,1 @@
+"""The formats of model families: one module each, listed in `api/parsers/registry.py`."""

@@ -1,0 +1,65 @@
+"""The formats in which one model writes tool calls and reasoning."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlxrun.api.parsers.answer_parser import AnswerParser
+from mlxrun.api.parsers.delta import Parser, PlainParser
+from mlxrun.api.parsers.family import ReasoningFamily, ToolCallFamily
+
+
+@dataclass(frozen=True)
+class ModelFormats:
+    """The families of one model (`registry.detect_formats` finds them). Without any, all text is content."""
+
+    tool_calls: ToolCallFamily | None = None
+    reasoning: ReasoningFamily | None = None
+
+    def make_parser(self, tools: Sequence[Mapping[str, Any]] | None, prompt: str, name: str) -> Parser:
+        """Make the parser of one answer to the rendered `prompt`, in which `tools` may be called. The ids of
+        tool calls follow from `name`, so that an answer that is generated again has the same ids."""
+        if self.tool_calls is None and self.reasoning is None:
+            return PlainParser()
+        opened = self.reasoning is not None and self.reasoning.is_opened_by(prompt)
+        return AnswerParser(self.tool_calls, self.reasoning, tools, opened=opened, new_id=_id_maker(name))
+
+    def get_call_prefix_suffix(self, name: str) -> tuple[str, str] | None:
+        """Return the text before and after the JSON arguments of a call of tool `name`; None: the model's
+        format has no JSON."""
+        family = self.tool_calls
+        return None if family is None or family.prefix_suffix is None else family.prefix_suffix(name)
+
+    def get_reasoning_tags(self, prompt: str) -> tuple[str, str] | None:
+        """Return the tags of reasoning that may begin an answer to `prompt`; the first is empty if the prompt
+        has opened it. None: the answer begins without reasoning."""
+        family = self.reasoning
+        if family is None or family.read_answer is not None:
+            return None
+        opening, (closing, *_) = family.pairs[0]
+        if family.is_opened_by(prompt):
+            return "", closing
+        closed = prompt.rstrip().endswith(closing)  # the template has switched reasoning off
+        return None if closed else (opening, closing)
+
+    @property
+    def call_opener(self) -> str:
+        """The marker that every tool call begins with, and nothing else; empty if the format has none."""
+        family, around = self.tool_calls, self.get_call_prefix_suffix("f")
+        if family is None or around is None:
+            return ""
+        return next((opener for opener in family.openers if around[0].startswith(opener)), "")
+
+    @property
+    def call_separator(self) -> str | None:
+        """The text between two consecutive calls; None: only one call is known to be valid."""
+        return "\n" if self.tool_calls is not None and self.tool_calls.name == "hermes" else None
+
+
+def _id_maker(name: str) -> Callable[[], str]:
+    numbers = itertools.count()
+    return lambda: "call_" + hashlib.blake2b(f"{name}:{next(numbers)}".encode(), digest_size=12).hexdigest()

@@ -1,0 +1,175 @@
+"""A call that is one JSON object, `{"name": ..., "arguments": {...}}`, in the variants that models write.
+
+Members come in any order; arguments that come before the name are kept until it comes. `arguments` may be
+missing, null or JSON in a string. The object around the arguments may lack its last brace.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from mlxrun.api.parsers.argument_writer import ArgumentWriter
+from mlxrun.api.parsers.readers.json_text import expect, read_key, read_raw_value, read_string, read_value
+from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.api.parsers.tool_schemas import ToolSchemas, encode_json
+
+NAMES = ("name", "tool_name")
+ARGUMENTS = ("arguments", "parameters")
+
+
+def make_prefix_suffix(
+    before: str = "", after: str = "", arguments: str = "arguments"
+) -> Callable[[str], tuple[str, str]]:
+    """Make the `prefix_suffix` of a format that writes an object of this kind between two texts."""
+    return lambda name: (f'{before}{{"name": {encode_json(name)}, "{arguments}": ', "}" + after)
+
+
+def read_calls(
+    s: TextStream,
+    ids: re.Pattern[str] | None = None,
+    opened: str = "",
+    read_object: Callable[[TextStream], Step[bool]] | None = None,
+) -> Step[bool]:
+    """Read one object or several, in an array or one after the other. What is no call becomes text, as does
+    all behind the last object then. False: there was such. `opened`: the brackets that were taken already.
+    `read_object` reads an object behind its brace, for formats of their own; False: it is no call."""
+    array = opened.removesuffix("{") if opened else (yield from s.take_literal("["))
+    all_calls = True
+    while True:
+        if array:
+            yield from s.skip_space()
+        if not opened:
+            yield from expect(s, "{")
+        opened = ""
+        if not (yield from (read_object(s) if read_object else _read_object(s, ids))):
+            s.return_as_text()
+            all_calls = False
+        char = yield from s.skip_space()
+        if array and char == ",":
+            s.take(1)
+        elif array or char != "{":
+            break
+    if array and char == "]":
+        s.take(1)
+    if not all_calls:
+        s.return_as_text()
+    return all_calls
+
+
+def read_block(
+    s: TextStream, *ends: str, read_object: Callable[[TextStream], Step[bool]] | None = None
+) -> Step[None]:
+    """Read calls and the tag behind them, one of `ends`, which is text if any of them is no call.
+    `read_object`: as for read_calls."""
+    yield from s.skip_space()
+    if (yield from read_calls(s, read_object=read_object)):
+        yield from s.skip(*ends)
+
+
+def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
+    """Read one object. False: it is no call of an offered tool; all of it was taken."""
+    yield from expect(s, "{")
+    return (yield from _read_object(s, ids, id))
+
+
+def _read_object(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
+    """Read one object behind its brace.
+
+    `ids`: the form of an `id` that is used as the call's, if the format has ids. It is used if it comes
+    before the arguments, which do not wait for it. `id`: one that was found outside the object.
+    """
+    name: str | None = None
+    arguments: str | None = None
+    call: ArgumentWriter | None = None
+    if (yield from s.skip_space()) == "}":
+        s.take(1)
+        return False
+    while True:
+        key = yield from read_key(s)
+        char = yield from s.skip_space()
+        first = key in ARGUMENTS and call is None and arguments is None
+        if key in NAMES and name is None and char == '"':
+            s.take(1)
+            name = (yield from read_string(s)).strip()
+        elif key == "function" and name is None and char == "{":
+            return (yield from _read_nested(s, ids, id))
+        elif first and name is not None and name in s.tools:
+            call = s.begin_call(name, id)
+            yield from read_arguments(s, call)
+        elif first:
+            arguments = yield from read_raw_value(s)
+        elif key == "id" and ids is not None and char == '"':
+            s.take(1)
+            found = yield from read_string(s)
+            id = found if ids.fullmatch(found) else id
+        else:
+            yield from read_raw_value(s)
+        if arguments is not None and call is None and name is not None and name in s.tools:
+            call = s.begin_call(name, id)
+            write_arguments(call, arguments)
+        char = yield from s.skip_space()
+        if call is not None and (char == "" or char not in ",}"):
+            return True
+        if (yield from expect(s, ",}")) == "}":
+            break
+    if call is None and name is not None and name in s.tools:
+        call = s.begin_call(name, id)
+        call.close()
+    if call is not None:
+        s.commit()
+    return call is not None
+
+
+def _read_nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bool]:
+    """Read the call within `{"type": "function", "function": {...}}`, and the members that follow it."""
+    found = yield from read_call(s, ids, id)
+    while (yield from s.skip_space()) not in ("", "}"):
+        yield from expect(s, ",")
+        yield from read_key(s)
+        yield from read_raw_value(s)
+    s.take(1)
+    if found:
+        s.commit()
+    return found
+
+
+def read_arguments(s: TextStream, call: ArgumentWriter) -> Step[None]:
+    """Read the arguments themselves into `call`, and close it."""
+    if (yield from s.skip_space()) == "{":
+        yield from read_value(s, call, call.schema)
+        call.close()
+    else:
+        write_arguments(call, (yield from read_raw_value(s)))
+
+
+def write_arguments(call: ArgumentWriter, text: str) -> None:
+    """Write complete arguments into `call`, and close it: an object, null, or either of them as a string.
+    Raises Malformed, before anything is written, if they are anything else."""
+    text = text.strip()
+    try:
+        if text.startswith('"'):
+            write_arguments(call, json.loads(text))
+        elif text.startswith("{"):
+            _read_complete(text, read_raw_value)
+            _read_complete(text, lambda s: read_value(s, call, call.schema))
+            call.close()
+        elif text in ("", "null", "[]"):
+            call.close()
+        else:
+            raise Malformed
+    except (StreamCut, ValueError):
+        raise Malformed from None
+
+
+def _read_complete(text: str, read: Callable[[TextStream], Step[Any]]) -> None:
+    """Run a reader on a text that has come to its end. Raises Malformed if the reader does not take all."""
+    s = TextStream(ToolSchemas(None))
+    s.add_text(text)
+    s.ended = True
+    for _ in read(s):
+        raise AssertionError("a reader waits for text after the end")
+    if not s.is_drained():
+        raise Malformed

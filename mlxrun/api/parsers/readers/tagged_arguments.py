@@ -1,0 +1,122 @@
+"""Arguments that a format tags one by one, each value as bare text up to an end marker.
+
+A string is passed on as it comes, other values when they are complete. A newline behind the opening tag
+belongs to the layout, and so does one before the end marker then. An end marker counts only where a tag
+follows that may stand there, or the answer ends: a value may contain the marker too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mlxrun.api.parsers.argument_writer import ArgumentWriter
+from mlxrun.api.parsers.delta_builder import SPACE
+from mlxrun.api.parsers.marker_scanner import get_scanner
+from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
+from mlxrun.api.parsers.tool_schemas import encode_bare_value, is_scalar
+from mlxrun.api.parsers.value_schema import ValueSchema
+
+TEXT = ValueSchema({"type": "string"})
+# The markers that may end a value, each with the texts of which one has to follow; without any, all may.
+ValueEnds = Mapping[str, tuple[str, ...]]
+
+
+def take_tag(s: TextStream, *tags: str) -> Step[str]:
+    """Take white space and one of `tags`, which is returned. Raises Malformed, or StreamCut if the text ends
+    in it."""
+    tag = yield from s.skip(*tags)
+    if not tag:
+        rest = yield from s.peek(max(map(len, tags)))
+        raise StreamCut if any(tag.startswith(rest) for tag in tags) else Malformed
+    return tag
+
+
+def read_tagged(
+    s: TextStream,
+    call: ArgumentWriter,
+    key: str,
+    ends: ValueEnds,
+    *,
+    as_json: bool = False,
+    schema: ValueSchema | None = None,
+) -> Step[str]:
+    """Read one argument and return the marker that ended it. `as_json`: the format writes all values but
+    strings as JSON, so newlines around a value are part of it, and without a schema numbers and words are no
+    strings. `schema`: the value's own."""
+    schema = call.schema.get_member(key) if schema is None else schema
+    if schema.is_text_only and not schema.options:
+        return (yield from _stream_tagged(s, call, key, ends, as_json))
+    text, end = yield from read_value_text(s, ends)
+    if not as_json and text.startswith("\n"):
+        text = text[1:].removesuffix("\n")
+    value = encode_bare_value(text, schema, guess=as_json)
+    is_broken = value[0] == '"' and text.lstrip().startswith(("[", "{"))
+    if is_broken and not (yield from is_followed(s, ends[end], certain=True)):
+        raise StreamCut  # in an array or object that contains the end marker
+    call.write_member(key, value)
+    return end
+
+
+def read_value_text(s: TextStream, ends: ValueEnds) -> Step[tuple[str, str]]:
+    """Read the text of a value; return it, and the marker that ended it."""
+    parts: list[str] = []
+    while True:
+        text, end = yield from s.read_until(*ends)
+        parts.append(text)
+        if (yield from is_followed(s, ends[end])) or (len(parts) == 1 and is_scalar(text)):
+            return "".join(parts), end
+        parts.append(end)
+
+
+def _stream_tagged(
+    s: TextStream, call: ArgumentWriter, key: str, ends: ValueEnds, as_json: bool
+) -> Step[str]:
+    call.open_text_member(key)
+    writer = _TrimmingWriter(call)
+    write, get_call = (call.write_text, lambda: call) if as_json else (writer.write, writer.get_call)
+    scanner = get_scanner(*ends)
+    while True:
+        end = yield from s.stream_string(scanner, write, get_call)
+        if (yield from is_followed(s, ends[end])):
+            call.close_innermost()
+            return end
+        write(end)
+
+
+def is_followed(s: TextStream, texts: tuple[str, ...], certain: bool = False) -> Step[bool]:
+    """Whether one of `texts` comes behind white space, as far as the answer goes unless it shall be
+    `certain`. Nothing is taken."""
+    if not texts:
+        return True
+    at, size = 0, 1
+    while True:
+        rest = (yield from s.peek(at + size))[at:]
+        if rest and rest[0] in SPACE and at < MAX_NAME:
+            at += 1
+        elif rest.startswith(texts):
+            return True
+        elif len(rest) < size or not any(text.startswith(rest) for text in texts):
+            return not certain and any(text.startswith(rest) for text in texts)
+        else:
+            size += 1
+
+
+class _TrimmingWriter:
+    """Writes a string without a newline that begins it and, if there was one, another that ends it."""
+
+    def __init__(self, call: ArgumentWriter) -> None:
+        self._call = call
+        self._started = self._trims = False
+        self._newline = ""  # the last character, if it is a newline: it may end the string
+
+    def write(self, text: str) -> None:
+        if not self._started and text:
+            self._started, self._trims = True, text.startswith("\n")
+            text = text.removeprefix("\n")
+        text = self._newline + text
+        self._newline = "\n" if self._trims and text.endswith("\n") else ""
+        self._call.write_text(text.removesuffix(self._newline))
+
+    def get_call(self) -> ArgumentWriter | None:
+        """The call, if text without newlines may be added to it without this writer."""
+        return self._call if self._started and not self._newline else None

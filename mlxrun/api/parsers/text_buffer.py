@@ -1,0 +1,120 @@
+"""Text of which more comes: characters that can be looked at, and taken, without seeing how it was split."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from typing import TypeVar
+
+from mlxrun.api.parsers.delta_builder import SPACE
+from mlxrun.api.parsers.marker_scanner import get_scanner
+
+MAX_NAME = 400  # characters of a name, a number or a word
+T = TypeVar("T")
+Step = Generator[None, None, T]
+
+
+class Malformed(Exception):
+    """The text is not a call, or is one no longer."""
+
+
+class StreamCut(Exception):
+    """The text has ended in the middle of a call."""
+
+
+class TextBuffer:
+    """The text that has come and is not yet taken. Its readers are generators, which `yield` to wait for
+    more."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._text = ""
+        self._at = 0
+
+    def peek(self, count: int = 1) -> Step[str]:
+        """Return the next `count` characters, fewer only at the end, without taking them."""
+        while len(self._text) - self._at < count and not self.ended:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def peek_while(self, accepts: Callable[[str], bool], start: int = 0, required: bool = True) -> Step[str]:
+        """Return the characters from `start` on up to the first that `accepts` refuses, without taking them.
+        Raises StreamCut if the text ends before that and one is `required`, Malformed at MAX_NAME of them."""
+        end = start
+        while True:
+            seen = yield from self.peek(end + 1)
+            if len(seen) <= end:
+                if required:
+                    raise StreamCut
+                return seen[start:]
+            if not accepts(seen[end]):
+                return seen[start:end]
+            end += 1
+            if end - start == MAX_NAME:
+                raise Malformed
+
+    def take(self, count: int) -> str:
+        """Take characters that `peek` has shown."""
+        taken = self._text[self._at : self._at + count]
+        self._at += len(taken)
+        return taken
+
+    def skip_space(self) -> Step[str]:
+        """Take white space; return the character after it, which is not taken, or "" at the end."""
+        while True:
+            char = yield from self.peek()
+            if not char or char not in SPACE:
+                return char
+            self._at += 1
+
+    def take_literal(self, *texts: str) -> Step[str]:
+        """Take whichever of `texts` comes now, the longest of several, and return it; "" if none does."""
+        longest = sorted(texts, key=len, reverse=True)
+        while True:
+            for text in longest:
+                if self._text.startswith(text, self._at):
+                    return self.take(len(text))
+                rest = len(self._text) - self._at
+                if rest < len(text) and text.startswith(self._text[self._at :]) and not self.ended:
+                    break
+            else:
+                return ""
+            yield
+
+    def skip(self, *texts: str) -> Step[str]:
+        """Take white space, then whichever of `texts` comes, and return that; "" if none does."""
+        yield from self.skip_space()
+        return (yield from self.take_literal(*texts))
+
+    def skip_all(self, *texts: str) -> Step[None]:
+        """Take white space and `texts` as often as they come: models repeat tags."""
+        while (yield from self.skip(*texts)):
+            pass
+
+    def read_name(self, *markers: str, strip: bool = True) -> Step[tuple[str, str]]:
+        """Take a name up to the next of `markers`, and the marker; return both. Raises StreamCut at the end,
+        and Malformed if the text is too long for a name: it shall not hold back the rest of the answer."""
+        find = get_scanner(*markers).find
+        while True:
+            stop, marker = find(self._text, self._at, self.ended)
+            if stop - self._at > MAX_NAME:
+                raise Malformed
+            if marker is not None:
+                name = self.take(stop - self._at)
+                return name.strip() if strip else name, self.take(len(marker))
+            if self.ended:
+                raise StreamCut
+            yield
+
+    def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        """Match the text that has come, without taking it. More text must not change what the caller does."""
+        return pattern.match(self._text, self._at)
+
+    @property
+    def rest(self) -> str:
+        """The text that has come and is not taken."""
+        return self._text[self._at :]
+
+    def is_drained(self) -> bool:
+        """Whether all text that has come is taken."""
+        return self._at == len(self._text)

@@ -1,0 +1,218 @@
+"""The text of an answer as a family's reader sees it: readers are generators that `yield` to wait for more.
+
+A reader takes text through the methods below only. None of them shows where the text was split, so any split
+of the same text gives the same result. If a reader returns without having begun a call, the parser goes back:
+the opener becomes text, and what follows it is read again.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from mlxrun.api.parsers.argument_writer import ArgumentWriter
+from mlxrun.api.parsers.delta import TextKind
+from mlxrun.api.parsers.delta_builder import DeltaBuilder, make_call_id
+from mlxrun.api.parsers.marker_scanner import MarkerScanner, get_scanner
+from mlxrun.api.parsers.text_buffer import MAX_NAME, Malformed, Step, StreamCut, TextBuffer
+from mlxrun.api.parsers.tool_schemas import ToolSchemas
+
+__all__ = ["MAX_NAME", "MAX_WASTED", "Malformed", "PassThrough", "Step", "StreamCut", "TextStream"]
+MAX_WASTED = 1_000_000  # characters read without finding a call, as an answer may be full of openers
+# Where text goes without running the reader, and the test that it has to pass.
+PassThrough = tuple[TextKind | ArgumentWriter | Callable[[str], None], Callable[[str], bool]]
+
+
+class TextStream(TextBuffer):
+    """The text not yet read, and the deltas found so far. `tools`: the tools that the request offers."""
+
+    def __init__(
+        self, tools: ToolSchemas, new_id: Callable[[], str] = make_call_id, separates_reasoning: bool = True
+    ) -> None:
+        super().__init__()
+        self.tools = tools
+        self.separates_reasoning = separates_reasoning  # for harmony: else reasoning is content
+        self.out = DeltaBuilder(new_id)
+        self.exhausted = False  # whether so much was read without finding a call that openers are text now
+        self.pass_through: PassThrough | None = None
+        # Taken text that may yet be returned as text: these chunks, then `_text` from `_start` up to `_at`.
+        self._taken: list[str] = []
+        self._start = 0
+        self._kind: TextKind = "content"  # its kind if it is returned
+        self._settled = True  # whether the current attempt has found something
+        self.wasted = 0  # characters read in attempts that found nothing
+        self.broken_calls: set[int] = set()  # calls that their reader could not complete
+        self._call: ArgumentWriter | None = None
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def read_until(self, *markers: str, required: bool = True) -> Step[tuple[str, str]]:
+        """Take the text up to the next of `markers`, and the marker; return both. Raises StreamCut at the end
+        of the answer, where the marker is "" if it is not `required`."""
+        parts: list[str] = []
+        scanner = get_scanner(*markers)
+
+        def collect(text: str) -> None:
+            self._taken.append(text)
+            parts.append(text)
+
+        def pass_to_collect() -> PassThrough:
+            self._keep_taken()
+            return collect, scanner.is_plain
+
+        marker = yield from self._scan(scanner, parts.append, pass_to_collect)
+        if required and not marker:
+            raise StreamCut
+        return "".join(parts), marker
+
+    def stream_string(
+        self,
+        markers: MarkerScanner,
+        sink: Callable[[str], None],
+        get_call: Callable[[], ArgumentWriter | None],
+    ) -> Step[str]:
+        """Take a string up to the next of `markers`, which is returned; `sink` gets its text as it comes.
+        Raises StreamCut at the end of the answer, and drops a partial marker of two or more characters there.
+        `get_call` returns the call whose open string may be continued without the sink, or None."""
+
+        def pass_to_call() -> PassThrough | None:
+            call = get_call()
+            return None if call is None else (call, markers.is_plain_string)
+
+        marker = yield from self._scan(markers, sink, pass_to_call, drop_partial=True)
+        if not marker:
+            raise StreamCut
+        return marker
+
+    def pass_text(self, kind: TextKind, markers: MarkerScanner) -> Step[str]:
+        """Take text up to the next of `markers` into the answer, and return the marker; "" at the end."""
+
+        def pass_to_answer() -> PassThrough:
+            self._forget_taken()
+            return kind, markers.is_plain
+
+        return (yield from self._scan(markers, functools.partial(self.out.add, kind), pass_to_answer))
+
+    def _scan(
+        self,
+        markers: MarkerScanner,
+        sink: Callable[[str], None],
+        get_pass_through: Callable[[], PassThrough | None],
+        drop_partial: bool = False,
+    ) -> Step[str]:
+        """Take text into `sink` up to a marker, which is taken and returned; "" at the end of the answer."""
+        while True:
+            stop, marker = markers.find(self._text, self._at, self.ended)
+            if drop_partial and self.ended and marker is None:
+                partial = markers.find_partial(self._text, self._at)
+                stop = partial if stop - partial > 1 else stop
+            if stop > self._at:
+                sink(self.take(stop - self._at))
+            if marker is not None:
+                return self.take(len(marker))
+            if self.ended:
+                return ""
+            self.pass_through = get_pass_through()
+            yield
+            self.pass_through = None
+
+    def wait_in_string(self, call: ArgumentWriter) -> Step[None]:
+        """Wait for text in an open JSON string, which text without special characters may continue."""
+        if self.is_drained() and not self.ended:
+            self.pass_through = (call, get_scanner().is_plain_string)
+            yield
+            self.pass_through = None
+
+    # -- results ------------------------------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Forget what was read. Before an attempt's first call this does nothing: all may still be text."""
+        if self._settled:
+            self._forget_taken()
+
+    def return_as_text(self) -> None:
+        """Add what was read since the last commit to the answer, as text of the kind that it was found in."""
+        for part in (*self._taken, self._text[self._start : self._at]):
+            self.out.add(self._kind, part)
+        self._settled = True
+        self._forget_taken()
+
+    def drop(self) -> None:
+        """Leave what was read out of the answer, as it is a marker without a meaning."""
+        self.out.end_section()
+        self._settled = True
+        self._forget_taken()
+
+    def begin_call(self, name: str, id: str = "") -> ArgumentWriter:
+        """Return the writer of a call, which is begun by its first argument or by its end.
+
+        `id`: the model's own, where the format has one. Raises Malformed if the tool is not offered."""
+        name = name if name in self.tools else name.strip()
+        if name not in self.tools:
+            raise Malformed
+        self._call = ArgumentWriter(self.out, name, self.tools.get_schema(name), self._on_progress, id)
+        return self._call
+
+    def _on_progress(self, closed: bool) -> None:
+        """Note that what was read is in the arguments of a call or, with `closed`, in a complete call."""
+        self._settled, self._kind = True, "content"
+        self._forget_taken()
+        if closed:
+            self._call = None
+
+    def _forget_taken(self) -> None:
+        self._taken, self._start = [], self._at
+
+    # -- for the parser -----------------------------------------------------------------------------
+
+    def begin_attempt(self, opener: str, kind: TextKind = "content") -> None:
+        """Keep `opener` and what is taken from here on, to return it as text of `kind` if it is no call."""
+        self._taken, self._start = [opener], self._at
+        self._settled, self._kind = False, kind
+
+    def abandon_attempt(self, cut: bool) -> None:
+        """Close a call that the reader cannot complete. The rest is text, or is dropped if it was `cut`."""
+        call, self._call = self._call, None
+        if not self._settled:
+            return
+        if call is not None and call.started:
+            taken = self._taken, self._start
+            self.broken_calls.add(call.index)
+            call.close()
+            if cut:
+                self._at = len(self._text)
+                self._forget_taken()
+            else:
+                self._taken, self._start = taken
+        self.return_as_text()
+
+    def end_attempt(self) -> bool:
+        """Whether the attempt found anything; else the opener becomes text, and reading resumes behind it."""
+        self._call = None
+        found = self._settled
+        if not found:
+            opener, *parts = self._taken
+            self.wasted += sum(map(len, parts)) + self._at - self._start
+            self.exhausted = self.wasted > MAX_WASTED
+            if parts:
+                self._text, self._start = "".join((*parts, self._text[self._start :])), 0
+            self._at = self._start
+            self._settled = True
+            self.out.add(self._kind, opener)
+        self._forget_taken()
+        return found
+
+    def found_call(self) -> bool:
+        """Whether the attempt found a call, and not only that the text is none."""
+        return self._kind == "content"
+
+    def add_text(self, text: str) -> None:
+        """Add text that has come. Text that was taken is not copied again, however long it is kept."""
+        self._keep_taken()
+        self._text += text
+
+    def _keep_taken(self) -> None:
+        if self._start < self._at:
+            self._taken.append(self._text[self._start : self._at])
+        self._text = self._text[self._at :]
+        self._at = self._start = 0

@@ -1,0 +1,103 @@
+"""Closes the objects of JSON schemas, so that they have no properties but those that are named.
+
+Only objects are closed that have `properties` and say nothing about others. Where several schemas name
+properties of one object (`allOf`, `$ref` or alternatives beside `properties`), closing any of them would
+forbid those of the others, so all of them are left as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlxrun.api.parsers.value_schema import resolve_reference
+from mlxrun.api.structured.schema_keywords import iterate_schemas
+
+Schema = dict[str, Any]
+
+# Keywords whose schemas apply to the same instance as the schema that has them.
+_LISTS_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_IN_PLACE = ("not", "if", "then", "else")
+_NAMED_IN_PLACE = ("dependentSchemas", "dependencies")
+# Keywords that say what other properties may be.
+_OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties")
+
+
+def close_body(given: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a checked chat body whose response format has closed objects."""
+    closed = _close_key(given, "guided_json")
+    outputs, wanted = given.get("structured_outputs"), given.get("response_format")
+    if isinstance(outputs, dict):
+        closed["structured_outputs"] = _close_key(outputs, "json")
+    if isinstance(wanted, dict) and isinstance(wanted.get("json_schema"), dict):
+        closed["response_format"] = {**wanted, "json_schema": _close_key(wanted["json_schema"], "schema")}
+    return closed
+
+
+def close_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of function tools whose arguments are closed."""
+    return [{**tool, "function": _close_key(tool["function"], "parameters")} for tool in tools]
+
+
+def _close_key(value: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {**value, key: close_schema(value[key])} if key in value else dict(value)
+
+
+def close_schema(schema: Any) -> Any:
+    """A copy of the schema with closed objects. What cannot be a schema is returned as it is, since it is
+    refused where grammars are compiled."""
+    try:
+        closed = copy.deepcopy(schema)
+        schemas = [each for _, each in iterate_schemas(closed, "")]
+    except RecursionError:
+        return schema
+    shared = {id(part) for each in schemas for part in _find_shared(each, closed)}
+    for each in schemas:
+        if id(each) not in shared and _has_properties(each) and not any(key in each for key in _OPENERS):
+            each["additionalProperties"] = False
+    return closed
+
+
+def _has_properties(schema: Schema) -> bool:
+    return isinstance(schema.get("properties"), dict) and bool(schema["properties"])
+
+
+def _find_shared(schema: Schema, root: Any) -> list[Schema]:
+    """The schemas that describe one object together, of which this is the outermost; empty if it can be told
+    which of them names all properties."""
+    inner = list(_list_in_place(schema, root))
+    if not inner or (not _has_properties(schema) and _is_choice(schema)):
+        return []
+    found: dict[int, Schema] = {}
+    stack = [schema]
+    while stack:
+        part = stack.pop()
+        if id(part) not in found:
+            found[id(part)] = part
+            stack.extend(_list_in_place(part, root))
+    naming = [part for part in found.values() if _has_properties(part)]
+    return [] if naming == [schema] else list(found.values())
+
+
+def _is_choice(schema: Schema) -> bool:
+    """Whether exactly one schema in place describes the object: the only one, or one of the alternatives."""
+    used = [key for key in (*_LISTS_IN_PLACE, *_IN_PLACE, *_NAMED_IN_PLACE, "$ref") if key in schema]
+    return used in (["anyOf"], ["oneOf"], ["$ref"]) or (used == ["allOf"] and len(schema["allOf"]) == 1)
+
+
+def _list_in_place(schema: Schema, root: Any) -> Iterator[Schema]:
+    """The schemas that apply to the same instance as this one."""
+    found = [part for key in _LISTS_IN_PLACE for part in _as_list(schema.get(key))]
+    found += [schema.get(key) for key in _IN_PLACE]
+    found += [part for key in _NAMED_IN_PLACE for part in _as_dict(schema.get(key)).values()]
+    found.append(resolve_reference(schema.get("$ref"), root))
+    yield from (part for part in found if isinstance(part, dict))
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

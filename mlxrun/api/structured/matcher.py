@@ -1,0 +1,264 @@
+"""The state of one row that follows a grammar: scheduler.request.GrammarMatcher over an llguidance matcher.
+
+An answer may begin with reasoning: then every token but a stop token is allowed until the text that closes
+the reasoning, a little white space may follow, and the grammar begins behind it. All of this runs on the
+engine thread.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import llguidance
+import numpy as np
+
+from mlxrun.core.errors import RequestError
+from mlxrun.core.field_errors import shorten
+
+MAX_GAP = 4  # tokens of white space between reasoning and the answer
+_MAX_REASON = 400  # characters of llguidance's reason in an error
+# What a client can do about the limits of llguidance, by its words for them.
+_PLAIN_REASONS = {
+    r"Current row has \d+ items|Too many items \(limit": (
+        "too many alternatives are possible at one place; have fewer, such as fewer optional properties"
+    ),
+    r"too many states": "it takes too many states; use shorter texts, simpler patterns and smaller limits",
+    r"too many expressions|\((grammar|number of symbols)\) too big|schema too large|fuel exhausted": (
+        "it is too large or too complex; use shorter texts and lists, simpler patterns and smaller limits"
+    ),
+}
+PROBE_TOKENS = 16  # of an answer, which are tried when a grammar is compiled
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GrammarTokens:
+    """A model's vocabulary as llguidance knows it."""
+
+    tokenizer: llguidance.LLTokenizer
+    end_ids: frozenset[int]  # all tokens that end an answer
+    special_ids: dict[str, int]  # the special tokens, which are no text, by their names
+    whitespace_mask: bytes  # of tokens that are white space only
+    full_mask: bytes  # of all tokens
+
+    @classmethod
+    def from_tokenizer(cls, backend: Any, eos_ids: frozenset[int]) -> GrammarTokens:
+        """Read a tokenizer of the tokenizers library. `eos_ids`: the model's; if empty, the tokenizer's."""
+        plain = copy.copy(backend)
+        plain.no_padding()
+        plain.no_truncation()
+        size = plain.get_vocab_size(with_added_tokens=True)
+        end_ids = sorted(i for i in eos_ids if i < size)
+        tokenizer = llguidance.LLTokenizer(plain.to_str(), eos_token=end_ids or None)
+        added = plain.get_added_tokens_decoder()
+        special_ids = {t.content: i for i, t in added.items() if tokenizer.is_special_token(i)}
+        blank = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex(r"[ \n\r\t]+"))
+        all_bits = (1 << tokenizer.vocab_size) - 1
+        full_mask = all_bits.to_bytes((tokenizer.vocab_size + 7) // 8, "little")
+        return cls(
+            tokenizer, frozenset(tokenizer.eos_tokens), special_ids, blank.compute_bitmask(), full_mask
+        )
+
+    def write_literal(self, text: str) -> str:
+        """Write a text in Lark: special tokens by their ids, the rest in quotes. Empty for no text."""
+        if not self.special_ids or not text:
+            return quote_literal(text) if text else ""
+        names = sorted(map(re.escape, self.special_ids), key=len, reverse=True)
+        parts = re.split(f"({'|'.join(names)})", text)
+        ids = self.special_ids
+        return " ".join(f"<[{ids[part]}]>" if part in ids else quote_literal(part) for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBounds:
+    """What comes before the grammar: text up to `closer`. `opener_ids`: the tokens that begin the reasoning,
+    if the model may begin it or not; empty if the prompt has begun it."""
+
+    closer: str
+    opener_ids: tuple[int, ...] = ()
+
+
+class _Phase(enum.Enum):
+    OPENING = enum.auto()  # the answer may begin reasoning, or itself
+    REASONING = enum.auto()
+    GAP = enum.auto()  # behind the reasoning: white space, or the answer
+    ANSWER = enum.auto()
+    ENDED = enum.auto()
+
+
+class RowMatcher:
+    """The state of one row. `matcher`: this row's own; `make_error`: the error for a reason, and whether
+    llguidance has failed, so that the grammar is of no more use."""
+
+    def __init__(
+        self,
+        tokens: GrammarTokens,
+        matcher: llguidance.LLMatcher,
+        stop_ids: frozenset[int],
+        reasoning: ReasoningBounds | None = None,
+        make_error: Callable[[str, bool], RequestError] = lambda reason, _: RequestError(reason),
+    ) -> None:
+        self._tokens = tokens
+        self._matcher = matcher
+        self._stop_ids = stop_ids
+        # A grammar may end in a stop token that it names: it has no other reason to allow a special token.
+        self._named_stop_ids = stop_ids.intersection(tokens.special_ids.values())
+        self._closer = reasoning.closer.encode() if reasoning is not None else b""
+        self._opener_ids = reasoning.opener_ids if reasoning is not None else ()
+        self._make_row_error = make_error
+        self._tail = b""  # the end of the reasoning, where the closer may have begun
+        self._opened = 0  # how many of `opener_ids` have come
+        self._gap = 0
+        self._phase = _Phase.ANSWER
+        if reasoning is not None:
+            self._phase = _Phase.OPENING if self._opener_ids else _Phase.REASONING
+
+    @property
+    def done(self) -> bool:
+        """Whether only a stop token may follow."""
+        answering = self._phase is not _Phase.REASONING and self._opened == 0
+        return self._phase is _Phase.ENDED or (answering and self._matcher.is_stopped())
+
+    # -- what may follow ------------------------------------------------------------------------------------
+
+    def mask(self) -> bytes:
+        """The tokens that may follow."""
+        if self._phase is _Phase.REASONING:
+            return change_mask(self._tokens.full_mask, forbid=self._stop_ids)
+        if self._phase is _Phase.ENDED:
+            return change_mask(b"", allow=self._stop_ids)
+        if self._phase is _Phase.OPENING and self._opened:
+            return change_mask(b"", allow=[self._opener_ids[self._opened]])
+        return self._make_answer_mask()
+
+    def _make_answer_mask(self) -> bytes:
+        """By the grammar; stop tokens exactly where it may end, or where it names them."""
+        if self._matcher.is_stopped() and not self._matcher.is_error():
+            return change_mask(b"", allow=self._stop_ids)
+        bits = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise self._make_error("cannot continue")
+        if self._phase is _Phase.GAP and self._gap < MAX_GAP:
+            bits = _unite(bits, self._tokens.whitespace_mask)
+        complete = self._matcher.is_accepting()
+        forbid = (self._tokens.end_ids | self._stop_ids) - (frozenset() if complete else self._named_stop_ids)
+        allow = set(self._stop_ids) if complete else set[int]()
+        if self._phase is _Phase.OPENING:
+            allow.add(self._opener_ids[0])
+        return change_mask(bits, forbid=forbid, allow=allow)
+
+    def fork(self) -> RowMatcher:
+        """Make a copy, which takes in tokens without this one."""
+        made = copy.copy(self)
+        made._matcher = self._matcher.deep_copy()
+        return made
+
+    # -- what has come --------------------------------------------------------------------------------------
+
+    def accept(self, token: int) -> None:
+        """Take in a token. Raises RequestError if the grammar does not allow it."""
+        match self._phase:
+            case _Phase.REASONING:
+                self._accept_reasoning(token)
+            case _Phase.OPENING if token == self._opener_ids[self._opened]:
+                self._opened += 1
+                if self._opened == len(self._opener_ids):
+                    self._phase, self._opened = _Phase.REASONING, 0
+            case _Phase.ENDED:
+                pass  # sampled before the end was known
+            case _:
+                self._accept_answer(token)
+
+    def _accept_reasoning(self, token: int) -> None:
+        text = self._tail + self._tokens.tokenizer.decode_bytes([token])
+        before, closed, rest = text.partition(self._closer)
+        if not closed:
+            self._tail = before[-len(self._closer) + 1 :] if len(self._closer) > 1 else b""
+            return
+        self._phase, self._tail = _Phase.GAP, b""
+        rest = rest.lstrip()
+        if rest:  # the answer has begun in the token that closes the reasoning
+            for each in self._tokens.tokenizer.tokenize_bytes(rest):
+                self._accept_answer(each)
+
+    def _accept_answer(self, token: int) -> None:
+        if token in self._stop_ids and _is_allowed(token, self.mask()):
+            self._phase = _Phase.ENDED
+            return
+        fits = self._matcher.validate_tokens([token]) == 1
+        blank = _is_allowed(token, self._tokens.whitespace_mask)
+        if self._phase is _Phase.GAP and not fits and self._gap < MAX_GAP and blank:
+            self._gap += 1
+            return
+        self._phase = _Phase.ANSWER
+        if not fits or not self._matcher.consume_token(token):
+            raise self._make_error(f"does not allow token {token}")
+
+    def _make_error(self, what: str) -> RequestError:
+        spoilt = self._matcher.is_error()
+        reason = f": {get_error_reason(self._matcher)}" if spoilt else ""
+        return self._make_row_error(f"{what}{reason}", spoilt)
+
+
+def get_error_reason(matcher: llguidance.LLMatcher) -> str:
+    """Return why a matcher failed, in one line."""
+    # Positions are in the grammar that mlxrun writes, which the client never sees.
+    error = re.sub(r"\n *\d+ \| .*", "", matcher.get_error().replace("<non-verbose/>", ""), flags=re.DOTALL)
+    if error.startswith("panic:") or "<backtrace>" in error:
+        log.error("llguidance failed: %s", shorten(error.partition("<backtrace>")[0].strip()))
+        return "the grammar library failed on it; it is probably too large"
+    for pattern, plain in _PLAIN_REASONS.items():
+        if re.search(pattern, error):
+            return plain
+    error = re.sub(r"( \(in regex\))?: regex parse error:.*\nerror: ", ": ", error, flags=re.DOTALL)
+    text = re.sub(r"\s*\n\s*", " ", re.sub(r"^(at )?\d+\(\d+\): ", "", error)).strip()
+    if text == "NoExtensionBias":
+        return "no text matches it"
+    return shorten(text, _MAX_REASON)
+
+
+def try_answer(matcher: llguidance.LLMatcher, tokens: GrammarTokens) -> None:
+    """Write the beginning of some answer, which finds most of what is wrong with a grammar: its first mask is
+    the slowest, and what is too large fails where a row enters it."""
+    for _ in range(PROBE_TOKENS):
+        mask = np.frombuffer(change_mask(matcher.compute_bitmask(), forbid=tokens.end_ids), np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+        if matcher.is_error() or matcher.is_stopped() or not allowed.size:
+            return
+        forced = matcher.compute_ff_tokens() or [int(allowed[0])]
+        if not all(matcher.consume_token(token) for token in forced):
+            return
+
+
+def quote_literal(text: str) -> str:
+    """Write a text as a literal of Lark."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _is_allowed(token: int, mask: bytes) -> bool:
+    return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+
+
+def _unite(a: bytes, b: bytes) -> bytes:
+    size = max(len(a), len(b))
+    return (int.from_bytes(a, "little") | int.from_bytes(b, "little")).to_bytes(size, "little")
+
+
+def change_mask(mask: bytes, *, forbid: Iterable[int] = (), allow: Iterable[int] = ()) -> bytes:
+    """Return a mask that forbids the former tokens and allows the latter, otherwise like `mask`."""
+    bits = bytearray(mask)
+    for token in forbid:
+        if token // 8 < len(bits):
+            bits[token // 8] &= ~(1 << token % 8)
+    for token in allow:
+        if token // 8 >= len(bits):
+            bits.extend(bytes(token // 8 + 1 - len(bits)))
+        bits[token // 8] |= 1 << token % 8
+    return bytes(bits)

@@ -1,0 +1,116 @@
+"""Checks of a JSON Schema that llguidance does not make.
+
+A schema must be valid by its own metaschema. In strict mode a keyword that no draft knows is refused, with
+its path: it would have no effect. Keywords that llguidance cannot enforce it refuses itself; two cases that
+it gets wrong are refused here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema import (
+    Draft4Validator,
+    Draft7Validator,
+    Draft201909Validator,
+    Draft202012Validator,
+    SchemaError,
+)
+from jsonschema.validators import validator_for
+
+from mlxrun.core.field_errors import quote, reject, shorten, suggest
+
+# The keywords whose value is a schema, a list of schemas, or an object of schemas.
+_ONE = {
+    *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
+    *("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"),
+}
+_MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
+_NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
+# Keywords of all drafts and of OpenAPI that say nothing about an instance.
+_ANNOTATIONS = {
+    *("$anchor", "$comment", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "id"),
+    *("contentEncoding", "contentMediaType", "default", "deprecated", "description", "examples", "readOnly"),
+    *("title", "writeOnly", "discriminator", "example", "externalDocs", "nullable", "xml"),
+}
+_DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
+_TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
+_ASSERTIONS = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
+_KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _ASSERTIONS
+
+
+def check_schema(schema: Any, param: str, strict: bool) -> None:
+    """Raise RequestError if the schema is not valid or, if `strict`, has an unknown keyword."""
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        at = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in error.absolute_path)
+        reject(param + at, f"is not a valid JSON Schema: {_describe_error(error)}")
+    except RecursionError:
+        reject(param, "is nested too deeply")
+    for path, each in iterate_schemas(schema, param):
+        _check_range(each, path)
+        _check_count(each, path)
+        if strict:
+            _check_names(each, path)
+
+
+def _describe_error(error: SchemaError) -> str:
+    if error.validator == "anyOf" and list(error.absolute_path)[-1:] == ["type"]:
+        if isinstance(error.instance, str):
+            return f"{quote(error.instance)} is not one of {', '.join(_TYPES)}"
+        return f"expected a type or an array of types; the types are {', '.join(_TYPES)}"
+    return shorten(error.message)
+
+
+def iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Iterate over the schema and all schemas within it, with their paths."""
+    if not isinstance(schema, dict):
+        return
+    yield path, schema
+    for key, value in schema.items():
+        where = f"{path}.{key}"
+        if key in _NAMED and isinstance(value, dict):
+            for name, each in value.items():
+                yield from iterate_schemas(each, f"{where}.{name}")
+        elif key in _MANY and isinstance(value, list):
+            for i, each in enumerate(value):
+                yield from iterate_schemas(each, f"{where}[{i}]")
+        elif key in _ONE:
+            yield from iterate_schemas(value, where)
+
+
+def _check_names(schema: dict[str, Any], path: str) -> None:
+    for key in schema:
+        if key not in _KNOWN and not key.startswith("x-"):
+            name = f"{path}.{shorten(key, 60)}"
+            reject(name, f"is not a keyword of JSON Schema{suggest(key, _KNOWN)}", code="unknown_parameter")
+
+
+def _check_range(schema: dict[str, Any], path: str) -> None:
+    """llguidance accepts an excluded integer if the range ends before the next integer: (2, 2.5]."""
+    parts = [schema, *(part for part in schema.get("allOf", ()) if isinstance(part, dict))]
+    low = [(p[key], key) for p in parts for key in _LOW if _is_number(p.get(key))]
+    high = [(p[key], key) for p in parts for key in _HIGH if _is_number(p.get(key))]
+    if not low or not high:
+        return
+    (start, lower), (end, upper) = max(low), min(high)
+    for bound, key, open_key in ((start, lower, _LOW[1]), (end, upper, _HIGH[1])):
+        if key == open_key and bound % 1 == 0 and 0 < end - start < 1:
+            reject(f"{path}.{key}", f"{bound} cannot be enforced on a range less than 1 wide")
+
+
+def _check_count(schema: dict[str, Any], path: str) -> None:
+    """llguidance counts additional keys that repeat as several, where JSON counts them once."""
+    least, required = schema.get("minProperties", 0), schema.get("required", ())
+    if least - len(required) > 1:
+        reason = f"{least} cannot be enforced; all properties but one must be in 'required'"
+        reject(f"{path}.minProperties", reason)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")

@@ -1,0 +1,1 @@
+"""Images, PDFs and videos in the messages of requests."""

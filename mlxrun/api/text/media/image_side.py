@@ -1,0 +1,65 @@
+"""Finds out how large an image the model's processor keeps, and what it reduces."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template import render_image_probe
+
+logger = logging.getLogger(__name__)
+
+PROBED_SIDES = (1792, 2560)  # of squares; larger ones would be reduced only if they exceeded media.max_pixels
+_lock = threading.Lock()
+
+
+def find_image_side(model: ModelInfo) -> int | None:
+    """The side of the largest square image that the processor does not reduce, or a larger number; None if
+    that is not known, or more than can matter. Slow when it is called first for a model."""
+    with _lock:
+        return _measure_side(_Identity(model))
+
+
+class _Identity:
+    """A model as a key of a cache: two models are equal if they are the same object."""
+
+    def __init__(self, model: ModelInfo) -> None:
+        self.model = model
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and other.model is self.model
+
+    def __hash__(self) -> int:
+        return id(self.model)
+
+
+@functools.lru_cache(maxsize=4)
+def _measure_side(key: _Identity) -> int | None:
+    """Processes two large squares: if the results have the same size, the processor reduced both."""
+    from PIL import Image
+
+    text = render_image_probe(key.model)
+    if not text:
+        return None
+    found = []
+    for side in PROBED_SIDES:
+        try:
+            made = key.model.process(text, [Image.new("RGB", (side, side), "gray")])
+        except Exception:  # the model's own processor may raise anything
+            logger.debug("the processor of images cannot be measured", exc_info=True)
+            return None
+        found.append((_count_pixels(made.media), len(made.ids)))
+    if found[0] != found[1] or not found[0][0]:
+        return None
+    return math.isqrt(found[0][0]) + 1
+
+
+def _count_pixels(media: Any) -> int:
+    """Pixels of a processed image, as three numbers each; 0 if it is not known which they are."""
+    size = getattr(media.get("pixel_values"), "size", 0) if isinstance(media, Mapping) else 0
+    return int(size) // 3

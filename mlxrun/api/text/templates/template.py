@@ -1,0 +1,301 @@
+"""Renders chat templates, and finds out which variables a template knows and how it marks an image.
+
+A template is foreign code: whatever it raises becomes a RequestError. Facts about a template are cached.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateSyntaxError, meta, nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+
+from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.api.text.messages import Message
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template_limits import LimitedEnvironment, limit_chat_templates
+from mlxrun.api.text.templates.work_budget import apply_limits
+from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.core.field_errors import describe_foreign_error, reject, reject_unsupported, shorten, suggest
+
+logger = logging.getLogger(__name__)
+
+REASONING_SWITCHES = ("enable_thinking", "thinking")  # names of the variable that switches reasoning
+_RESERVED_VARIABLES = frozenset(("messages", "raise_exception", "strftime_now"))
+MAX_TEMPLATE = 1 << 19  # characters; the longest known have some 50,000
+PROBE_SHARE = 0.1  # of the work of a template, for short conversations that only ask what it supports
+_MEDIA_NAME = re.compile(r"image|img|vision|video|audio|boi|eoi", re.IGNORECASE)
+
+
+class _Generation(Extension):
+    """Makes `{% generation %}` parse; it only marks text for training."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return list(parser.parse_statements(("name:endgeneration",), drop_needle=True))
+
+
+_EXTENSIONS = ("jinja2.ext.loopcontrols", _Generation)
+
+
+@functools.lru_cache(maxsize=16)
+def find_syntax_error(template: str) -> tuple[int, str] | None:
+    """The line and the reason of a template's first syntax error; None: there is none."""
+    if len(template) > MAX_TEMPLATE:
+        return 1, f"it has more than {MAX_TEMPLATE:,} characters"
+    try:
+        LimitedEnvironment(extensions=_EXTENSIONS).compile(template)
+    except TemplateSyntaxError as exc:
+        return exc.lineno, exc.message or "syntax error"
+    except (RecursionError, MemoryError, SyntaxError):  # of Jinja's parser, or of Python's for its code
+        return 1, "it is nested too deeply"
+    return None
+
+
+def check_template(model: ModelInfo, configured: str | None) -> None:
+    """Raises ModelLoadError, which names the file, if the model's chat template has a syntax error.
+    `configured`: the file that the config sets instead of the model's own."""
+    limit_chat_templates()
+    broken = find_syntax_error(model.chat_template) if model.chat_template is not None else None
+    if broken is not None:
+        line, reason = broken
+        own = _find_template_file(Path(model.tokenizer.name_or_path))
+        where = configured or own or f"the model {model.name}"
+        raise ModelLoadError(f"{where}: the chat template is broken: line {line}: {reason}")
+
+
+def _find_template_file(folder: Path) -> Path | None:
+    """The file that a model's template is from; see model/load/model_info.py."""
+    names = ("chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+@functools.lru_cache(maxsize=16)
+def find_template_variables(template: str) -> frozenset[str]:
+    """Names that the template reads and does not define."""
+    broken = find_syntax_error(template)
+    if broken is not None:
+        raise RequestError(f"the model's chat template is broken: line {broken[0]}: {broken[1]}")
+    environment = LimitedEnvironment(extensions=_EXTENSIONS)
+    return frozenset(meta.find_undeclared_variables(environment.parse(template)))
+
+
+def find_reasoning_switch(model: ModelInfo) -> str | None:
+    """The variable that switches reasoning in the model's chat template; None if it has none."""
+    known = find_template_variables(model.chat_template or "")
+    return next((name for name in REASONING_SWITCHES if name in known), None)
+
+
+def require_template(model: ModelInfo) -> str:
+    """The model's chat template. Raises RequestError if it has none."""
+    if model.chat_template is None:
+        raise RequestError(
+            f"the model {model.name!r} has no chat template: use /v1/completions, or set model.chat_template",
+            param="messages",
+        )
+    return model.chat_template
+
+
+def select_template_variables(
+    model: ModelInfo, requested: Mapping[str, Any], param: str, *, strict: bool = False
+) -> dict[str, Any]:
+    """The variables of a request, in its field `param`, that the template has. Others have no effect and are
+    logged; `strict` refuses them."""
+    known = find_template_variables(require_template(model))
+    signature = inspect.signature(model.tokenizer.apply_chat_template).parameters
+    for name in requested:
+        where = f"{param}.{shorten(name)}"
+        if name in _RESERVED_VARIABLES or name in signature:
+            reject(where, "is set by mlxrun and cannot be overridden")
+        if name not in known:
+            reason = f"the model's chat template has no such variable{suggest(name, known)}"
+            if strict:
+                reject_unsupported(where, reason)
+            log_ignored(where, reason)
+    return {name: value for name, value in requested.items() if name in known}
+
+
+def warn_unused_variables(model: ModelInfo, configured: Iterable[str]) -> None:
+    """Warns, once, of variables of the config that the template does not have."""
+    template = require_template(model)
+    _warn_unused(template, tuple(sorted(set(configured) - find_template_variables(template))))
+
+
+@functools.lru_cache(maxsize=16)
+def _warn_unused(template: str, names: tuple[str, ...]) -> None:
+    """Cached, so that the warning is logged once per template."""
+    if names:
+        logger.warning("model.chat_template_args: the chat template does not use %s", ", ".join(names))
+
+
+def render_chat(
+    model: ModelInfo,
+    messages: Sequence[Message],
+    tools: Sequence[Message] | None,
+    arguments: Mapping[str, Any],
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Renders the prompt as text; `add_generation_prompt`: with the start of the assistant's message."""
+    template = require_template(model)
+    try:
+        return apply_template(
+            model.tokenizer,
+            template,
+            list(messages),
+            tools=list(tools) if tools else None,
+            add_generation_prompt=add_generation_prompt,
+            **arguments,
+        )
+    except Exception as exc:  # templates are foreign code and may raise anything
+        reason = describe_foreign_error(exc, 300)
+        raise RequestError(f"messages: the chat template refuses them: {reason}", param="messages") from exc
+
+
+def apply_template(
+    tokenizer: Any, template: str, messages: Sequence[Message], share: float = 1.0, **arguments: Any
+) -> str:
+    """The text that a chat template makes of messages, within the limits of its work. `share`: of the whole
+    budget."""
+    limit_chat_templates()
+    with apply_limits(_count_characters(messages), share):
+        text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **arguments)
+    return str(text)
+
+
+def _count_characters(messages: Sequence[Message]) -> int:
+    """About how many characters messages have."""
+    count = 0
+    for message in messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            count += len(text) if isinstance(text, str) else 0
+    return count
+
+
+def may_reason(model: ModelInfo, arguments: Mapping[str, Any]) -> bool:
+    """Whether an answer may begin with reasoning: by the template's switch if it is set, else by its
+    default. A template without a switch leaves it to the model."""
+    if model.chat_template is None:
+        return True
+    switches = [name for name in REASONING_SWITCHES if name in find_template_variables(model.chat_template)]
+    given = next((arguments[name] for name in switches if arguments.get(name) is not None), None)
+    if given is not None or not switches:
+        return given is None or bool(given)
+    return _reasons_by_default(model.tokenizer, model.chat_template, switches[0])
+
+
+@functools.lru_cache(maxsize=16)
+def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
+    """Whether a prompt without the switch differs from one with it off; True if none can be rendered."""
+    message = [{"role": "user", "content": "x"}]
+    try:
+        default, off = (
+            apply_template(tokenizer, template, message, PROBE_SHARE, add_generation_prompt=True, **arguments)
+            for arguments in ({}, {switch: False})
+        )
+    except Exception:  # foreign code may raise anything
+        logger.debug("chat template probe failed", exc_info=True)
+        return True
+    return bool(default != off)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMarkers:
+    """How a vision model's prompts mark an image or a video, and which texts of a user would be read as
+    one."""
+
+    images: bool = False  # whether the template renders images
+    videos: bool = False  # whether it renders videos
+    per_image: Mapping[int, int] = field(default_factory=dict)  # token id -> its count per image
+    per_video: Mapping[int, int] = field(default_factory=dict)
+    reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of media tokens
+
+    def find_reserved_token(self, text: str) -> str | None:
+        """The first reserved token that `text` contains."""
+        return next((token for token in self.reserved if token in text), None)
+
+    def check(self, ids: Sequence[int], images: int, videos: int = 0) -> None:
+        """Refuses a rendered prompt that does not mark exactly `images` images and `videos` videos."""
+        for count, is_rendered, name in ((images, self.images, "images"), (videos, self.videos, "videos")):
+            if count and not is_rendered:
+                reject_unsupported("messages", f"the model's chat template does not render {name}")
+        counts = Counter(ids)
+        for token in {**self.per_image, **self.per_video}:
+            image, video = self.per_image.get(token, 0), self.per_video.get(token, 0)
+            if counts[token] != image * images + video * videos:
+                sent = f"{images} images" + (f" and {videos} videos" if videos else "")
+                found = counts[token] // (image + video if videos else max(image, 1))
+                reject("messages", f"{sent} were sent, but the chat template renders {found}")
+
+
+def get_image_markers(model: ModelInfo) -> ImageMarkers:
+    """The image markers of a vision model; empty for a text model."""
+    return _find_image_markers(model.tokenizer, model.chat_template) if model.vision else ImageMarkers()
+
+
+@functools.lru_cache(maxsize=8)
+def _find_image_markers(tokenizer: Any, template: str | None) -> ImageMarkers:
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    image, video = (_count_markers(tokenizer, template, kind) for kind in ("image", "video"))
+    if image is not None and not image:
+        logger.warning("the chat template marks images with ordinary text, so their number cannot be checked")
+    media = {
+        token.content: i
+        for i, token in added.items()
+        if i in (image or ()) or (token.special and _MEDIA_NAME.search(token.content))
+    }
+    return ImageMarkers(image is not None, bool(video), image or {}, video or {}, media)
+
+
+def _count_markers(tokenizer: Any, template: str | None, kind: str) -> dict[int, int] | None:
+    """How often each added token stands for one image or video; None if the template renders none."""
+    added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    plain, marked = _render_with_and_without(tokenizer, template, kind) if template is not None else ("", "")
+    if plain == marked:
+        return None
+    count = [Counter(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (plain, marked)]
+    new = {i: n for i, n in count[1].items() if i in added and not count[0][i] and added[i].content.strip()}
+    return {i: n for i, n in new.items() if added[i].special} or new
+
+
+def render_image_probe(model: ModelInfo, kind: str = "image") -> str:
+    """A prompt of a single image, or of a single video; empty if the model's template cannot render one."""
+    if not model.vision or model.chat_template is None:
+        return ""
+    plain, marked = _render_with_and_without(model.tokenizer, model.chat_template, kind)
+    return marked if marked != plain or kind == "image" else ""
+
+
+def _render_with_and_without(tokenizer: Any, template: str, kind: str) -> tuple[str, str]:
+    """A prompt without and with an image or a video; both empty if the template cannot render parts.
+
+    The second attempt is for templates that require a system message.
+    """
+    text, medium = {"type": "text", "text": "x"}, {"type": kind}
+    for before in ([], [{"role": "system", "content": "x"}]):
+        try:
+            plain, marked = (
+                apply_template(
+                    tokenizer, template, [*before, {"role": "user", "content": parts}], PROBE_SHARE
+                )
+                for parts in ([text], [medium, text])
+            )
+        except Exception:  # foreign code may raise anything
+            logger.debug("chat template probe failed", exc_info=True)
+        else:
+            is_list = "'type'" in marked or '"type"' in marked  # printed as it is: parts are not supported
+            return ("", "") if is_list else (plain, marked)
+    return "", ""

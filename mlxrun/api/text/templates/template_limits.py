@@ -1,0 +1,215 @@
+"""Jinja's sandbox for templates that nobody has read: they end, and make nothing that is too large.
+
+A sandbox keeps a template from files, but not from loops without end. The code that `LimitedEnvironment`
+compiles counts: each statement, call, operator, filter and test takes from the `WorkBudget` of its thread.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, CompilerExit, Frame, operators
+from jinja2.exceptions import SecurityError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from mlxrun.api.text.templates.work_budget import CONTAINERS, SHALLOW, WALKING, get_budget, get_size
+
+
+class CountingGenerator(CodeGenerator):
+    """Compiles templates to code that counts its steps."""
+
+    def write_commons(self) -> None:
+        """Write what each function of the code begins with, and the function that counts a step."""
+        super().write_commons()
+        self.writeline("tick = environment.get_tick()")
+
+    def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
+        """Write a body with a step at its beginning, and one before each statement that is more than text."""
+        self.writeline("tick()")
+        try:
+            for at, node in enumerate(nodes):
+                if at and not _is_text(node):
+                    self.writeline("tick()")
+                self.visit(node, frame)
+        except CompilerExit:
+            pass
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
+        """Write `~`: the parts are measured before they are joined."""
+        self._write_call("join_text", node.nodes, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """Write a comparison. Where one side is a constant it is short; others walk through both sides."""
+        operands = [node.expr, *(each.expr for each in node.ops)]
+        if len(operands) != 2 or any(isinstance(each, nodes.Const) for each in operands):
+            super().visit_Compare(node, frame)
+            return
+        self.write("(")
+        self._write_call("measure_operand", operands[:1], frame)
+        self.write(f" {operators[node.ops[0].op]} ")
+        self._write_call("measure_operand", operands[1:], frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        """Write a dict. Its keys are hashed: a tuple with all that is in it."""
+        self.write("{")
+        for item in node.items:
+            self._write_call("measure_operand", [item.key], frame)
+            self.write(": ")
+            self.visit(item.value, frame)
+            self.write(", ")
+        self.write("}")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        """Write a subscript; a slice is a copy, and counted."""
+        if not isinstance(node.arg, nodes.Slice):
+            super().visit_Getitem(node, frame)
+            return
+        bounds = (node.arg.start, node.arg.stop, node.arg.step)
+        parts = [nodes.Const(None) if each is None else each for each in bounds]
+        self._write_call("take_slice", [node.node, *parts], frame)
+
+    def _write_call(self, name: str, arguments: Sequence[nodes.Node], frame: Frame) -> None:
+        """Write a call of a method of the environment."""
+        self.write(f"environment.{name}(")
+        for argument in arguments:
+            self.visit(argument, frame)
+            self.write(", ")
+        self.write(")")
+
+
+def _is_text(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Output) and all(isinstance(each, nodes.TemplateData) for each in node.nodes)
+
+
+class CountedFilters(dict[str, Any]):
+    """The filters of an environment; each one is counted, also those added later."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        super().__init__()
+        for name, function in table.items():
+            self[name] = function
+
+    def __setitem__(self, name: str, function: Callable[..., Any]) -> None:
+        super().__setitem__(name, _count_function(name, function))
+
+
+def _count_function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or a test that counts what it is given and what it returns."""
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0
+
+    @functools.wraps(function)
+    def count(*args: Any, **kwargs: Any) -> Any:
+        budget = get_budget()
+        if len(args) > first:
+            if hasattr(args[first], "__next__") and name not in SHALLOW:
+                args = (*args[:first], list(args[first]), *args[first + 1 :])
+            more = [*args[first + 1 :], *kwargs.values()]
+            budget.spend(budget.measure_filter(name, args[first], more))
+        found = function(*args, **kwargs)
+        budget.spend(get_size(found))
+        return found
+
+    return count
+
+
+class LimitedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates have a budget. `finalize`: as Jinja has it."""
+
+    code_generator_class = CountingGenerator
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, *args: Any, finalize: Callable[[Any], Any] | None = None, **kwargs: Any) -> None:
+        chained = measure_output if finalize is None else lambda value: measure_output(finalize(value))
+        super().__init__(*args, finalize=chained, **kwargs)
+        self.filters = CountedFilters(self.filters)
+        tests: dict[str, Any] = dict(self.tests)
+        self.tests = tests | {name: _count_function(name, tests[name]) for name in WALKING}
+        del self.globals["lipsum"]  # which makes as many words as it is told to
+
+    def get_tick(self) -> Callable[[], None]:
+        """The function that generated code calls at each step."""
+        return get_budget().tick
+
+    @staticmethod
+    def concat(parts: Iterable[str]) -> str:
+        """Join what a template, a macro or a block has written."""
+        listed = list(parts)
+        get_budget().spend(sum(map(len, listed)))
+        return "".join(listed)
+
+    def join_text(self, *parts: Any) -> str:
+        """The value of `~`."""
+        budget = get_budget()
+        for part in parts:
+            budget.spend(budget.measure(part))
+        return "".join(map(str, parts))
+
+    def measure_operand(self, value: Any) -> Any:
+        """The value, measured if it can be large."""
+        if isinstance(value, (str, *CONTAINERS, Namespace)):
+            budget = get_budget()
+            budget.spend(budget.measure(value))
+        return value
+
+    def take_slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
+        """The value of a subscript that is a slice."""
+        found = value[start:stop:step]
+        get_budget().spend(get_size(found))
+        return found
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Subscribe an object. A tuple as its key is hashed, with all that is in it."""
+        if isinstance(argument, tuple):
+            self.measure_operand(argument)
+        return super().getitem(obj, argument)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute `+`, `*`, `**` or `%` if there is a budget for its result."""
+        budget = get_budget()
+        if operator == "+" and type(left) is type(right) is str:
+            budget.spend(len(left) + len(right))
+        elif operator != "+" or type(left) is not int:  # a sum is hardly longer than its parts
+            budget.spend(budget.measure_operation(operator, left, right))
+        return self.binop_table[operator](left, right)
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        """Call a function of the template, or a method of a value."""
+        budget = get_budget()
+        owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if owner is None:
+            budget.tick()
+        elif isinstance(owner, str):
+            if __obj.__name__ == "encode":  # bytes are of no use to a template, and not counted
+                raise SecurityError("a template makes no bytes")
+            if __obj.__name__ == "join" and args:
+                args = (list(args[0]), *args[1:])
+            budget.spend(budget.measure_method(owner, __obj.__name__, [*args, *kwargs.values()]))
+        elif isinstance(owner, CONTAINERS) and args:
+            budget.spend(budget.measure(args))
+        found = super().call(__context, __obj, *args, **kwargs)
+        budget.spend(get_size(found))
+        return found
+
+
+def measure_output(value: Any) -> Any:
+    """The value of an output, before it is printed."""
+    if type(value) is not str:
+        budget = get_budget()
+        budget.spend(budget.measure(value))
+    return value
+
+
+@functools.cache
+def limit_chat_templates() -> None:
+    """Let transformers compile chat templates in `LimitedEnvironment`. This hook takes the place of the name
+    of its sandbox, so that all else in its environment stays as it is."""
+    from transformers.utils import chat_template_utils
+
+    assert chat_template_utils.ImmutableSandboxedEnvironment is ImmutableSandboxedEnvironment
+    chat_template_utils.ImmutableSandboxedEnvironment = LimitedEnvironment
+    chat_template_utils._compile_jinja_template.cache_clear()

@@ -1,0 +1,79 @@
+"""Tokenizes a huge text in a process of its own, which ends as soon as nobody waits for it.
+
+A tokenizer takes seconds and some hundred bytes of memory for each byte of a text, and cannot be interrupted.
+The child has the lowest of priorities beside the server, and its memory is free again when it ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import struct
+import subprocess
+import sys
+from array import array
+from typing import Any, BinaryIO
+
+from tokenizers import Tokenizer
+
+from mlxrun.api.text.tokens.added_tokens import find_splits
+from mlxrun.core.child_process import start_module
+from mlxrun.core.errors import InternalError
+from mlxrun.core.workers import end_by
+
+Splits = tuple[tuple[int, int], ...]
+
+NICENESS = 5
+_HEAD = struct.Struct("<QQ??")  # bytes of the tokenizer and of the text, two options
+_COUNTS = struct.Struct("<QQ")  # of token ids, and of splits
+
+
+def tokenize_in_process(
+    tokenizer: Any, text: str, *, add_special_tokens: bool
+) -> tuple[tuple[int, ...], Splits]:
+    """Token ids and splits of a text. `tokenizer`: of transformers, `token_bounds.is_plain`. Raises Abandoned
+    if nobody waits any more, and InternalError if the process fails."""
+    definition, raw = _serialize(tokenizer.backend_tokenizer), text.encode()
+    plain = bool(tokenizer.backend_tokenizer.encode_special_tokens)
+    head = _HEAD.pack(len(definition), len(raw), add_special_tokens, plain)
+    pipe = subprocess.PIPE
+    with (
+        start_module("mlxrun.api.text.tokens.tokenize_process", stdin=pipe, stdout=pipe) as process,
+        end_by(process.kill),
+    ):
+        output = process.communicate(head + definition + raw)[0]
+    if process.returncode != 0:
+        cause = ChildProcessError(f"exit code {process.returncode}")
+        raise InternalError("the prompt could not be tokenized: its process was ended", cause)
+    count, pairs = _COUNTS.unpack_from(output)
+    ids = array("I", output[_COUNTS.size : _COUNTS.size + 4 * count])
+    flat = array("Q", output[_COUNTS.size + 4 * count :])
+    return tuple(ids), tuple((flat[2 * i], flat[2 * i + 1]) for i in range(pairs))
+
+
+@functools.lru_cache(maxsize=2)
+def _serialize(backend: Tokenizer) -> bytes:
+    definition: str = backend.to_str()
+    return definition.encode()
+
+
+def main(source: BinaryIO, target: BinaryIO) -> None:
+    """The child: reads one request, and writes its answer."""
+    size, length, add_special_tokens, plain = _HEAD.unpack(source.read(_HEAD.size))
+    backend = Tokenizer.from_str(source.read(size).decode())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = plain
+    text = source.read(length).decode()
+    encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+    ids = encoding.ids
+    splits = find_splits(backend, text, ids, encoding)
+    target.write(_COUNTS.pack(len(ids), len(splits)))
+    target.write(array("I", ids).tobytes())
+    target.write(array("Q", [number for pair in splits for number in pair]).tobytes())
+    target.flush()
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    main(sys.stdin.buffer, sys.stdout.buffer)

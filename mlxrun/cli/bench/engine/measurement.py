@@ -1,0 +1,213 @@
+"""Runs a workload on a contender and computes the measures of the run. Pure: the clock is a parameter.
+
+A contender is an engine behind three calls. All times are seconds of `clock` when a step has returned; tokens
+of one step have the same time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.core.errors import MlxrunError
+
+Values = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """The tokens of one request in one step."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    done: bool = False
+
+
+class Contender(Protocol):
+    """An engine that is measured, with its model loaded; used on one thread."""
+
+    def add(self, requests: Sequence[BenchRequest]) -> None:
+        """Add requests in this order."""
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; called while requests are unfinished."""
+
+    def close(self) -> None:
+        """Release everything, including the weights."""
+
+
+@dataclass(slots=True)
+class Trace:
+    """When each request was added and when each of its tokens came."""
+
+    start: float
+    added: dict[str, float] = field(default_factory=dict)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def end(self) -> float:
+        return max(times[-1] for times in self.times.values())
+
+
+def run_workload(contender: Contender, workload: Workload, clock: Callable[[], float]) -> Trace:
+    """Run the workload to its end. MlxrunError if a request gets more or fewer tokens than it should."""
+    waiting, live, tick = deque(workload.requests), set[str](), 0
+    trace = Trace(clock())
+    while waiting or live:
+        if not live:
+            tick = max(tick, waiting[0].arrival)
+        due: list[BenchRequest] = []
+        while waiting and waiting[0].arrival <= tick:
+            due.append(waiting.popleft())
+        if due:
+            now = clock()
+            contender.add(due)
+            live.update(request.id for request in due)
+            trace.added.update({request.id: now for request in due})
+        tick += int(record_outputs(trace, contender.step(), live, clock))
+    check_lengths(trace, workload.requests)
+    return trace
+
+
+def record_outputs(
+    trace: Trace, outputs: Sequence[RequestOutput], live: set[str], clock: Callable[[], float]
+) -> bool:
+    """Add a step's outputs to the trace; True if any row got a token."""
+    now = clock()
+    for output in outputs:
+        trace.times.setdefault(output.request_id, []).extend([now] * len(output.tokens))
+        trace.tokens.setdefault(output.request_id, []).extend(output.tokens)
+        if output.done:
+            live.discard(output.request_id)
+    return any(output.tokens for output in outputs)
+
+
+def check_lengths(trace: Trace, requests: Sequence[BenchRequest]) -> None:
+    """MlxrunError if one of these requests got more or fewer tokens than it should."""
+    for request in requests:
+        got = len(trace.tokens.get(request.id, []))
+        if got != request.output:
+            raise MlxrunError(
+                f"bench: {request.id} got {got} tokens instead of {request.output}: the run is not counted"
+            )
+
+
+# -- numbers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMeasure:
+    """One number of a run: its label, its unit, and which direction is better."""
+
+    key: str
+    title: str
+    unit: Literal["s", "ms", "tok/s", "bytes", "x"]
+    better: Literal["low", "high"]
+
+
+INTERACTIVE_TITLES = {  # also those of `mlxrun bench serve`
+    "alone": "TTFT of a short request alone",
+    "behind": "TTFT of one that comes behind a long prompt",
+    "ratio": "behind the long prompt / alone",
+    "after_cancel": "TTFT of one that comes as a long prompt is abandoned",
+    "long_ttft": "TTFT of the long prompt",
+}
+
+MEASURES = (
+    EngineMeasure("wall_s", "whole workload", "s", "low"),
+    EngineMeasure("output_tps", "output", "tok/s", "high"),
+    EngineMeasure("prefill_tps", "prefill until all have a first token", "tok/s", "high"),
+    EngineMeasure("decode_tps", "decode, all rows decoding", "tok/s", "high"),
+    EngineMeasure("ttft_mean_s", "TTFT mean", "s", "low"),
+    EngineMeasure("ttft_p99_s", "TTFT p99", "s", "low"),
+    EngineMeasure("gap_p50_s", "inter-token p50", "ms", "low"),
+    EngineMeasure("gap_p99_s", "inter-token p99", "ms", "low"),
+    EngineMeasure("long_gap_p99_s", "inter-token p99 while the long prompt prefills", "ms", "low"),
+    *(
+        EngineMeasure(key, title, "x" if key == "ratio" else "ms", "low")
+        for key, title in INTERACTIVE_TITLES.items()
+    ),
+    EngineMeasure("freed", "until the abandoned prompt's memory is free", "ms", "low"),
+    EngineMeasure("peak_bytes", "peak memory", "bytes", "low"),
+    EngineMeasure("peak_rows_bytes", "peak memory without weights", "bytes", "low"),
+)
+
+
+def compute_metrics(trace: Trace, workload: Workload) -> dict[str, float | None]:
+    """The measures of one run without memory; None if the run does not have such a moment."""
+    first = {request_id: times[0] for request_id, times in trace.times.items()}
+    ttft = [first[request_id] - added for request_id, added in trace.added.items()]
+    gaps = [b - a for times in trace.times.values() for a, b in zip(times, times[1:], strict=False)]
+    wall = trace.end - trace.start
+    return {
+        "wall_s": wall,
+        "output_tps": _compute_rate(workload.output_tokens, wall),
+        "prefill_tps": _compute_rate(workload.prompt_tokens, max(first.values()) - trace.start),
+        "decode_tps": _compute_decode_rate(trace),
+        "ttft_mean_s": statistics.fmean(ttft),
+        "ttft_p99_s": compute_percentile(ttft, 99),
+        "gap_p50_s": compute_percentile(gaps, 50),
+        "gap_p99_s": compute_percentile(gaps, 99),
+        "long_gap_p99_s": _compute_gap_beside(trace, workload.long_id),
+    }
+
+
+def _compute_decode_rate(trace: Trace) -> float | None:
+    """Tokens a second from the last row's first token to the first row's last one."""
+    start = max(times[0] for times in trace.times.values())
+    end = min(times[-1] for times in trace.times.values())
+    tokens = sum(start < t <= end for times in trace.times.values() for t in times)
+    return _compute_rate(tokens, end - start)
+
+
+def _compute_gap_beside(trace: Trace, long_id: str | None) -> float | None:
+    """p99 of the other rows' gaps that end between a job's arrival and its first token."""
+    if long_id is None:
+        return None
+    start, end = trace.added[long_id], trace.times[long_id][0]
+    rows = [times for request_id, times in trace.times.items() if request_id != long_id]
+    pairs = [pair for times in rows for pair in zip(times, times[1:], strict=False)]
+    return compute_percentile([b - a for a, b in pairs if start < b <= end], 99)
+
+
+def compute_percentile(values: Sequence[float], percent: int) -> float | None:
+    """Nearest rank: the smallest value that is not below `percent` per cent of all; None if there is none."""
+    rank = -(-percent * len(values) // 100)  # rounded up
+    return sorted(values)[max(rank, 1) - 1] if values else None
+
+
+def _compute_rate(count: float, seconds: float) -> float | None:
+    return count / seconds if count and seconds > 0 else None
+
+
+def compute_medians(runs: Sequence[Values]) -> dict[str, float | None]:
+    """The median over runs of each measure that runs of this workload have; None if one of them lacks it."""
+    known = set().union(*runs)
+    return {m.key: _median([run.get(m.key) for run in runs]) for m in MEASURES if m.key in known}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None
+
+
+def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
+    """How many times better ours is for each measure that both have: above 1 is better."""
+    out: dict[str, float | None] = {}
+    for m in (m for m in MEASURES if m.key in ours and m.key in peer):
+        over, under = (ours, peer) if m.better == "high" else (peer, ours)
+        a, b = over.get(m.key), under.get(m.key)
+        out[m.key] = a / b if a is not None and b else None
+    return out
+
+
+def compute_agreement(ours: Trace, peer: Trace) -> float:
+    """Share of requests with the same tokens on both sides: 1.0 unless rounding decides a near-tie."""
+    return statistics.fmean(
+        float(ours.tokens[request_id] == peer.tokens[request_id]) for request_id in ours.tokens
+    )

@@ -1,0 +1,132 @@
+"""Tables of benchmark reports: rich on a terminal, Markdown when piped, so that they can be pasted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mlxrun.cli.bench.engine.measurement import MEASURES
+from mlxrun.core.terminal import open_console
+
+PIPED_WIDTH = 1000  # wider than any table, so that no cell is cut
+
+
+def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """One table of all workloads of `mlxrun bench engine`, then the settings and the machine."""
+    sides = list(next(iter(report["workloads"].values()))["sides"])
+    columns = ["workload", "measure", *sides, *(["times better"] if len(sides) > 1 else [])]
+    cells = [(name, *row) for name, part in report["workloads"].items() for row in build_rows(part)]
+    console = make_console(console)
+    console.print(make_table(columns, 2, cells, console.is_terminal))
+    print_notes(build_notes(report), console)
+
+
+def make_console(console: Console | None) -> Console:
+    """The console; if it is no terminal, one that is wide enough for every table."""
+    console = console or open_console()
+    if console.is_terminal:
+        return console
+    return open_console(console.file, width=PIPED_WIDTH, color_system=None)
+
+
+def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]], terminal: bool) -> Table:
+    """A table of these rows, the first `left` columns being words; a word that repeats is shown once."""
+    table = Table(box=box.SIMPLE_HEAD if terminal else box.MARKDOWN)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    before: Sequence[str] = ()
+    for row in cells:
+        same = [row[: i + 1] == before[: i + 1] for i in range(left)]
+        table.add_row(*("" if i < left and same[i] else cell for i, cell in enumerate(row)))
+        before = row
+    return table
+
+
+def print_notes(lines: Iterable[str], console: Console) -> None:
+    """Print lines under a table."""
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)  # MLX's errors begin with [...]
+
+
+def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The rows of one workload: measure, one value a side, the ratio if there is a peer. If a side failed,
+    the first row has the number of its runs before that."""
+    rows: list[tuple[str, ...]] = []
+    sides = part["sides"].values()
+    if any("error" in side for side in sides):
+        rows.append(("runs", *map(_describe_runs, sides), *(["-"] if "ratio" in part else [])))
+    for measure in MEASURES:
+        values = [side["median"].get(measure.key) for side in sides]
+        if any(value is not None for value in values):
+            cells = [format_value(value, measure.unit) for value in values]
+            if "ratio" in part:
+                cells.append(format_value(part["ratio"].get(measure.key), "x").removesuffix(" x"))
+            rows.append((measure.title, *cells))
+    return rows
+
+
+def _describe_runs(side: Mapping[str, Any]) -> str:
+    runs = len(side["runs"])
+    if "error" not in side:
+        return str(runs)
+    return f"{runs}, then FAILED" if runs else "FAILED"
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """A number with its unit; times are in seconds, "%" is a share, "x" a ratio, "" a count."""
+    if value is None:
+        return "-"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "ms":
+        return f"{value * 1000:,.1f} ms"
+    if unit == "%":
+        return f"{value:.0%}"
+    digits = {"x": ".2f", "s": ",.3f", "1/s": ",.1f"}.get(unit, ",.0f")
+    return f"{value:{digits}} {unit}".rstrip()
+
+
+def format_bytes(value: float) -> str:
+    """Bytes in the unit that fits."""
+    return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
+
+
+def describe_machine(report: Mapping[str, Any]) -> str:
+    """The machine and the versions."""
+    device = report["device"]
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    return ", ".join(str(device[k]) for k in ("backend", "name", "blas") if device.get(k)) + f"; {versions}"
+
+
+def build_notes(report: Mapping[str, Any]) -> list[str]:
+    """Lines under the table: the settings, the machine, and what the columns do not say."""
+    model, settings = report["model"], report["settings"]
+    lines = [
+        f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
+        f"median of {settings['repeat']}; {describe_machine(report)}"
+    ]
+    if report.get("incomplete"):
+        lines.insert(0, "INCOMPLETE: interrupted before all runs of all workloads were measured")
+    for name, part in report["workloads"].items():
+        for side, found in part["sides"].items():
+            if "error" in found:
+                lines.append(f"{name}: {side} FAILED in run {len(found['runs']) + 1}: {found['error']}")
+        if "same_tokens" in part:
+            same = f"{part['same_tokens']:.0%} of the answers have the same tokens on both sides"
+            lines.append(f"{name}: {same}")
+        if "chunk" in part:
+            lines.append(_build_chunk_note(name, part["chunk"]))
+    return lines
+
+
+def _build_chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
+    over = ", ".join(f"{side} {v:.2f}" for side, v in chunk["p99_in_chunks"].items() if v is not None)
+    return (
+        f"{name}: with nothing else running, the last {chunk['tokens']} tokens of the long prompt take "
+        f"{chunk['seconds'] * 1000:.1f} ms to prefill. Inter-token p99 while the long prompt prefills, as a "
+        f"multiple of that time: {over}"
+    )

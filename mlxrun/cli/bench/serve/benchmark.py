@@ -1,0 +1,145 @@
+"""`mlxrun bench serve`: the same streams against one or several running servers, in turns, as a client sees
+them.
+
+The workload (`workload_kinds`) defines a round and its numbers. One round is not measured, so that no server
+is charged for compiling its first shapes. Medians are over rounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from rich.console import Console
+
+from mlxrun import __version__
+from mlxrun.cli.bench.engine.side_runs import alternate
+from mlxrun.cli.bench.report import format_value, make_console, make_table, print_notes
+from mlxrun.cli.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values, WorkloadKind
+from mlxrun.cli.bench.serve.streaming_client import Target, find_model
+from mlxrun.cli.bench.serve.workload_kinds import KINDS
+from mlxrun.core.errors import MlxrunError
+
+FORMAT = 2
+Say = Callable[[str], None]
+
+
+def run_serve_bench(plan: ServePlan, say: Say) -> dict[str, Any]:
+    """Measure everything; the report, as `--json` writes it."""
+    return asyncio.run(_run(plan, say))
+
+
+async def _run(plan: ServePlan, say: Say) -> dict[str, Any]:
+    targets = {t.name: await _resolve_model(t) for t in plan.targets}
+    measured = {name: await _measure_workload(plan, name, targets, say) for name in plan.workloads}
+    settings = {
+        "requests": plan.requests,
+        "repeat": plan.repeat,
+        "prompt_words": plan.size.prompt,
+        "output_tokens": plan.size.output,
+        "long_words": plan.size.long,
+        **asdict(plan.load),
+    }
+    shown = {name: {"url": t.url, "model": t.model} for name, t in targets.items()}
+    return {
+        "format": FORMAT,
+        "versions": {"mlxrun": __version__},
+        "targets": shown,
+        "settings": settings,
+        "workloads": measured,
+    }
+
+
+async def _resolve_model(target: Target) -> Target:
+    if target.model is not None:
+        return target
+    try:
+        return replace(target, model=await find_model(target))
+    except Exception as error:  # the server does not run, or is not compatible
+        reason = f"{type(error).__name__}: {error}"
+        raise MlxrunError(f"{target.url}: its models cannot be listed: {reason}; give --model") from error
+
+
+async def _measure_workload(
+    plan: ServePlan, name: str, targets: Mapping[str, Target], say: Say
+) -> dict[str, Any]:
+    kind = KINDS[name]
+    top = kind.measures[kind.headline]
+    rounds: dict[str, list[Values]] = {side: [] for side in targets}
+    errors: dict[str, Counter[str]] = {side: Counter() for side in targets}
+    for side, target in targets.items():
+        warm_up = await kind.run_round(target, plan, f"{plan.load.seed} warm-up")
+        _check_warm_up(f"{name} {side}", kind, warm_up)
+        say(f"{name} {side}: warmed up")
+    for side in alternate(list(targets), plan.repeat):
+        number = len(rounds[side]) + 1
+        found = await kind.run_round(targets[side], plan, f"{plan.load.seed} {number}")
+        rounds[side].append(found.numbers)
+        errors[side].update(found.errors)
+        shown = format_value(found.numbers[kind.headline], top.unit)
+        say(f"{name} {side} {number}/{plan.repeat}: {top.title} {shown}")
+    return {
+        side: {"runs": runs, "median": compute_medians(runs), "errors": dict(errors[side])}
+        for side, runs in rounds.items()
+    }
+
+
+def _check_warm_up(what: str, kind: WorkloadKind, found: RoundResult) -> None:
+    """MlxrunError if the warm-up failed so that it has no headline number: the rounds would have none."""
+    if found.errors and found.numbers[kind.headline] is None:
+        raise MlxrunError(f"{what}: the warm-up failed, so nothing was measured: {found.errors[0]}")
+
+
+def compute_medians(runs: Sequence[Values]) -> Values:
+    """The median of each number over the rounds that have it."""
+    known = {key: [v for run in runs if (v := run[key]) is not None] for key in runs[0]}
+    return {key: statistics.median(values) if values else None for key, values in known.items()}
+
+
+def print_serve_report(report: Mapping[str, Any], console: Console | None = None) -> None:
+    """A table: a column for each server, and how many times better the first is than each other."""
+    console = make_console(console)
+    sides = list(report["targets"])
+    others = [f"{sides[0]} / {side}" for side in sides[1:]]
+    cells = [
+        (name, *row)
+        for name, part in report["workloads"].items()
+        for row in _build_rows(KINDS[name].measures, part, sides)
+    ]
+    columns = ["workload", "measure", *sides, *others]
+    console.print(make_table(columns, 2, cells, console.is_terminal))
+    settings = report["settings"]
+    notes = dict.fromkeys(KINDS[name].describe(settings) for name in report["workloads"])
+    repeat = settings["repeat"]
+    rounds = "1 round" if repeat == 1 else f"the median of {repeat} rounds"
+    order = ", with the servers measured alternately" if others else ""
+    lines = [f"{note}. Values are those of {rounds}{order}." for note in notes]
+    if others:
+        lines.append(f"{sides[0]} / NAME: how many times better {sides[0]} is than the server NAME.")
+    for name, part in report["workloads"].items():
+        for side, found in part.items():
+            lines += [f"{name} {side}: {count} x {error}" for error, count in found["errors"].items()]
+    print_notes(lines, console)
+
+
+def _build_rows(
+    measures: Mapping[str, ServeMeasure], part: Mapping[str, Any], sides: Sequence[str]
+) -> list[tuple[str, ...]]:
+    rows = []
+    for key, measure in measures.items():
+        values = [part[side]["median"][key] for side in sides]
+        if any(value is not None for value in values):
+            ratios = [_compute_ratio(values[0], value, measure.more) for value in values[1:]]
+            rows.append((measure.title, *(format_value(value, measure.unit) for value in values), *ratios))
+    return rows
+
+
+def _compute_ratio(ours: float | None, theirs: float | None, more: bool | None) -> str:
+    if more is None:
+        return "-"
+    above, below = (ours, theirs) if more else (theirs, ours)
+    return f"{above / below:.2f}" if above is not None and below else "-"

@@ -1,0 +1,120 @@
+"""One family of the sweep: its tiny model is made, the library answers, and the engine is compared."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mlxrun.cli.bench.sweep.checks import TOKENS, CheckResult, FamilyChecks
+from mlxrun.cli.bench.sweep.prompts import LENGTHS, make_text_requests, make_vision_requests
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.request import Request
+from mlxrun.model.tiny import library_loop
+from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
+
+Status = Literal["exact", "slower", "refused", "wrong", "unbuilt"]
+LIBRARY_STEPS = (1, 7)  # tokens at once, besides all
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyResult:
+    """`status`: exact as fast as the model's kind allows; exact by a `slower` way; refused at load; wrong;
+    unbuilt: the library cannot build or run the tiny model. `why`: in words. `difference`: of logprobs."""
+
+    kind: str
+    family: str
+    status: Status
+    why: str = ""
+    difference: float | None = None
+
+    def to_json(self) -> Mapping[str, Any]:
+        """Fields as plain values."""
+        return asdict(self)
+
+
+def check_family(kind: str, family: str, brief: bool = False) -> FamilyResult:
+    """The result of one family; errors are results too. `brief`: without the slowest checks."""
+    with tempfile.TemporaryDirectory(prefix="mlxrun-sweep-") as folder:
+        scratch = Path(folder)
+        try:
+            checks, measure = (_prepare_text if kind == "text" else _prepare_vision)(family, scratch)
+        except (Exception, SystemExit) as error:  # a library's module may raise anything, even this
+            return FamilyResult(kind, family, "unbuilt", _describe(error))
+        return _judge(kind, family, checks, measure, brief)
+
+
+def _prepare_text(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
+    """The checks, and what measures how far the library is from itself."""
+    folder = scratch / "model"
+    write_text_model(family, folder)
+    requests, longer = make_text_requests()
+    answers = {
+        key: library_loop.answer_text(folder, request.prompt, TOKENS)
+        for key, request in (requests | longer).items()
+    }
+    checks = FamilyChecks(folder, scratch / "cache", requests, longer, answers)
+    return checks, lambda: _measure_library(folder, requests[str(LENGTHS[-1])], answers)
+
+
+def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
+    folder = scratch / "model"
+    write_vision_model(family, folder)
+    requests, longer = make_vision_requests(family)
+    answers = {
+        key: library_loop.answer_vision(folder, request.prompt, request.media, TOKENS)
+        for key, request in (requests | longer).items()
+    }
+    info = read_vision_info(family, folder)
+    return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), lambda: 0.0
+
+
+def _measure_library(
+    folder: Path, request: Request, answers: Mapping[str, library_loop.LibraryAnswer]
+) -> float:
+    """How far the library is from itself when it prefills by other chunks; infinite where it cannot."""
+    worst = 0.0
+    for step in LIBRARY_STEPS:
+        try:
+            other = library_loop.answer_text(folder, request.prompt, TOKENS, step)
+        except Exception:  # a library's model may raise anything
+            return math.inf
+        chosen = other.logprobs[range(len(other.tokens)), list(other.tokens)].tolist()
+        worst = max(worst, answers[request.id].measure(other.tokens, chosen))
+    return worst
+
+
+def _judge(
+    kind: str, family: str, checks: FamilyChecks, measure: Callable[[], float], brief: bool
+) -> FamilyResult:
+    results: list[CheckResult] = []
+    try:
+        results += checks.run(brief)
+    except MlxrunError as error:
+        return FamilyResult(kind, family, "refused", _describe(error))
+    except Exception as error:  # of the engine or the model: the family does not work
+        return FamilyResult(kind, family, "wrong", f"the engine fails: {_describe(error)}")
+    worst = max(result.difference for result in results)
+    failed = [result for result in results if not result.exact]
+    if failed and all(result.refused for result in failed):
+        return FamilyResult(kind, family, "refused", failed[0].error or "", worst)
+    if failed:
+        why = "; ".join(map(_explain, failed))
+        library = measure()  # takes as long as a check, and explains a wrong answer only
+        if library >= 1e-3:
+            why += f"; the library itself differs by chunk size ({library:.2g})"
+        return FamilyResult(kind, family, "wrong", why, worst)
+    slower = checks.list_slower_ways()
+    return FamilyResult(kind, family, "slower" if slower else "exact", "; ".join(slower), worst)
+
+
+def _explain(result: CheckResult) -> str:
+    return f"{result.name}: {result.error or f'{result.difference:.2g}'}"
+
+
+def _describe(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:200]

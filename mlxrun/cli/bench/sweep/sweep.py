@@ -1,0 +1,67 @@
+"""Checks many families, each in a process of its own, so that a crash or a hang ends one family only."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+
+from mlxrun.cli.bench.sweep.family import FamilyResult, check_family
+
+SECONDS = 300  # for one family; a loaded machine is many times slower
+SECONDS_TO_END = 30  # for a process whose result is known
+MEMORY = 16 << 30  # bytes of address space for one family
+PRELOADED = ["mlxrun.cli.bench.sweep.family", "mlx_lm.generate", "mlx_vlm.utils", "transformers"]
+
+
+def list_families() -> list[tuple[str, str]]:
+    """(kind, name) of every text family of the installed mlx-lm, and of those of mlx-vlm that have a tiny
+    config."""
+    from mlxrun.model.tiny.text_configs import list_text_families
+    from mlxrun.model.tiny.vision_families import VISION
+
+    text = [("text", family) for family in list_text_families()]
+    return text + [("vision", family) for family in VISION]
+
+
+def run_sweep(
+    families: Sequence[tuple[str, str]], started: Callable[[str, str], None] = lambda kind, family: None
+) -> Iterator[FamilyResult]:
+    """The result of each family, in order. `started` is called before each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    for kind, family in families:
+        started(kind, family)
+        yield _run_apart(context, kind, family)
+
+
+def _run_apart(context: multiprocessing.context.ForkServerContext, kind: str, family: str) -> FamilyResult:
+    """The result of a family from a process of its own; a process that dies or hangs is a result too."""
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sender, kind, family), daemon=True)
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(SECONDS):
+            result = receiver.recv()
+            assert isinstance(result, FamilyResult)
+            process.join(SECONDS_TO_END)  # killed at once, it would leave its semaphores behind
+            return result
+        return FamilyResult(kind, family, "unbuilt", f"no result in {SECONDS} s")
+    except EOFError:
+        process.join()
+        return FamilyResult(kind, family, "unbuilt", f"the process ended with status {process.exitcode}")
+    finally:
+        receiver.close()
+        process.kill()
+        process.join()
+
+
+def _send_result(sender: Connection, kind: str, family: str) -> None:
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):  # what libraries print is not part of the report
+        os.dup2(silent, output)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    sender.send(check_family(kind, family))

@@ -1,0 +1,85 @@
+"""docs/models.md, made of the results of a sweep."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from mlxrun.cli.bench.sweep.family import FamilyResult, Status
+from mlxrun.cli.bench.sweep.left_out import LEFT_OUT
+
+WORDS: dict[Status, str] = {
+    "exact": "exact",
+    "slower": "exact by a slower way",
+    "refused": "refused",
+    "wrong": "wrong",
+    "unbuilt": "does not build",
+}
+_KINDS = {"text": "Text families of mlx-lm", "vision": "Vision-language families of mlx-vlm"}
+_HEAD = """# Models
+
+Made by `mlxrun doctor --sweep --markdown > docs/models.md` with {versions}. Do not edit.
+
+Every family of the libraries gets a tiny model with random float32 weights, and the engine has to answer as
+the library's own loop for one request does, cold and alone: the same tokens, and logprobs that differ by less
+than 0.001. Each model is checked alone with prefill chunks of 1, 7 and 64 tokens, with prompts of several
+lengths together (padded and ragged), with requests that join late, across its windows (8 tokens), from a
+snapshot, from the disk cache, and after preemption.{vision}
+
+- *exact*: all of these give the library's answer.
+- *exact by a slower way*: the same, but the check at load found that a faster way differs, and does not use
+  it. What is done instead is in the last column.
+- *refused*: the model does not load, or does not take images, and the error says why; text is exact then.
+- *wrong*: an answer differs. Do not use this family.
+- *does not build*: the library cannot build or run the tiny model on this machine, so nothing is known.
+
+A family is a module of the library, and mostly a `model_type` of config.json. Checkpoints of a family may
+have options that its tiny model lacks; `mlxrun doctor` checks the checkpoint that you use.
+"""
+_VISION = """
+Vision-language models are also checked with one image, with two, with images in two turns, and beside rows of
+text. The sweep makes their pixels and image tokens itself, also for the check at load; image processors are
+not part of it."""
+
+
+def render_markdown(results: Sequence[FamilyResult], versions: Mapping[str, str]) -> str:
+    """The page: a head, counts, and a table for each kind of family."""
+    named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    vision = _VISION if any(result.kind == "vision" for result in results) else ""
+    lines = [_HEAD.format(versions=named, vision=vision).rstrip()]
+    for kind, title in _KINDS.items():
+        some = [result for result in results if result.kind == kind]
+        if some:
+            lines += [
+                "",
+                f"## {title}",
+                "",
+                summarize(some) + ".",
+                "",
+                "| family | result | |",
+                "|---|---|---|",
+            ]
+            lines += _render_rows(some)
+        if some and kind == "vision":
+            lines += _render_left_out()
+    return "\n".join(lines) + "\n"
+
+
+def summarize(results: Sequence[FamilyResult]) -> str:
+    """How many families have each result, as words."""
+    counts = Counter(result.status for result in results)
+    plural = WORDS | {"unbuilt": "do not build"}
+    found = [f"{counts[status]} {words}" for status, words in plural.items() if counts[status]]
+    return f"{len(results)} families: " + ", ".join(found)
+
+
+def _render_rows(results: Sequence[FamilyResult]) -> Iterator[str]:
+    for result in sorted(results, key=lambda result: result.family.lower()):
+        why = result.why.replace("|", "\\|")
+        yield f"| `{result.family}` | {WORDS[result.status]} | {why} |"
+
+
+def _render_left_out() -> Iterator[str]:
+    yield from ("", "Not checked, with the reason:", "")
+    for reason, families in LEFT_OUT.items():
+        yield f"- {reason}: {', '.join(f'`{family}`' for family in sorted(families))}"

@@ -1,0 +1,167 @@
+"""`mlxrun compare`: compares the scores of two runs of the same lines."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mlxrun.core.errors import JobError
+from mlxrun.core.terminal import open_console, print_error, print_json, print_line
+
+if TYPE_CHECKING:
+    from mlxrun.evals.comparisons.comparison import ComparisonSet
+    from mlxrun.evals.comparisons.comparison_conditions import FailCondition
+    from mlxrun.evals.comparisons.comparison_lines import PairingRules
+
+EPILOG = """\b
+Examples:
+  mlxrun compare bf16.out.jsonl 4bit.out.jsonl              scores, difference, interval, flips
+  mlxrun compare bf16.out.jsonl 4bit.out.jsonl --equivalent-within 2
+  mlxrun compare bf16.out.jsonl 4bit.out.jsonl --show 5     with the answers of 5 flips each way
+  mlxrun compare main.out pr.out --fail-if regression       two suites, cell by cell; for CI
+  mlxrun compare suite.out/bf16 suite.out/4bit              two models of one suite
+  mlxrun compare a.out.jsonl b.out.jsonl --fail-if "score < 80 %" --fail-if "worse > 10 in sums"
+
+\b
+FIRST is what SECOND is compared with; a difference is SECOND less FIRST, in points (percentage points).
+Lines are paired by id. Runs whose lines are not the same are refused with what differs; --common compares
+those that are. Runs of a suite that differ in their seeds only are epochs: scores are averaged for each line.
+
+\b
+A condition of --fail-if is a value (score, difference, flips, better, worse, failed, unscored, p), one of
+< <= > >= == != and a number (0.8, 80 % or -2 points), or one of
+  regression   SECOND scores lower, and the difference is significant (p < 0.05)
+  different    the difference is significant
+  equivalent   the difference is shown to be within the margin of --equivalent-within
+with or without `not` before it. It is about all lines, or about one group: "score < 0.8 in sums". Of
+suites, it is about each cell, or about some: "score < 0.8 in greedy/sums", "regression in */sums:add".
+
+\b
+Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or usage.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("first", type=click.Path(path_type=Path))
+@click.argument("second", type=click.Path(path_type=Path))
+@click.option(
+    "--equivalent-within",
+    "margin",
+    type=click.FloatRange(0, 100, min_open=True),
+    metavar="POINTS",
+    help="Test whether the scores differ by less than so many points.",
+)
+@click.option(
+    "--fail-if",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Exit with 1 if it holds; see below. May be given several times.",
+)
+@click.option(
+    "--show",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Show N lines that are better, and N that are worse, with prompt and answers.",
+)
+@click.option("--common", is_flag=True, help="Compare the lines and runs that both sides have, unchanged.")
+@click.option("--any-prompt", is_flag=True, help="Prompts may differ, as for two prompt templates.")
+@click.option(
+    "--cluster",
+    metavar="WHAT",
+    help="Lines that depend on each other: `group`, or a pattern whose (first group of the) match in the ids "
+    "they share, such as '(.+)-epoch'. Default: `eval.cluster` of the lines.",
+)
+@click.option(
+    "--metric", metavar="NAME", help="Compare this one of the `scores` of the lines, such as pass@4."
+)
+@click.option("--seed", default=0, show_default=True, help="Seed of the bootstrap.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, allow_dash=True, dir_okay=False),
+    metavar="FILE",
+    help="Write every number and all flips as JSON; - prints it instead of the table.",
+)
+def command(
+    first: Path,
+    second: Path,
+    conditions: tuple[str, ...],
+    margin: float | None,
+    seed: int,
+    **options: Any,
+) -> int:
+    """Compare the scores of two runs, FIRST and SECOND, of the same lines.
+
+    FIRST and SECOND are a job file, its output, its run folder, a suite's folder or a part of it.
+    """
+    parsed = _parse_conditions(conditions, margin)
+    rules = _make_rules(options)
+    from mlxrun.evals.comparisons.comparison import compare_paths
+
+    found = compare_paths(
+        first, second, rules=rules, margin=None if margin is None else margin / 100, seed=seed
+    )
+    reasons = [reason for each in parsed for reason in each.find_reasons(found.comparisons)]
+    _print_result(found, options["show"], options["json_path"], reasons)
+    for reason in reasons:
+        print_error(f"mlxrun: --fail-if {reason}")
+    return 1 if reasons else 0
+
+
+def _parse_conditions(texts: Sequence[str], margin: float | None) -> list[FailCondition]:
+    from mlxrun.evals.comparisons.comparison_conditions import parse_condition
+
+    try:
+        parsed = [parse_condition(text) for text in texts]
+    except ValueError as error:
+        raise click.UsageError(f"--fail-if {error}") from error
+    for condition in parsed:
+        if condition.needs_margin and margin is None:
+            raise click.UsageError(f"--fail-if {condition.text!r} needs --equivalent-within")
+    return parsed
+
+
+def _make_rules(options: dict[str, Any]) -> PairingRules:
+    from mlxrun.evals.comparisons.comparison_lines import PairingRules
+
+    cluster: str | re.Pattern[str] | None = options["cluster"]
+    if isinstance(cluster, str) and cluster != "group":
+        try:
+            cluster = re.compile(cluster)
+        except re.error as error:
+            raise click.UsageError(f"--cluster {cluster!r} is not a regular expression: {error}") from error
+    return PairingRules(options["common"], options["any_prompt"], cluster, options["metric"])
+
+
+def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reasons: Sequence[str]) -> None:
+    from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
+    from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH, print_comparison, print_summary
+
+    answers = [read_flip_answers(each, show) for each in found.comparisons]
+    if json_path is not None:
+        content = found.describe() | {"failed_conditions": list(reasons)}
+        if str(json_path) == "-":
+            print_json(content, indent=1)
+            return
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        try:
+            json_path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise JobError(f"{json_path}: cannot be written: {error.strerror or error}") from error
+    console = open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False)
+    for at, (comparison, texts) in enumerate(zip(found.comparisons, answers, strict=True)):
+        if at:
+            console.print()
+        print_comparison(comparison, texts, console)
+    if len(found.comparisons) > 1:
+        console.print()
+        print_summary(found.comparisons, console)
+    if found.left_out:
+        print_line(f"left out, as only one side has them: {', '.join(found.left_out)}")

@@ -1,0 +1,124 @@
+"""`mlxrun config`: checks files, shows the values in effect, prints the schema, writes a first file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from mlxrun.cli.options import add_config_options
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.terminal import print_json, print_line, print_text
+
+
+@click.group()
+def command() -> None:
+    """Check, show and create config files."""
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mlxrun config check                       the config that a command would use here
+  mlxrun config check configs/*.yaml        several files
+  mlxrun config check prod.yaml --set scheduler.policy=fair
+
+\b
+Every error is printed as  file:line:column: section.key: what is wrong (did you mean ...?)
+and the exit code is then 2. No model is loaded.
+"""
+)
+@click.argument("files", nargs=-1, type=click.Path(path_type=Path), metavar="[FILE]...")
+@add_config_options
+def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
+    """Find all errors in config files."""
+    from mlxrun.cli.config_checks import check_chat_template, check_parsers
+    from mlxrun.config.loading import load_config
+
+    paths: list[Path | None] = [*files] or [config_path]
+    if files and config_path:
+        paths.append(config_path)
+    problems: list[str] = []
+    for path in paths:
+        try:
+            loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
+        except ConfigError as error:
+            problems += error.problems or [str(error)]
+        else:
+            print_line(f"{loaded.path or 'built-in defaults'}: ok")
+    if problems:
+        raise ConfigError.from_problems(problems)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mlxrun config show -c prod.yaml           every value with its file:line:column, variable or option
+  mlxrun config show --json | jq .config.scheduler
+
+\b
+The output is a valid config itself. Secrets are shown as ***.
+"""
+)
+@add_config_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object: config, origins, config_hash.")
+def show(config_path: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Print every value in effect and its origin."""
+    from mlxrun.config.annotate import render_with_origins
+    from mlxrun.config.conversion import to_plain
+    from mlxrun.config.loading import load_config
+
+    loaded = load_config(config_path, sets, os.environ)
+    if not as_json:
+        print_text(render_with_origins(loaded))
+        return
+    origins = {key: str(origin) for key, origin in loaded.origins.items()}
+    found = {"config": to_plain(loaded.config), "origins": origins, "config_hash": loaded.digest}
+    print_json(found)
+
+
+@command.command(
+    epilog="""\b
+Example:
+  mlxrun config schema > mlxrun.schema.json
+
+\b
+An editor uses it if the first line of the YAML file is
+  # yaml-language-server: $schema=mlxrun.schema.json
+"""
+)
+def schema() -> None:
+    """Print the JSON Schema of config files."""
+    from mlxrun.config.schema import render_schema
+
+    print_text(render_schema())
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mlxrun config init                        write ./mlxrun.yaml, which every command uses by default
+  mlxrun config init configs/mine.yaml
+"""
+)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("mlxrun.yaml"))
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def init(file: Path, force: bool) -> None:
+    """Write a config file with all keys explained.
+
+    Each key has its default and its description.
+    """
+    from mlxrun.config.annotate import render_template_file
+    from mlxrun.config.schema import SCHEMA_FILE
+
+    is_below = SCHEMA_FILE.is_relative_to(Path.cwd())
+    schema_path = os.path.relpath(SCHEMA_FILE, file.absolute().parent) if is_below else str(SCHEMA_FILE)
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(render_template_file(schema_path))
+    except FileExistsError:
+        raise ConfigError(f"{file} exists already; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+    print_line(f"{file}: written; check it with: mlxrun config check {file}")

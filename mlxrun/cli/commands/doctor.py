@@ -1,0 +1,143 @@
+"""`mlxrun doctor` prints the findings of `mlxrun.model.doctor` about this machine and the model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.terminal import open_console, print_json
+
+if TYPE_CHECKING:
+    from mlxrun.config.settings import Config
+    from mlxrun.model.machine.versions import Finding
+
+MARKS = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "off": "[red]off[/]"}
+FORMAT = 1
+PIPED_WIDTH = 160
+_SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
+
+
+@click.command(name="doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@click.option(
+    "--model/--no-model", default=True, show_default=True, help="Load the model and run its parity probe."
+)
+@click.option(
+    "--sweep",
+    is_flag=True,
+    help="Check model families in place of this machine: tiny random models of each FAMILY, or of all that "
+    "the libraries have (half an hour), against the libraries' own loop.",
+)
+@click.option("--markdown", is_flag=True, help="With --sweep: print the results as docs/models.md has them.")
+@click.argument("families", nargs=-1, metavar="[FAMILY]...")
+@add_config_options
+def command(
+    as_json: bool,
+    model: bool,
+    sweep: bool,
+    markdown: bool,
+    families: tuple[str, ...],
+    config_path: Path | None,
+    sets: tuple[str, ...],
+) -> int:
+    """Check this machine and the model.
+
+    "note" marks what works but could be better, "off" what must be fixed.
+    The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
+    the folder of a model, ends it before anything is checked, with exit code 2.
+
+    With --sweep, check whether families of models (the model_type in config.json) are computed exactly.
+    The exit code is 1 if one gives wrong answers.
+    """
+    if sweep:
+        from mlxrun.cli.commands.doctor_sweep import run_sweep_command
+
+        return run_sweep_command(families, as_json=as_json, markdown=markdown)
+    if families or markdown:
+        raise click.UsageError("FAMILY and --markdown need --sweep")
+    config = load_command_config(config_path, sets).config
+    findings = list(list_findings(config if model else None))
+    good = all(finding.level != "off" for finding in findings)
+    if as_json:
+        rows = [asdict(finding) for finding in findings]
+        print_json({"format": FORMAT, "ok": good, "findings": rows})
+    else:
+        print_findings(findings)
+    return 0 if good else 1
+
+
+def list_findings(config: Config | None) -> Iterator[Finding]:
+    """Yield all findings; without a config none about a model. If mlx cannot be imported, that is one."""
+    from mlxrun.model.machine.versions import Finding, check_versions, read_requirements
+
+    yield from check_versions(read_requirements())
+    try:
+        from mlxrun.model.doctor import check_machine
+    except ImportError as error:
+        advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
+        yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
+        return
+    yield from check_machine()
+    if config is not None:
+        yield from list_model_findings(config)
+
+
+def list_model_findings(config: Config) -> Iterator[Finding]:
+    """Load the model as the engine does, and yield what its probe has found."""
+    from mlxrun.api.text.templates.template import check_template
+    from mlxrun.engine.factory import build_engine
+    from mlxrun.model.doctor import (
+        report_drafts,
+        report_model,
+        report_pooling,
+        report_probe,
+        report_weights,
+    )
+    from mlxrun.model.load.model_info import load_model_info
+    from mlxrun.model.machine.versions import Finding
+
+    try:
+        model_info = load_model_info(config.model, digest=False)
+        check_template(model_info, config.model.chat_template)
+        yield report_model(config.model.path, model_info)
+        engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
+    except MlxrunError as error:
+        named = _SETTING.match(str(error))
+        name = named[0] if named else "model.path"
+        shown = config.model.path if name == "model.path" else name
+        yield Finding("model", shown, "off", str(error), f"see {name} in the config")
+        return
+    if engine.probe is not None:
+        yield from report_weights(engine.probe.weights)
+        yield from report_probe(engine.probe)
+    if config.speculation.method != "off" and engine.probe is not None:
+        yield report_drafts(engine.scheduler.drafts.describe())
+    if engine.pooling is not None and model_info.pooled is not None:
+        pooling, most = engine.pooling, model_info.pooled.max_tokens
+        yield from report_pooling(pooling.checks, pooling.max_rows, most)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print a table of the findings by area, and below it the advice."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = open_console(width=PIPED_WIDTH)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(4):
+        table.add_column(overflow="fold")
+    area = ""
+    for finding in findings:
+        title, area = ("" if finding.area == area else finding.area), finding.area
+        table.add_row(title, escape(finding.name), MARKS[finding.level], escape(finding.value))
+    console.print(table)
+    for finding in findings:
+        if finding.advice:
+            console.print(escape(f"{finding.name}: {finding.advice}"), highlight=False, soft_wrap=True)

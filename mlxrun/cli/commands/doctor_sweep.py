@@ -1,0 +1,51 @@
+"""`mlxrun doctor --sweep`: checks families of models, shows progress, and prints a table."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+
+import click
+
+from mlxrun.core.terminal import print_json, print_line, print_text
+
+LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm")
+
+
+def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) -> int:
+    """Sweep these families, or all; 1 if one gives wrong answers. UsageError for a name that is not known."""
+    if as_json and markdown:
+        raise click.UsageError("--json and --markdown exclude each other")
+    from mlxrun.cli.bench.sweep.sweep import list_families, run_sweep
+    from mlxrun.cli.bench.sweep.table import WORDS, render_markdown, summarize
+    from mlxrun.model.machine.versions import list_library_versions
+
+    known = list_families()
+    unknown = sorted(set(names) - {family for _, family in known})
+    if unknown:
+        raise click.UsageError("; ".join(_explain_unknown(name, known) for name in unknown))
+    chosen = [entry for entry in known if not names or entry[1] in names]
+    results = []
+    for number, result in enumerate(run_sweep(chosen), 1):
+        results.append(result)
+        why = f": {result.why}" if result.why else ""
+        line = f"{number}/{len(chosen)} {result.kind} {result.family}: {WORDS[result.status]}{why}"
+        print_line(line, sys.stderr if as_json or markdown else None)
+    libraries = list_library_versions()
+    versions = {str(name): version for name, version in libraries.items() if name in LIBRARIES}
+    if as_json:
+        found = [result.to_json() for result in results]
+        print_json({"format": 1, "versions": versions, "families": found})
+    elif markdown:
+        print_text(render_markdown(results, versions))
+    else:
+        print_line(summarize(results))
+    return int(any(result.status == "wrong" for result in results))
+
+
+def _explain_unknown(name: str, known: Sequence[tuple[str, str]]) -> str:
+    """Why a name is no family of the sweep, with the closest one."""
+    close = difflib.get_close_matches(name, dict.fromkeys(family for _, family in known), 1)
+    text = f"no such family in the installed libraries: {name}"
+    return f"{text}; did you mean {close[0]}?" if close else text

@@ -1,0 +1,107 @@
+"""`mlxrun serve`: the server on the engine of this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mlxrun.cli.options import add_config_options, add_ray_option, load_command_config
+from mlxrun.core.terminal import print_line
+
+if TYPE_CHECKING:
+    from mlxrun.config.loading import LoadedConfig
+    from mlxrun.server.batches.batch_queue import BatchQueue
+    from mlxrun.server.engine_state import LoadedEngine
+
+EPILOG = """\b
+Examples:
+  mlxrun serve                                     the built-in model on http://127.0.0.1:8000
+  mlxrun serve -c prod.yaml                        the model of a config file
+  mlxrun serve -c prod.yaml --port 9000 --set scheduler.max_running=64
+  mlxrun serve -c prod.yaml --ray                  on a worker for each GPU of this machine (docs/scale.md)
+
+\b
+Interfaces (each can be switched off under `apis:`):
+  OpenAI      /v1/chat/completions /v1/completions /v1/responses /v1/conversations /v1/models
+              /v1/files /v1/batches
+  Anthropic   /v1/messages /v1/messages/count_tokens /v1/messages/batches
+  Embeddings  /v1/embeddings /v1/rerank (for models that give them)
+  Tokens      /tokenize /detokenize /tokenizer_info
+  Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
+
+\b
+It listens at once and answers 503 until the model is loaded; the log says how far that is. After Ctrl-C or
+SIGTERM, running requests may finish within server.drain_timeout seconds; a second signal ends it at once.
+Other machines reach it only with server.host and server.api_keys set.
+
+\b
+Exit codes: 0 stopped; 2 config; 3 engine.
+"""
+
+
+@click.command(epilog=EPILOG)
+@add_config_options
+@click.option("--host", metavar="ADDRESS", help="Listen on this address, as with --set server.host=ADDRESS.")
+@click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free port.")
+@add_ray_option
+@click.option(
+    "--mixed", is_flag=True, help="With --ray: accept workers with other versions or on other devices."
+)
+def command(
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    ray_address: str | None,
+    mixed: bool,
+) -> int:
+    """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
+    import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+    from mlxrun.cli.signal_loop import run_async
+
+    given = {"host": host, "port": port}
+    options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
+    loaded = load_command_config(config_path, sets, options)
+    if ray_address is not None:
+        from mlxrun.cli.ray_setup import serve_on_ray
+
+        return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
+    return run_async(_serve(loaded))
+
+
+async def _serve(loaded: LoadedConfig) -> int:
+    import os
+
+    from mlxrun.server.app import make_app
+    from mlxrun.server.batches.batch_queue import BatchQueue
+    from mlxrun.server.batches.storage import Storage, find_data_folder
+    from mlxrun.server.lifecycle import run
+
+    config, queue = loaded.config, None
+    if config.apis.batches:
+        folder = find_data_folder(config.server.data_path, os.environ)
+        queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
+    return await run(make_app(config, queue), lambda: _load(loaded, queue), print_line)
+
+
+async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
+    """Load the model on an engine of its own, and start the batches, those of an earlier run included."""
+    from functools import partial
+
+    from mlxrun.cli.serve_setup import load_engine
+    from mlxrun.jobs.run.job_service import JobService
+    from mlxrun.model.machine.device_facts import describe_device
+
+    engine = await load_engine(loaded.config)
+    if queue is not None:
+        formats = engine.context.formats
+        describe = partial(describe_device, loaded.config.engine)
+        service = JobService(engine.client, loaded.config, loaded.digest, describe, formats)
+        try:
+            await queue.start(service)
+        except BaseException:
+            await engine.client.close()
+            raise
+    return engine

@@ -1,0 +1,121 @@
+"""What driver and workers say to each other. Plain data that can be pickled.
+
+`PROTOCOL` changes with it: a driver and a worker of different numbers do not understand each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mlxrun.core.errors import EngineDead, MlxrunError
+from mlxrun.jobs.lines.job_file import JobLine
+
+PROTOCOL = 1
+
+
+class WorkerDied(Exception):
+    """A worker answers no more. `blameless`: no line can be the reason, as its whole machine is gone."""
+
+    def __init__(self, reason: str, *, blameless: bool = False) -> None:
+        super().__init__(reason)
+        self.blameless = blameless
+
+
+class WorkerRefused(MlxrunError):
+    """A worker would compute other answers than the others, or cannot be used."""
+
+    exit_code = 2
+
+
+class RayEnded(EngineDead):
+    """Ray has ended, and with it all workers: none can be started any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """What a worker is. `rows`: lines that it computes at once; `most`: lines that it should have at once;
+    `settings`: digest of all that changes answers, its model's digests included; `visible`: the devices that
+    it may use, as CUDA_VISIBLE_DEVICES has them."""
+
+    host: str
+    node: str
+    process: int
+    protocol: int
+    versions: Mapping[str, str]
+    device: Mapping[str, Any]
+    model: str
+    settings: str
+    rows: int
+    most: int
+    visible: str = ""
+    shares_folder: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SentLine:
+    """A line on its way to a worker. `number` is of this sending: a line that is sent again has another one.
+    `partial`: the records of its partial answers."""
+
+    number: int
+    line: JobLine
+    key: str
+    partial: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class LineCounts:
+    """Prompt tokens computed and reused, and output tokens of one line on one worker."""
+
+    computed: int = 0
+    reused: int = 0
+    output: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    """The response body of a line, or why there is none. `took`: seconds that the worker had it; `computed`
+    and `answered`: of these, until its first prompt tokens and its first output token; None: there were
+    none."""
+
+    number: int
+    body: dict[str, Any] | None
+    error: MlxrunError | None
+    counts: LineCounts
+    took: float = 0.0
+    computed: float | None = None
+    answered: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReport:
+    """What a worker did since its last report. `running`: counts of lines that are under way; `partial`:
+    records of their answers; `prompts`: prompt tokens and max_tokens of lines that were prepared;
+    `counters`: those of its prefix cache; `dead`: why its engine has stopped."""
+
+    finished: Sequence[LineResult] = ()
+    running: Mapping[int, LineCounts] = field(default_factory=dict)
+    partial: bytes = b""
+    prompts: Sequence[tuple[int, int]] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+    dead: str | None = None
+
+
+class Worker(Protocol):
+    """One worker as the dispatcher sees it. Each method raises WorkerDied once the worker is gone."""
+
+    async def start(self) -> WorkerFacts:
+        """Load the model. WorkerRefused if it must not be used; MlxrunError if no worker could load it."""
+
+    async def submit(self, lines: Sequence[SentLine]) -> None:
+        """Hand lines over."""
+
+    async def poll(self) -> WorkerReport:
+        """Wait until there is something to report; not longer than a second or so."""
+
+    async def withdraw(self, count: int) -> Sequence[int]:
+        """Give up to `count` lines back that were not begun, and return their numbers."""
+
+    async def close(self) -> None:
+        """Stop the worker; raises nothing."""

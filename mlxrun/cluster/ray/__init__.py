@@ -1,0 +1,1 @@
+"""Workers as actors of Ray."""

@@ -1,0 +1,139 @@
+"""The actor in which a worker runs, in a process that Ray has started. Only the actor's own process calls it.
+
+Ray has set CUDA_VISIBLE_DEVICES before, so the engine sees the devices of this worker alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxrun.cluster.messages import PROTOCOL, SentLine, WorkerFacts, WorkerReport
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.log_lines import start_logging
+
+if TYPE_CHECKING:
+    from mlxrun.cluster.line_worker import LineWorker
+    from mlxrun.model.load.model_info import LoadedModelInfo
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What a worker is made of. `job`: the job file as the driver sees it, with its size and its time of
+    change in ns: a worker that sees the same has the same folder; `cache`: folder of the job's prefix cache,
+    used where the folder is the same; `linger`: see LineWorker."""
+
+    config: Config
+    job: Path
+    job_stamp: tuple[int, int]
+    cache: Path
+    linger: float
+
+
+def stamp_job(path: Path) -> tuple[int, int] | None:
+    """The size of a job file and the time of its last change; None if it is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
+    """What a worker with this config is in this process, and its model without weights. ModelLoadError."""
+    import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
+    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+    from mlxrun.jobs.records.manifest_environment import list_versions
+    from mlxrun.jobs.run.line_answerer import count_lines_at_once
+    from mlxrun.model.load.model_info import load_model_info
+    from mlxrun.model.machine.device_facts import describe_device
+
+    info = load_model_info(config.model, weights=True)
+    facts = WorkerFacts(
+        host=socket.gethostname(),
+        node=importlib.import_module("ray").get_runtime_context().get_node_id(),
+        process=os.getpid(),
+        protocol=PROTOCOL,
+        versions=list_versions(),
+        device=describe_device(config.engine),
+        model=info.digests["model"],
+        settings=digest_settings(collect_settings(config, info)),
+        rows=config.scheduler.max_running,
+        most=count_lines_at_once(config),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+    )
+    return facts, info
+
+
+class LineActor:
+    """A worker, reached by Ray. Errors that say what is wrong with it are returned, not raised."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._shares_folder = stamp_job(spec.job) == spec.job_stamp
+        self._worker: LineWorker | None = None
+        self._model_info: LoadedModelInfo | None = None
+        start_logging(spec.config.log.level)
+
+    async def describe(self) -> WorkerFacts | MlxrunError:
+        """What this worker is; its model's weights are not loaded yet."""
+        try:
+            return await asyncio.to_thread(self._describe)
+        except MlxrunError as error:
+            return error
+
+    def _describe(self) -> WorkerFacts:
+        facts, self._model_info = describe_worker(self._spec.config)
+        return replace(facts, shares_folder=self._shares_folder)
+
+    async def load(self) -> MlxrunError | None:
+        """Load the weights and start the engine; called after `describe`."""
+        from mlxrun.api.parsers.registry import detect_formats
+        from mlxrun.cluster.line_worker import LineWorker
+        from mlxrun.engine.client import EngineClient
+        from mlxrun.jobs.run.job_cache import choose_engine_config, lift_step_limit
+        from mlxrun.jobs.run.line_answerer import LinePreparer
+
+        config, info = self._spec.config, self._model_info
+        assert info is not None
+        # Else lines come with their images; a path that is left was not readable there, and is not here.
+        folder = self._spec.job.parent if self._shares_folder else Path(tempfile.mkdtemp(prefix="mlxrun-"))
+        try:
+            formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
+            preparer = LinePreparer(info, config, folder, formats=formats)
+            engine_config = lift_step_limit(config)
+            if self._shares_folder:
+                engine_config = choose_engine_config(config, self._spec.cache)
+            client = await EngineClient.start(engine_config, info)
+        except MlxrunError as error:
+            return error
+        self._worker = LineWorker(client, preparer, config, self._spec.linger)
+        return None
+
+    async def submit(self, lines: Sequence[SentLine]) -> None:
+        """See `messages.Worker`, here and below."""
+        assert self._worker is not None
+        self._worker.submit(lines)
+
+    async def poll(self) -> WorkerReport:
+        assert self._worker is not None
+        return await self._worker.poll()
+
+    async def withdraw(self, count: int) -> list[int]:
+        assert self._worker is not None
+        return self._worker.withdraw(count)
+
+    async def close(self) -> None:
+        if self._worker is not None:
+            await self._worker.close()

@@ -1,0 +1,87 @@
+"""The workers of a server as actors of Ray."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.cluster.messages import WorkerFacts
+from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, raise_refused
+from mlxrun.cluster.ray.ray_cluster import Placement, connect, place_workers
+from mlxrun.cluster.ray.ray_watch import leave_ray, make_watch
+from mlxrun.cluster.servers.server_actor import ServerActor, ServerSpec
+from mlxrun.cluster.servers.server_pool import ServerPool
+from mlxrun.config.settings import Config
+
+if TYPE_CHECKING:
+    from mlxrun.server.engine_state import LoadedEngine
+
+log = logging.getLogger(__name__)
+
+
+class RayServer:
+    """An actor that serves."""
+
+    def __init__(self, crew: RayCrew, spec: ServerSpec, placement: Placement) -> None:
+        self._remote = RayActor(crew, ServerActor, spec, placement)
+
+    async def start(self) -> tuple[WorkerFacts, str]:
+        """See `server_pool.ServerWorker`, here and below."""
+        facts = await self._remote.describe()
+        return facts, raise_refused(await self._remote.call(self._remote.actor.serve.remote()))
+
+    async def wait_dead(self) -> str:
+        found: str = await self._remote.call(self._remote.actor.wait_dead.remote())
+        return found
+
+    async def drain(self) -> None:
+        await self._remote.call(self._remote.actor.drain.remote())
+
+    async def close(self) -> None:
+        await self._remote.close()
+
+
+@dataclass(slots=True)
+class RayServers:
+    """The workers of one server. `configs`: of each worker by number where it has its own; `load`: loads the
+    model of a config; `secret`: what workers ask for."""
+
+    address: str
+    config: Config
+    configs: Mapping[int, Config]
+    load: Callable[[Config], Awaitable[LoadedEngine]]
+    mixed: bool
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
+    pool: ServerPool = field(init=False)
+    _crew: RayCrew = field(init=False)
+
+    def connect(self) -> int:
+        """Reach Ray, and return the number of workers. ConfigError if that fails, or if it has no room."""
+        ray = connect(self.address)
+        places = place_workers(ray, self.config.workers)
+        self._crew = RayCrew(ray, make_watch(ray), self.mixed)
+        front = ray.get_runtime_context().get_node_id()
+        self.pool = ServerPool(
+            [
+                partial(RayServer, self._crew, self._make_spec(number, front), place)
+                for number, place in enumerate(places)
+            ]
+        )
+        return len(places)
+
+    def _make_spec(self, number: int, front: str) -> ServerSpec:
+        config = self.configs.get(number, self.config)
+        config = replace(config, apis=replace(config.apis, batches=False))
+        return ServerSpec(config, number, front, self.secret, self.load)
+
+    def expect(self, here: Mapping[str, Any]) -> None:
+        """Compare the first worker with these facts (`WorkerFacts`) of the front."""
+        self._crew.here = here
+
+    async def disconnect(self) -> None:
+        """Leave Ray; a Ray of this process's own ends."""
+        await leave_ray(self._crew.ray, self._crew.watch)

@@ -1,0 +1,1 @@
+"""A server whose engines are workers."""

@@ -1,0 +1,81 @@
+"""A worker's answer on its way to the client of the front: headers and bytes as they come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from mlxrun.core.errors import EngineDead
+from mlxrun.server.http.json_bodies import encode_json
+from mlxrun.server.http.request_context import CONFIG, request_id
+from mlxrun.server.http.request_log import note_refusal
+from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.live_requests import note_engine_error
+
+_OF_CONNECTION = frozenset(
+    ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
+)
+NOT_SENT = _OF_CONNECTION | {"content-length", "content-encoding", "expect"}  # the body arrives decoded
+_NOT_RETURNED = _OF_CONNECTION | {"content-length"}
+_EVENT_END = b"\n\n"
+_WITH_ERRORS = {"openai": "data: %s\n\n", "anthropic": "event: error\ndata: %s\n\n"}  # events, by surface
+
+
+async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
+    """Send a worker's answer to the client, each part as it comes. If the worker dies meanwhile, a stream
+    ends with an error where its API has one, and any other answer is cut."""
+    response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
+    for name, value in upstream.headers.items():
+        if name.lower() not in _NOT_RETURNED:
+            response.headers.add(name, value)
+    length = upstream.headers.get("Content-Length")
+    if length is not None:
+        response.content_length = int(length)
+    await response.prepare(request)
+    last = b""
+    if upstream.status >= 400:
+        body = await upstream.read()
+        _note_refusal(request, body)
+        await response.write(body)
+    while True:
+        try:
+            part = await upstream.content.readany()
+        except aiohttp.ClientError as error:
+            dead = EngineDead("the worker died while it answered")
+            note_engine_error(request, dead)
+            event = _make_error_event(request, upstream, dead, last)
+            if event is None:
+                raise dead from error
+            await response.write(event)
+            break
+        if not part:
+            break
+        await response.write(part)
+        last = (last + part)[-len(_EVENT_END) :]
+    await response.write_eof()
+    return response
+
+
+def _note_refusal(request: web.Request, body: bytes) -> None:
+    """Have the log say the code and the field of an error, as without workers."""
+    try:
+        found: Any = orjson.loads(body)["error"]
+        code, field = found.get("code") or found["type"], found.get("param")
+        text = found["message"] if request.app[CONFIG].log.prompts else field
+    except (orjson.JSONDecodeError, LookupError, TypeError, AttributeError):
+        return
+    note_refusal(request, str(code), text)
+
+
+def _make_error_event(
+    request: web.Request, upstream: aiohttp.ClientResponse, error: EngineDead, last: bytes
+) -> bytes | None:
+    """The last event of a stream that sent `last`; None if it is no stream, or broke inside an event."""
+    surface = request.app[ROUTES].find(request)[0]
+    frame = _WITH_ERRORS.get(surface.name)
+    if frame is None or last != _EVENT_END or upstream.content_type != "text/event-stream":
+        return None
+    return (frame % encode_json(surface.error_body(error, request_id(request)))).encode()

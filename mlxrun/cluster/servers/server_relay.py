@@ -1,0 +1,278 @@
+"""The front of a server on several workers: mlxrun's own application, whose endpoints relay to a worker's.
+
+The front checks keys, hosts and sizes and knows all paths, as ever; the worker, whose application is the very
+same, answers. Bytes pass as they come. A client that disconnects cancels the handler here, which closes the
+connection to the worker, which cancels the request there. A request that got no answer because its worker
+died, or that found it full, goes to another one. Stored responses and conversations are on the worker whose
+number is in their ids. Files and batches are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from yarl import URL
+
+from mlxrun import __version__
+from mlxrun.cluster.servers.prefix_router import hash_prefixes
+from mlxrun.cluster.servers.relayed_answer import NOT_SENT, pass_on
+from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
+from mlxrun.server.app import list_surfaces, make_app
+from mlxrun.server.engine_state import ENGINE, EngineState
+from mlxrun.server.http.access import API_KEYS
+from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
+from mlxrun.server.http.openapi import make_document
+from mlxrun.server.http.request_context import ID_HEADER, request_id
+from mlxrun.server.http.routes import OPENAPI_PATH, ROUTES
+from mlxrun.server.http.surface import Endpoint, Handler, Surface
+from mlxrun.server.live_requests import find_engine_error
+
+SECRET_HEADER = "x-mlxrun-relay"  # has the secret that front and workers share
+FRONT = "front"  # the label `worker` of requests that failed at the front
+OWNER_DIGITS = 3  # hexadecimal, of a worker's number in the ids that it makes
+CONNECT_SECONDS = 5.0
+IDLE_SECONDS = 15.0  # that a connection to a worker stays open; a worker closes it later
+MOST_LOST = 2  # workers that die with one request before it fails, as it may be what kills them
+_UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # nothing was sent
+
+
+class PoolState(EngineState):
+    """The engine's state as the front has it: ready while a worker is."""
+
+    def __init__(self, pool: ServerPool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def find_unavailability(self) -> MlxrunError | None:
+        found = super().find_unavailability()
+        if found is None and not self._pool.is_ready and not self._pool.is_restarting:
+            return NotReady("no worker is ready: try again soon")
+        return found
+
+
+def make_front(config: Config, pool: ServerPool, secret: str) -> web.Application:
+    """The front's application; `secret` is that of the workers."""
+    relay = Relay(pool, secret)
+    app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
+    app[ENGINE] = PoolState(pool)
+    app.cleanup_ctx.append(relay.open_session)
+    return app
+
+
+class Relay:
+    """The handlers of the front."""
+
+    def __init__(self, pool: ServerPool, secret: str) -> None:
+        self._pool = pool
+        self._secret = secret
+        self._session: aiohttp.ClientSession
+        self._failed: Counter[tuple[str, str]] = Counter()  # requests by surface and status, see _relay
+
+    async def open_session(self, app: web.Application) -> AsyncIterator[None]:
+        """Connections to the workers while the application runs."""
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=timeout,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        ) as self._session:
+            yield
+
+    def wrap_surface(self, surface: Surface) -> Surface:
+        """The surface with endpoints that relay."""
+        endpoints = (replace(each, handler=self._choose_handler(surface, each)) for each in surface.endpoints)
+        return replace(surface, endpoints=tuple(endpoints))
+
+    def _choose_handler(self, surface: Surface, endpoint: Endpoint) -> Handler:
+        if _is_refused(surface):
+            return _refuse
+        of_all: dict[str, Handler] = {
+            OPENAPI_PATH: _get_openapi,
+            "/v1/status": self._get_status,
+            "/metrics": self._get_metrics,
+            "/v1/cache": self._collect,
+            "/v1/cache/clear": self._collect,
+            "/v1/requests/{id}/cancel": self._cancel,
+        }
+        return of_all.get(endpoint.path, self._relay)
+
+    # One worker
+
+    async def _relay(self, request: web.Request) -> web.StreamResponse:
+        """Relay, and count a request that failed here: a worker that has died counts nothing any more."""
+        surface = request.app[ROUTES].find(request)[0].adapt(request)
+        error: Exception | None = None
+        try:
+            return await self._relay_to_worker(request)
+        except MlxrunError as failure:
+            error = failure
+            raise
+        finally:
+            if error := find_engine_error(request) or error:
+                self._failed[surface.name, str(surface.status(error))] += 1
+
+    async def _relay_to_worker(self, request: web.Request) -> web.StreamResponse:
+        body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
+        fields = _parse_fields(body)
+        owner = self._find_owner(request, fields)
+        prefixes = hash_prefixes(fields)
+        tried: set[ServerSlot] = set()
+        lost = 0
+        while True:
+            slot = owner or await self._pool.choose(prefixes, tried)
+            if slot is None or slot in tried:
+                raise NotReady("the worker of this request has ended, and no other is ready: try again soon")
+            tried.add(slot)
+            with self._pool.reserve(slot, prefixes):
+                try:
+                    upstream = await self._send(request, slot, body)
+                except aiohttp.ClientError as error:  # nothing of an answer has come
+                    lost += not isinstance(error, _UNREACHED)
+                    if lost == MOST_LOST:
+                        text = f"{MOST_LOST} workers died while they had this request"
+                        raise InternalError(text, error, code="worker_died") from error
+                    continue
+                async with upstream:
+                    if upstream.status == 503 and owner is None and self._has_other(tried):
+                        continue
+                    return await pass_on(request, upstream)
+
+    def _has_other(self, tried: set[ServerSlot]) -> bool:
+        return any(slot.state == "ready" and slot not in tried for slot in self._pool.slots)
+
+    def _find_owner(self, request: web.Request, fields: Mapping[str, Any]) -> ServerSlot | None:
+        """The worker that has the response or conversation of a request; None if any worker will do. NotFound
+        if there is no such worker."""
+        found = fields.get("conversation")
+        named = found.get("id") if isinstance(found, dict) else found
+        path = request.path if request.path.startswith(("/v1/responses/", "/v1/conversations/")) else ""
+        name = (request.match_info.get("id") if path else None) or fields.get("previous_response_id") or named
+        if not isinstance(name, str):
+            return None
+        digits = name.partition("_")[2][:OWNER_DIGITS]
+        try:
+            return self._pool.slots[int(digits, 16)]
+        except (ValueError, IndexError):
+            return None  # no worker has made it: any of them says so
+
+    async def _send(self, request: web.Request, slot: ServerSlot, body: bytes) -> aiohttp.ClientResponse:
+        if not slot.url:
+            raise aiohttp.ConnectionTimeoutError(f"worker {slot.number} is being started")
+        given = request.headers.items()
+        headers = [(k, v) for k, v in given if k.lower() not in NOT_SENT and k.lower() != SECRET_HEADER]
+        if ID_HEADER not in request.headers:
+            headers.append((ID_HEADER, request_id(request)))
+        headers.append((SECRET_HEADER, self._secret))
+        url = URL(slot.url + request.rel_url.raw_path_qs, encoded=True)
+        return await self._session.request(
+            request.method, url, headers=headers, data=body or None, allow_redirects=False
+        )
+
+    # All workers
+
+    async def _ask_all(self, request: web.Request) -> list[tuple[ServerSlot, int, bytes]]:
+        """The answers of all workers that serve: status and body."""
+        body = await request.read()
+
+        async def ask(slot: ServerSlot) -> tuple[ServerSlot, int, bytes]:
+            async with await self._send(request, slot, body) as upstream:
+                return slot, upstream.status, await upstream.read()
+
+        slots = [slot for slot in self._pool.slots if slot.url]
+        found = await asyncio.gather(*map(ask, slots), return_exceptions=True)
+        answers = [each for each in found if not isinstance(each, BaseException)]
+        if not answers:
+            raise EngineDead("no worker answers")
+        return answers
+
+    async def _get_status(self, request: web.Request) -> web.Response:
+        """What each worker says of itself, below what the pool knows of it."""
+        answers = await self._ask_all(request)
+        said = {slot.number: orjson.loads(body) for slot, status, body in answers if status == 200}
+        engine, slots = request.app[ENGINE], self._pool.slots
+        workers = [{**slot.describe(), "status": said.get(slot.number)} for slot in slots]
+        error = engine.find_unavailability()
+        head = {"status": "ok" if error is None else error.code, "version": __version__}
+        uptime = round(engine.clock() - engine.started, 3)
+        return json_response({**head, "uptime": uptime, "model": engine.describe_model(), "workers": workers})
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        """The metrics of all workers, with the label `worker`, and the requests that failed here."""
+        families: dict[str, Any] = {}
+        for slot, _, body in await self._ask_all(request):
+            for family in text_string_to_metric_families(body.decode()):
+                target = families.setdefault(family.name, family)
+                samples = [
+                    sample._replace(labels={**sample.labels, "worker": str(slot.number)})
+                    for sample in family.samples
+                ]
+                target.samples = samples if target is family else [*target.samples, *samples]
+        if counted := families.get("mlxrun_requests"):
+            for (surface, status), number in self._failed.items():
+                labels = {"surface": surface, "status": status, "worker": FRONT}
+                counted.samples.append(Sample("mlxrun_requests_total", labels, float(number)))
+        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=generate_latest(_Families(families.values())), headers=headers)
+
+    async def _collect(self, request: web.Request) -> web.Response:
+        """The answers of all workers in one list."""
+        answers = await self._ask_all(request)
+        found = [{"worker": slot.number, **orjson.loads(body)} for slot, _, body in answers]
+        return json_response({"workers": found}, max(status for _, status, _ in answers))
+
+    async def _cancel(self, request: web.Request) -> web.Response:
+        """The answer of the worker that has the request, else of any."""
+        _, status, body = min(await self._ask_all(request), key=lambda answer: answer[1])
+        return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def _get_openapi(request: web.Request) -> web.StreamResponse:
+    """The document of what is available here."""
+    surfaces = [each for each in request.app[ROUTES].surfaces if not _is_refused(each)]
+    return json_response(make_document(surfaces, needs_keys=bool(request.app[API_KEYS])))
+
+
+def _is_refused(surface: Surface) -> bool:
+    return "batches" in surface.switches
+
+
+class _Families:
+    """Metric families as generate_latest reads them."""
+
+    def __init__(self, families: Any) -> None:
+        self._families = families
+
+    def collect(self) -> Any:
+        return self._families
+
+
+async def _refuse(request: web.Request) -> web.StreamResponse:
+    raise NotFound(
+        f"{request.path} is not available with --ray: files and batches belong to one engine. Run jobs with "
+        "`mlxrun batch --ray`, or a server without --ray"
+    )
+
+
+def _parse_fields(body: bytes) -> Mapping[str, Any]:
+    """The fields by which a request is routed; none of a body that is no JSON object, which its worker
+    refuses."""
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}

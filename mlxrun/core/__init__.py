@@ -1,0 +1,1 @@
+"""What every floor uses: errors, requests, what a step computes, and texts that people are shown."""

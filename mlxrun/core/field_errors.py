@@ -1,0 +1,113 @@
+"""Errors about fields of a request: every text names the field and what was expected there.
+
+Paths look like `messages[3].content[1].type`; they are `RequestError.param` and start the message.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+
+from mlxrun.core.errors import RequestError
+
+UNSUPPORTED = "unsupported_parameter"
+UNKNOWN = "unknown_parameter"
+
+
+def reject(param: str, text: str, *, code: str | None = None) -> NoReturn:
+    """Raises the RequestError for one field."""
+    raise RequestError(f"{param}: {text}", param=param, code=code)
+
+
+def reject_unsupported(param: str, reason: str) -> NoReturn:
+    """Raises the RequestError for a field that is known, but that mlxrun cannot honour."""
+    reject(param, f"not supported: {reason}", code=UNSUPPORTED)
+
+
+def reject_choice(param: str, value: Any, options: Iterable[str]) -> NoReturn:
+    """Raises the RequestError for a value that is none of `options`, with a suggestion."""
+    names = list(options)
+    hint = suggest(value, names) if isinstance(value, str) else ""
+    reject(param, f"{quote(value)} is not one of {', '.join(names)}{hint}")
+
+
+def reject_unknown(param: str, options: Iterable[str]) -> NoReturn:
+    """Raises the RequestError for a field or parameter that is none of `options`, with a suggestion."""
+    reject(shorten(param), f"unknown parameter{suggest(param, options)}", code=UNKNOWN)
+
+
+def get_json_type(value: Any) -> str:
+    """The JSON name of a value's type."""
+    if value is None:
+        return "null"
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+    return names.get(type(value), type(value).__name__)
+
+
+def shorten(text: str, most: int = 160) -> str:
+    """`text`, shortened so that an error about a large value stays readable."""
+    return text if len(text) <= most else f"{text[: most - 12]}... ({len(text)})"
+
+
+def describe_foreign_error(error: Exception, most: int) -> str:
+    """What code that is not mlxrun's raised, for a client: at most so many characters of its text, which says
+    what it refuses. That of a MemoryError is about arrays."""
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for it"
+    return shorten(str(error), most) or type(error).__name__
+
+
+def quote(value: Any) -> str:
+    """A short quoted form of a value, also of one that is nested too deeply for repr."""
+    return repr(shorten(value)) if isinstance(value, str) else get_json_type(value)
+
+
+def suggest(name: str, options: Iterable[str]) -> str:
+    """` (did you mean 'x'?)`, or nothing."""
+    # With less, `num_retries` would be meant by `num_beams`.
+    close = difflib.get_close_matches(name[:80], list(options), 1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def reject_type(param: str, value: Any, expected: str) -> NoReturn:
+    """Refuses a value of another JSON type than those that are expected, in words."""
+    reject(param, f"expected {expected}, got {get_json_type(value)}", code="invalid_type")
+
+
+def check_type(value: Any, expected: type, param: str) -> Any:
+    """Returns `value` if it has the expected JSON type."""
+    if type(value) is not expected:
+        reject_type(param, value, get_json_type(expected()))
+    return value
+
+
+def get_required(value: dict[str, Any], key: str, expected: type, param: str) -> Any:
+    """Returns the field of an object that must have it, of the expected JSON type; null counts as missing."""
+    if value.get(key) is None:
+        reject(f"{param}.{key}", "missing", code="missing_field")
+    return check_type(value[key], expected, f"{param}.{key}")
+
+
+def check_keys(value: Mapping[str, Any], allowed: Iterable[str], param: str) -> None:
+    """Refuses the first key that is not allowed, by name."""
+    allowed = tuple(allowed)
+    for key in value:
+        if key not in allowed:
+            hint = suggest(key, allowed)
+            reject(f"{param}.{shorten(key)}", f"unknown field{hint}", code=UNKNOWN)
+
+
+def iterate_strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
+    """Yields every string in a JSON value, object keys included, with its path. Takes any depth."""
+    stack: list[tuple[str, Any]] = [(param, value)]
+    while stack:
+        path, item = stack.pop()
+        if isinstance(item, str):
+            yield path, item
+        elif isinstance(item, list):
+            stack.extend((f"{path}[{i}]", part) for i, part in reversed(list(enumerate(item))))
+        elif isinstance(item, dict):
+            for key, part in reversed(list(item.items())):
+                stack.append((f"{path}.{shorten(key, 60)}", part))
+                stack.append((path, key))

@@ -1,0 +1,181 @@
+"""How many bytes rows take, as arithmetic on integers, so that admission can be tested without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlxrun.core.errors import OutOfMemory, PromptTooLong, RequestError
+from mlxrun.core.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one row's cache.
+
+    `per_token`: bytes for each token; `windows`: (window, bytes per token) of layers that keep at most a
+    window of tokens; `fixed`: bytes of every row (recurrent state). Lengths are rounded up to `step` tokens.
+    `packed_per_token`: bytes for each token of a quantised row, if there are such: a row in the decode batch
+    that had `packed_from` tokens before an earlier step, which has quantised it.
+    """
+
+    per_token: int = 0
+    fixed: int = 0
+    windows: tuple[tuple[int, int], ...] = ()
+    step: int = 256
+    packed_per_token: int | None = None
+    packed_from: int = 0
+
+    def compute_row_bytes(self, tokens: int, decoding: bool = False) -> int:
+        """Bytes of a row of `tokens` tokens behind the next step. `decoding`: in the decode batch already."""
+        return self.sum_row_bytes([tokens], decoding)
+
+    def sum_row_bytes(self, lengths: Sequence[int], decoding: bool = False) -> int:
+        """The same for rows of these lengths together."""
+        if not decoding or self.packed_per_token is None:
+            return self._sum_bytes(lengths, self.per_token)
+        most = self.packed_from + 1
+        plain, packed = [n for n in lengths if n <= most], [n for n in lengths if n > most]
+        return self._sum_bytes(plain, self.per_token) + self._sum_bytes(packed, self.packed_per_token)
+
+    def compute_copy_bytes(self, tokens: int, decoding: bool) -> int:
+        """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
+        form if it is quantised then."""
+        is_packed = not decoding and tokens > self.packed_from
+        packed = self.packed_per_token if is_packed else None
+        return self._sum_bytes([tokens], self.per_token if packed is None else packed)
+
+    def add(self, other: Footprint) -> Footprint:
+        """That of a row in two models, of which the other one has no quantised rows."""
+        packed = None if self.packed_per_token is None else self.packed_per_token + other.per_token
+        return replace(
+            self,
+            per_token=self.per_token + other.per_token,
+            fixed=self.fixed + other.fixed,
+            windows=self.windows + other.windows,
+            packed_per_token=packed,
+        )
+
+    def _sum_bytes(self, lengths: Sequence[int], per_token: int) -> int:
+        """`per_token`: bytes for each token, in the form that these rows have."""
+        step = self.step
+        rounded = [-(-n // step) * step for n in lengths]
+        windowed = sum(size * min(n, window) for window, size in self.windows for n in rounded)
+        return self.fixed * len(rounded) + per_token * sum(rounded) + windowed
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """The sum that admission checks, in bytes: weights + rows + transients <= limit.
+
+    `transient` is what one prompt token of a step needs for activations; `limit` 0 means unlimited. `images`:
+    bytes of `weights` that are kept for decoded images.
+    """
+
+    limit: int = 0
+    weights: int = 0
+    transient: int = 0
+    footprint: Footprint = Footprint()
+    images: int = 0
+
+    def compute_needed_bytes(
+        self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
+    ) -> int:
+        """Bytes in use with rows of these lengths, those of `decoding` in the decode batch, and a step of
+        `prefill_tokens` prompt tokens. The longest row counts twice, because a row is copied when it joins
+        the decode batch or moves in it."""
+        footprint = self.footprint
+        rows = footprint.sum_row_bytes(lengths) + footprint.sum_row_bytes(decoding, decoding=True)
+        copies = [footprint.compute_copy_bytes(n, decoding=False) for n in lengths]
+        if decoding:
+            copies.append(footprint.compute_copy_bytes(max(decoding), decoding=True))
+        return self.weights + rows + max(copies, default=0) + self.transient * prefill_tokens
+
+    def compute_batch_bytes(self, rows: int, length: int, slice_tokens: int = 0) -> int:
+        """Bytes of texts that are computed together for their vectors, padded to `length` tokens: their
+        caches, and the activations of one forward of `slice_tokens` tokens, 0: of all."""
+        tokens = min(rows * length, slice_tokens or rows * length)
+        return rows * self.footprint.compute_row_bytes(length) + self.transient * tokens
+
+    def compute_spare_bytes(
+        self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
+    ) -> int | None:
+        """Bytes left beside such rows and such a step, negative if they do not fit; None if unlimited."""
+        if self.limit == 0:
+            return None
+        return self.limit - self.compute_needed_bytes(lengths, prefill_tokens, decoding)
+
+    def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
+        spare = self.compute_spare_bytes(lengths, prefill_tokens)
+        return spare is None or spare >= 0
+
+    def find_max_length(self, start: int, stop: int, chunk: int) -> int:
+        """The most tokens, from `start` (which is known to fit) to `stop`, that a lone row may hold and,
+        after a preemption, compute again in chunks of that size."""
+        while start < stop:
+            middle = (start + stop + 1) // 2
+            start, stop = (middle, stop) if self.fits([middle], min(middle, chunk)) else (start, middle - 1)
+        return start
+
+    def explain_shortage(self, tokens: int, prefill_tokens: int) -> str:
+        """The sum for a lone request, for an error that a user can act on."""
+        footprint = self.footprint
+        rows = footprint.compute_row_bytes(tokens) + footprint.compute_copy_bytes(tokens, decoding=False)
+        transients = _format_bytes(self.transient * prefill_tokens)
+        return (
+            f"{self._describe_weights()} + {tokens} tokens {_format_bytes(rows)} (twice: joining copies) "
+            f"+ transients {transients} > limit {_format_bytes(self.limit)}"
+        )
+
+    def find_start_problem(self, pools: bool = False) -> str | None:
+        """Why not even the shortest request can ever run; None if it can. `pools`: whether that is a text for
+        its vector, whose row is not copied."""
+        if not pools:
+            return None if self.fits([2], 1) else self.explain_shortage(2, 1)
+        needed = self.compute_batch_bytes(1, 1)
+        if self.limit == 0 or self.weights + needed <= self.limit:
+            return None
+        sizes = f"1 token {_format_bytes(needed)} > limit {_format_bytes(self.limit)}"
+        return f"{self._describe_weights()} + {sizes}"
+
+    def _describe_weights(self) -> str:
+        images = f" + media.memory_bytes {_format_bytes(self.images)}" if self.images else ""
+        return f"weights {_format_bytes(self.weights - self.images)}{images}"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What every request must fit in by itself: the model's context, in tokens, and the memory."""
+
+    context: int
+    memory: MemoryBudget = MemoryBudget()
+
+    def compute_max_length(self, request: Request, min_chunk: int) -> int:
+        """Most tokens of prompt and answer. `min_chunk`: prompt tokens of the smallest step. Raises
+        RequestError, PromptTooLong or OutOfMemory if the request can never run."""
+        if not request.prompt:
+            raise RequestError("the prompt is empty")
+        max_tokens = request.params.max_tokens
+        if max_tokens < 0:
+            raise RequestError("max_tokens must be at least 0", param="max_tokens")
+        if len(request.prior_output) >= max_tokens > 0:
+            raise RequestError("the answer already has max_tokens tokens", param="max_tokens")
+        size = len(request.prompt) + len(request.prior_output)
+        context = self.context - request.num_left_out  # whose positions are taken
+        if size + min(max_tokens, 1) > context:
+            size += request.num_left_out
+            raise PromptTooLong(f"the prompt has {size} tokens; the context holds {self.context}")
+        chunk = max([min_chunk, *(end - start for start, end in request.image_spans)])
+        if not self.memory.fits([size + 1], min(chunk, size)):
+            reason = self.memory.explain_shortage(size + 1, min(chunk, size))
+            raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
+        return self.memory.find_max_length(size + 1, context, chunk)
+
+
+def _format_bytes(count: int) -> str:
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"

@@ -1,0 +1,231 @@
+"""What a front end asks of the engine, and what it gets back. Pure data, shared by all packages.
+
+A Request holds only token ids and numbers that were validated before. Text, images and JSON stay in the front
+end; `media` and `grammar` are opaque to the scheduler.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
+
+from mlxrun.core.errors import MlxrunError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are sampled. Ranges are validated where bodies are parsed.
+
+    Order of application, on float32 logits of the last position: grammar, `min_tokens`, logit_bias,
+    repetition penalty (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty
+    (OpenAI: over the answer only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` and
+    the token's position decide all randomness of a request, whatever else runs in the batch.
+
+    The first `min_tokens` tokens are none of `end_ids`, unless the grammar allows nothing else.
+    `max_tokens` 0: the request ends once its prompt is computed.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int = 0
+    logprobs: int | None = None  # None: none; n: of the sampled token and of the n likeliest ones
+    stop_ids: frozenset[int] = frozenset()  # end the answer, and are not part of it
+    min_tokens: int = 0
+    end_ids: frozenset[int] = frozenset()  # with min_tokens: stop_ids, and the model's own with ignore_eos
+    prompt_logprobs: int | None = None  # None: none; n: of each prompt token and of the n likeliest ones
+
+
+class GrammarMatcher(Protocol):
+    """Follows the answer of one row token by token, on the engine thread only. An error that a method raises
+    fails that row and no other."""
+
+    @property
+    def done(self) -> bool:
+        """Whether only a stop token may follow."""
+
+    def mask(self) -> bytes:
+        """The tokens that may follow, stop tokens included, as a bitmask: token i is bit i % 8 of byte i //
+        8. Tokens beyond the end of the bytes are forbidden."""
+
+    def accept(self, token: int) -> None:
+        """Take in a sampled token, which the last mask allowed."""
+
+    def fork(self) -> GrammarMatcher:
+        """A copy, which takes in tokens without this one."""
+
+
+class Grammar(Protocol):
+    """What an answer must match. Immutable: one object may serve many requests."""
+
+    def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
+        """A matcher for an answer that begins with `output`; called each time a row starts. A stop token is
+        allowed only where the answer is complete. Raises RequestError if `output` does not match."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedPrompt:
+    """What a model's processor makes of a prompt with images. For the fields see `Request`."""
+
+    ids: tuple[int, ...]
+    image_spans: tuple[tuple[int, int], ...]
+    media: Any
+    image_digests: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PooledModel:
+    """What a model makes of a text in place of an answer: an embedding, or the score of a pair of texts.
+
+    `size`: numbers in a vector, 1 for a score. `max_tokens`: of one text. `generates`: whether the model
+    answers prompts too. `prompts`: texts that go before a text, by name; `default_prompt`: the name of
+    the one that is used where a request names none. `sizes`: to which an embedding may be cut, empty: any.
+    `template`: how query and document become one text; None: as a pair of the tokenizer.
+    """
+
+    task: Literal["embed", "score"]
+    size: int
+    max_tokens: int
+    generates: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    normalized: bool = False
+    lower_case: bool = False
+    sizes: tuple[int, ...] = ()
+    template: Literal["qwen3"] | None = None
+
+
+class LoraAdapter(NamedTuple):
+    """A LoRA adapter that is loaded beside its model. `digest`: sha256 of its files."""
+
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt to be answered.
+
+    `prompt`: all tokens, with image placeholders expanded. `image_spans`: the half-open ranges of `prompt`
+    that images fill, in order and without overlap; a prefill chunk does not end inside one. `media`: the
+    images as the model's processor returns them (numpy only). `image_digests`: for each span, a digest of its
+    content. `boundaries`: ascending positions in `prompt` where other prompts are likely to diverge from this
+    one, such as the end of the system prompt and tools, or the start of the last user turn. `prior_output`:
+    tokens of the answer that are known from an earlier run; events do not repeat them. `grammar`: what the
+    answer must match. `score_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is
+    wanted; the first token has none. `pooled`: a vector is wanted in place of an answer; `token_types`: of
+    the tokens of a pair, empty: all 0. `speculation`: its row may draft. `adapter`: the LoRA adapter that
+    answers, None: the model as it is. `sparse`: tokens of its prompt may be left out. If some were,
+    `prompt` has the others, `positions` where these are in the whole prompt, and `left_out` their ids.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    image_spans: tuple[tuple[int, int], ...] = ()
+    media: Any = None
+    image_digests: tuple[bytes, ...] = ()
+    boundaries: tuple[int, ...] = ()
+    prior_output: tuple[int, ...] = ()
+    priority: int = 0  # policy `priority`: lower first
+    fairness_key: str = ""  # policy `fair`: these get equal shares
+    grammar: Grammar | None = None
+    background: bool = False  # served on spare capacity only: an offline batch beside live requests
+    score_from: int = 1
+    pooled: bool = False
+    token_types: tuple[int, ...] = ()
+    speculation: bool = True
+    adapter: LoraAdapter | None = None
+    sparse: bool = True
+    positions: tuple[int, ...] = ()
+    left_out: frozenset[int] = frozenset()
+
+    @property
+    def num_left_out(self) -> int:
+        """Tokens of the prompt that were left out; its last one never is."""
+        return self.positions[-1] + 1 - len(self.prompt) if self.positions else 0
+
+    @property
+    def branch_points(self) -> tuple[int, ...]:
+        """`boundaries`; the end of the last image if none is behind it, where questions about images part;
+        and where the answers to one question part: before the token that predicts the first wanted one of a
+        prompt whose beginning is not scored."""
+        points, size = set(self.boundaries), len(self.prompt)
+        points |= {stop for _, stop in self.image_spans[-1:] if max(points, default=0) < stop < size}
+        if self.params.prompt_logprobs is not None and 1 < self.score_from < size:
+            points.add(self.score_from - 1)
+        return tuple(sorted(points))
+
+
+class FinishReason(enum.StrEnum):
+    """Why an answer ended, in OpenAI's words where it has one."""
+
+    STOP = "stop"  # a stop id, or (front end) a stop string
+    LENGTH = "length"  # max_tokens or the context is used up
+    ABORT = "abort"  # the front end asked for it, or went away
+    ERROR = "error"  # see TokenEvent.error
+
+
+class HitKind(enum.StrEnum):
+    """What a lookup of the prefix cache found."""
+
+    EXACT = "exact"  # the same prompt: all that can be reused of it
+    PREFIX = "prefix"  # complete entries, which the prompt continues
+    SUPERSEQUENCE = "supersequence"  # the prompt is a part of a longer entry
+    LCP = "lcp"  # a part of an entry, after which the prompt differs
+    MISS = "miss"
+
+
+class TokenLogprob(NamedTuple):
+    """Natural-log probabilities under the model's own distribution (before grammar, temperature, filters)."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
+    rank: int = 0  # of a prompt's token: 1 and the number of likelier ones; 0: not counted
+
+
+class TokenEvent(NamedTuple):
+    """Progress of one request. Events of a request can be merged: tokens and logprobs concatenate, other
+    fields take the latest.
+
+    Exactly one event of each request has `finish` set, and it is the last one. `tokens` never has a stop id.
+    `prompt_logprobs` go on where those of the event before ended; the first one is of the token at
+    `score_from`. None stands for a token inside an image.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()  # as long as `tokens`, or empty if not asked for
+    num_computed_tokens: int = 0  # prompt tokens in the row's cache: prefill progress
+    num_cached_tokens: int = 0  # of these, how many were found in the prefix cache
+    hit_kind: HitKind | None = None  # None until the request runs
+    finish: FinishReason | None = None
+    error: MlxrunError | None = None  # set if and only if finish is ERROR
+    stop_id: int | None = None  # the stop id that was sampled, if that is why it finished
+    stop_logprob: TokenLogprob | None = None  # that of `stop_id`, if logprobs were asked for
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
+    vector: bytes = b""  # of a pooled request, with `finish`: float32, little-endian
+    num_left_out: int = 0  # tokens of the prompt that were not computed at all (sparse prefill)
+
+    def merge_progress(self, later: TokenEvent) -> TokenEvent:
+        """This event followed by `later`, as one event without the tokens and logprobs of either."""
+        return TokenEvent(
+            self.request_id,
+            num_computed_tokens=max(self.num_computed_tokens, later.num_computed_tokens),
+            num_cached_tokens=max(self.num_cached_tokens, later.num_cached_tokens),
+            hit_kind=later.hit_kind or self.hit_kind,
+            finish=later.finish,
+            error=later.error,
+            stop_id=later.stop_id,
+            stop_logprob=later.stop_logprob,
+            vector=later.vector,
+            num_left_out=max(self.num_left_out, later.num_left_out),
+        )

@@ -1,0 +1,98 @@
+"""Standard output and standard error, and what is written to them.
+
+All text that a command shows may have parts of files in it. `filter_streams` puts a filter before both, so
+that nothing passes which a terminal would obey, whoever writes it: this program, a library or a traceback.
+Only consoles of `open_console` write past it, because they style their text after they have filtered it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, TextIO
+
+from mlxrun.core import visible_text
+from mlxrun.core.stream_errors import name_stream
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+# How progress bars of libraries go back to the beginning of their line, or to a line above: in a write of its
+# own. On terminals only.
+_BAR_MOVES = re.compile(r"\r|(?:\x1b\[A)+\Z")
+
+
+class FilteredStream:
+    """A text stream that makes visible what is written to it. `unfiltered`: the stream below."""
+
+    def __init__(self, unfiltered: TextIO) -> None:
+        self.unfiltered = unfiltered
+
+    def write(self, text: str) -> int:
+        """Write the text with its control characters written out; returns the length of the text."""
+        moves = _BAR_MOVES.match(text) if text[:1] in "\r\x1b" and self.isatty() else None
+        start = moves[0] if moves else ""
+        with name_stream(self.unfiltered):
+            self.unfiltered.write(start + visible_text.make_visible(text[len(start) :]))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write out what the stream below holds."""
+        with name_stream(self.unfiltered):
+            self.unfiltered.flush()
+
+    def writelines(self, lines: Any) -> None:
+        """Write each of the texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.unfiltered, name)
+
+
+@contextmanager
+def filter_streams() -> Iterator[None]:
+    """Filter standard output and standard error meanwhile."""
+    earlier = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_filter(stream) for stream in earlier)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = earlier
+
+
+def _filter(stream: TextIO | None) -> Any:
+    """The stream with a filter; as it is if it has one. A process may have been started without a stream."""
+    return stream if stream is None or isinstance(stream, FilteredStream) else FilteredStream(stream)
+
+
+def print_line(text: object, stream: TextIO | None = None) -> None:
+    """Print a message as one line to a stream, by default to standard output."""
+    print(visible_text.make_message(str(text)), file=stream or sys.stdout, flush=True)
+
+
+def print_error(text: object) -> None:
+    """Print a message as one line to standard error."""
+    print_line(text, sys.stderr)
+
+
+def print_text(text: str) -> None:
+    """Print a text of several lines, as it is rendered, to standard output."""
+    print(visible_text.make_visible(text), end="", flush=True)
+
+
+def print_json(value: Any, indent: int | None = 2) -> None:
+    """Print a value as JSON to standard output."""
+    print(visible_text.dump_json(value, indent), flush=True)
+
+
+def open_console(stream: IO[str] | None = None, width: int | None = None, **options: Any) -> Console:
+    """A console that makes all text visible before it lays it out and styles it. `width`: in columns, where
+    the stream, by default standard output, is no terminal."""
+    from mlxrun.core.visible_console import VisibleConsole
+
+    stream = sys.stdout if stream is None else stream
+    plain = stream.unfiltered if isinstance(stream, FilteredStream) else stream
+    return VisibleConsole(file=plain, width=None if stream.isatty() else width, **options)

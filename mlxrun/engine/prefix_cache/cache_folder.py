@@ -1,0 +1,168 @@
+"""The files of the disk tier: FOLDER/<fingerprint of the model, hex>/<key, hex>.safetensors.
+
+A file gets its name only when it is complete. Files with names of another form are never touched. The folder
+of a model is open to its user alone, because prompts can be read out of its files. There is no state here.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import secrets
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxrun.core.errors import ConfigError
+from mlxrun.engine.prefix_cache.entry import Key
+
+SUFFIX = ".safetensors"
+STALE_SECONDS = 3600  # no write takes this long
+
+_MODEL = re.compile(r"(?:[0-9a-f]{2}){8,64}")
+_ENTRY = re.compile(r"[0-9a-f]{32}\.safetensors")
+_TEMP = re.compile(r"[0-9a-f]{32}\.(?P<pid>[0-9]{1,10})\.(?P<token>[0-9a-f]{8})-[0-9]+\.tmp")
+# Tells our own temporary files from those of a dead process that had our process id, as in containers.
+_PROCESS_TOKEN = secrets.token_hex(4)
+_NUMBERS = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """The files of one model. Methods raise OSError from the disk, unless they say otherwise."""
+
+    folder: Path
+    fingerprint: bytes
+
+    @property
+    def path(self) -> Path:
+        return self.folder / self.fingerprint.hex()
+
+    def locate_file(self, key: Key) -> Path:
+        """Return the path of the entry with this key."""
+        return self.path / f"{key.hex()}{SUFFIX}"
+
+    def list_files(self) -> Iterator[Path]:
+        """Yield the files of all entries; none if the folder is missing or cannot be read."""
+        for item in _scan_folder(self.path):
+            with suppress(OSError):
+                if _ENTRY.fullmatch(item.name) and item.is_file(follow_symlinks=False):
+                    yield self.path / item.name
+
+    def write_file(self, key: Key, chunks: Sequence[bytes]) -> int:
+        """Write a file atomically and return its size. FileNotFoundError if it was removed meanwhile."""
+        temp = self.path / f"{key.hex()}.{os.getpid()}.{_PROCESS_TOKEN}-{next(_NUMBERS)}.tmp"
+        if not self.path.is_dir():
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            with temp.open("xb") as file:
+                file.writelines(chunks)
+            temp.replace(self.locate_file(key))
+        except OSError:
+            with suppress(OSError):
+                temp.unlink()
+            raise
+        return sum(map(len, chunks))
+
+    def remove_leftovers(self) -> None:
+        """Remove the temporary files of killed processes. Never raises."""
+        for item in _scan_folder(self.path):
+            match = _TEMP.fullmatch(item.name)
+            if match is not None and _is_leftover(item, int(match["pid"]), match["token"]):
+                with suppress(OSError):
+                    os.unlink(item.path)
+
+    def remove_if_empty(self) -> None:
+        """Remove temporary files of killed processes and then the folder, if it is empty. Never raises."""
+        self.remove_leftovers()
+        with suppress(OSError):
+            self.path.rmdir()
+
+
+def list_models(folder: Path) -> list[ModelFolder]:
+    """Return the models that have a folder in `folder`, by fingerprint."""
+    names = []
+    for item in _scan_folder(folder):
+        with suppress(OSError):
+            if _MODEL.fullmatch(item.name) and item.is_dir(follow_symlinks=False):
+                names.append(item.name)
+    return [ModelFolder(folder, bytes.fromhex(name)) for name in sorted(names)]
+
+
+def list_foreign_files(folder: Path) -> Iterator[Path]:
+    """Yield what is in `folder` and in the folders of its models, but is no entry and no temporary file."""
+    models = {model.path.name: model for model in list_models(folder)}
+    yield from (folder / item.name for item in _scan_folder(folder) if item.name not in models)
+    for model in models.values():
+        own = {path.name for path in model.list_files()}
+        for item in _scan_folder(model.path):
+            if item.name not in own and not _TEMP.fullmatch(item.name):
+                yield model.path / item.name
+
+
+def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder that is used if the config names none."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification says to ignore a relative path
+        return Path(base, "mlxrun", "prefixes")
+    caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    return _expand_home(f"{caches}/mlxrun/prefixes")
+
+
+def resolve_cache_folder(disk_path: str | None) -> Path:
+    """Return the folder that `cache.disk_path` means."""
+    return get_default_folder() if disk_path is None else _expand_home(disk_path)
+
+
+def check_folder(folder: Path) -> None:
+    """Create the folder; ConfigError if it cannot be created or written to. A full disk is no error of the
+    config: existing entries can still be read, and the disk tier warns when it cannot write."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"x")
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and folder.is_dir():
+            return
+        raise ConfigError(
+            f"cache.disk_path: {folder} cannot be written to: {error.strerror or error}; "
+            "give a folder that can be, or set cache.backend to memory"
+        ) from error
+
+
+def _expand_home(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"cache.disk_path: {path}: the home folder is unknown; give a full path") from error
+
+
+def _scan_folder(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as items:
+            return list(items)
+    except OSError:
+        return []
+
+
+def _is_leftover(item: os.DirEntry[str], pid: int, token: str) -> bool:
+    """Whether the process that was writing this temporary file is gone."""
+    try:
+        if not item.is_file(follow_symlinks=False):
+            return False
+        if time.time() - item.stat().st_mtime > STALE_SECONDS:
+            return True
+        if pid == os.getpid():
+            return token != _PROCESS_TOKEN
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:  # the process is another user's, or the file has just gone
+        return False
+    return False

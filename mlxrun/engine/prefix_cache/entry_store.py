@@ -1,0 +1,301 @@
+"""The payloads of the entries: in memory and, if there is a disk tier, on disk, each within a budget.
+
+An entry is in the index as long as it is in one of the tiers. What it depends on is evicted after it, so that
+every entry can be reached; an entry that is removed for another reason takes with it all that depends on it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, PayloadCodec
+from mlxrun.engine.prefix_cache.eviction import EvictionOrder
+from mlxrun.engine.prefix_cache.radix_index import RadixIndex
+
+# In a model with states: ticks by which the states of prompts outlast those of the ends of answers.
+PROMPT_BONUS = 1024
+
+
+class EntryStore:
+    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. The disk tier counts the
+    files that it reads, writes and refuses."""
+
+    def __init__(
+        self,
+        index: RadixIndex,
+        codec: PayloadCodec,
+        disk_tier: DiskTier | None,
+        memory_bytes: int,
+        disk_bytes: int,
+        counters: CacheCounters,
+    ) -> None:
+        self.index = index
+        self.counters = counters
+        self.nbytes = 0  # in memory
+        self._codec = codec
+        self._disk_tier = disk_tier
+        self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
+        self._memory_order = EvictionOrder()
+        self._disk_order = EvictionOrder()
+        # Entries with files, and the longer entries that contain them but have no file yet.
+        self._retired: list[tuple[CacheEntry, CacheEntry]] = []
+        self._clock = 0
+        if disk_tier is not None:
+            self._load_index(disk_tier)
+
+    def is_durable(self, entry: CacheEntry) -> bool:
+        """Whether the entry would outlive the process; True if none would."""
+        return self._disk_tier is None or not entry.on_disk or self._disk_tier.is_stored(entry)
+
+    # -- insertion --------------------------------------------------------------------------------------
+
+    def insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        """Store a payload. Return the entry that holds it, perhaps a longer one; None if none does."""
+        prompt_end, draft.prompt_end = draft.prompt_end, None
+        entry = self._insert(draft, payload)
+        if entry is not None and prompt_end is not None and self.index.find_cover(prompt_end) is not None:
+            self.index.mark_end(prompt_end)
+        return entry
+
+    def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        known = self.index.entries.get(draft.key)
+        if known is None and self.index.is_reachable(draft):
+            known = self.index.find_cover(draft) if draft.kind is SnapshotKind.DELTA else None
+            if known is None:
+                return self._insert_new(draft, payload)
+            self.index.mark_end(draft)
+        if known is None:
+            return None
+        self.touch([known], draft.from_prompt)
+        if known.key == draft.key:
+            known.boundary |= draft.boundary
+            if known.payload is None:
+                self._add_to_memory(known, payload)
+        if draft.durable:
+            self.write(known)
+        self.enforce_budgets()
+        return known if known in self.index else None
+
+    def _insert_new(self, entry: CacheEntry, payload: Any) -> CacheEntry | None:
+        nbytes = self._codec.nbytes(payload)
+        if nbytes > self._memory_bytes and not (entry.durable and self._disk_tier is not None):
+            return None
+        contained = self.index.add(entry)
+        self.touch([entry], entry.from_prompt)
+        entry.payload, entry.nbytes = payload, nbytes
+        self._count_payload(entry, 1)
+        # A contained entry is deleted from disk only once this one is there.
+        if entry.durable or any(shorter.on_disk for shorter in contained):
+            self.write(entry)
+        for shorter in contained:
+            entry.last_used = max(entry.last_used, shorter.last_used)
+            self._retire(shorter, entry)
+            self.remove(shorter)
+        if nbytes > self._memory_bytes:
+            self._evict_from_memory(entry)
+        self.enforce_budgets()
+        return entry if entry in self.index else None
+
+    def remove_obsolete_states(self, entry: CacheEntry, draft: CacheEntry) -> None:
+        """Remove the states that `draft` made obsolete, if `entry`, which holds it, would outlive them."""
+        obsolete, draft.obsolete_states = draft.obsolete_states, ()
+        if self.is_durable(entry):
+            for state in obsolete:
+                if not state.pins and state in self.index:
+                    self.remove(state)
+
+    def touch(self, entries: list[CacheEntry], prompt: bool) -> None:
+        """Mark entries, and all that they depend on, as used now."""
+        self._clock += 1
+        tick = self._clock + (PROMPT_BONUS if prompt and self.index.has_states else 0)
+        for entry in entries:
+            entry.last_used = max(entry.last_used, tick)
+            for above in self.index.iterate_ancestors(entry):
+                if above.last_used >= tick:  # then so have those above it
+                    break
+                above.last_used = tick
+
+    # -- lookup -----------------------------------------------------------------------------------------
+
+    def load(self, entry: CacheEntry) -> Any:
+        """Return a payload that can be restored, from memory or disk; else remove the entry, return None."""
+        payload, from_disk = entry.payload, entry.payload is None
+        if from_disk:
+            serialized = self._disk_tier.read(entry) if self._disk_tier is not None else None
+            if serialized is None:  # the disk tier has counted what it could not read
+                self.remove(entry)
+                return None
+            with suppress(ValueError):
+                payload = self._codec.decode(serialized)
+        tokens = entry.stop - entry.start if entry.kind is SnapshotKind.DELTA else 0
+        if payload is None or not self._codec.is_usable(payload, tokens):
+            self.reject(entry)
+            return None
+        if from_disk:
+            self._add_to_memory(entry, payload)
+        return payload
+
+    def _add_to_memory(self, entry: CacheEntry, payload: Any) -> None:
+        """Store the payload of an entry that was only on disk, if others can be evicted for it."""
+        nbytes = self._codec.nbytes(payload)
+        if nbytes > self._memory_bytes:
+            return
+        entry.payload, entry.nbytes = payload, nbytes
+        self._count_payload(entry, 1)
+        self.shrink(self._memory_bytes)
+        if self.nbytes > self._memory_bytes and entry.payload is not None:
+            self._evict_from_memory(entry)
+
+    def pin(self, entries: list[CacheEntry]) -> None:
+        for entry in entries:
+            entry.pins += 1
+
+    def unpin(self, entries: list[CacheEntry]) -> None:
+        for entry in entries:
+            entry.pins -= 1
+            if not entry.pins and entry in self.index:
+                if entry.payload is not None:
+                    self._memory_order.add(entry)
+                if entry.on_disk:
+                    self._disk_order.add(entry)
+        self.enforce_budgets()
+
+    # -- eviction ---------------------------------------------------------------------------------------
+
+    def enforce_budgets(self) -> None:
+        self._delete_retired()
+        self.shrink(self._memory_bytes)
+
+    def shrink(self, max_bytes: int) -> None:
+        """Evict until memory holds at most so many bytes, or only pinned entries."""
+        while self.nbytes > max_bytes and (entry := self._memory_order.pop()) is not None:
+            self._evict_from_memory(entry)
+            self.counters.evicted += 1
+        self._shrink_disk()
+        self._update_counters()
+
+    def _evict_from_memory(self, entry: CacheEntry) -> None:
+        """Write the entry to disk first, if it is not there: so a prompt may be longer than memory holds."""
+        self.write(entry)
+        if entry.on_disk:
+            self._count_payload(entry, -1)
+            self._update_counters()
+        else:
+            self.remove(entry)
+
+    def _shrink_disk(self) -> None:
+        tier = self._disk_tier
+        if tier is None or tier.nbytes <= self._disk_bytes:
+            return
+        self._delete_retired(now=True)
+        while tier.nbytes > self._disk_bytes and (entry := self._disk_order.pop()) is not None:
+            self._delete_file(entry)
+            self.counters.evicted_disk += 1
+            if entry.payload is None:
+                self.remove(entry)
+
+    def reject(self, *entries: CacheEntry) -> None:
+        """Remove entries that cannot be used from all tiers."""
+        self.counters.refused += len(entries)
+        for entry in entries:
+            self.remove(entry)
+
+    def clear(self) -> None:
+        """Remove all entries but those that running requests use, and those that these depend on."""
+        self._delete_retired(now=True)
+        pinned = [entry for entry in self.index.entries.values() if entry.pins]
+        needed = {e for entry in pinned for e in (entry, *self.index.iterate_ancestors(entry))}
+        for entry in list(self.index.entries.values()):
+            if entry not in needed:
+                self.remove(entry)
+
+    def remove(self, entry: CacheEntry) -> None:
+        """Remove an entry from all tiers, with all that depend on it."""
+        pending = [entry]
+        while pending:
+            entry = pending.pop()
+            if entry in self.index:
+                pending += self.index.remove(entry)
+                if entry.payload is not None:
+                    self._count_payload(entry, -1)
+                self._delete_file(entry)
+        self._update_counters()
+
+    def _count_payload(self, entry: CacheEntry, sign: int) -> None:
+        """Account for a payload that has come into memory (1), or drop it from there (-1)."""
+        self.nbytes += sign * entry.nbytes
+        self.counters.entries += sign
+        if sign > 0:
+            self._memory_order.add(entry)
+        else:
+            entry.payload, entry.nbytes = None, 0
+            self._memory_order.discard(entry)
+
+    def _update_counters(self) -> None:
+        self.counters.memory_bytes = self.nbytes
+        self.counters.disk_bytes = self._disk_tier.nbytes if self._disk_tier is not None else 0
+
+    # -- disk -------------------------------------------------------------------------------------------
+
+    def write(self, entry: CacheEntry) -> None:
+        """Write an entry to disk, after all that it depends on."""
+        if self._disk_tier is None:
+            return
+        for each in [*reversed(list(self.index.iterate_ancestors(entry))), entry]:
+            if each.on_disk:
+                continue
+            if each.payload is None or not self._disk_tier.write(each, self._codec.encode(each.payload)):
+                return
+            each.on_disk = True
+            self._disk_order.add(each)
+
+    def _retire(self, shorter: CacheEntry, longer: CacheEntry) -> None:
+        """Delete the file of `shorter` once `longer`, which contains it, is a file."""
+        if shorter.on_disk:
+            shorter.on_disk = False
+            self._disk_order.discard(shorter)
+            self._retired.append((shorter, longer))
+
+    def _delete_retired(self, *, now: bool = False) -> None:
+        if self._disk_tier is None or not self._retired:
+            return
+        waiting, self._retired = self._retired, []
+        for shorter, longer in waiting:
+            again = self.index.entries.get(shorter.key)
+            if again is not None and again.on_disk:
+                continue
+            if now or self._disk_tier.is_stored(longer) or longer not in self.index:
+                self._disk_tier.delete(shorter)
+            else:
+                self._retired.append((shorter, longer))
+
+    def _delete_file(self, entry: CacheEntry) -> None:
+        if entry.on_disk and self._disk_tier is not None:
+            self._disk_tier.delete(entry)
+            entry.on_disk = False
+            self._disk_order.discard(entry)
+
+    def _load_index(self, disk_tier: DiskTier) -> None:
+        """Add the entries of earlier runs, if all that they depend on is there too."""
+        found = list(disk_tier.scan())
+        # Parents first; of entries with a common beginning the longest first, as it contains the others.
+        for entry in sorted(found, key=lambda e: (e.start, e.kind is SnapshotKind.STATE, -e.stop)):
+            if not self.index.fits(entry):
+                self.counters.refused += 1
+                disk_tier.delete(entry)
+            elif self.index.is_reachable(entry) and (
+                entry.kind is SnapshotKind.STATE or self.index.find_cover(entry) is None
+            ):
+                self.index.add(entry)
+            else:
+                disk_tier.delete(entry)
+        for entry in found:
+            if entry in self.index:
+                self.touch([entry], entry.boundary)
+        for entry in self.index.entries.values():
+            self._disk_order.add(entry)
+        self.enforce_budgets()

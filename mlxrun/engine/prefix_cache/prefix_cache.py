@@ -1,0 +1,305 @@
+"""The prefix cache, as the scheduler and the engine call it on the engine thread.
+
+Unusable entries count as cache misses, and so does a failure of the cache itself: it may cost time, but never
+an answer. snapshot_planner.py decides what to store, the runner copies it, and entry_store.py stores it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import NoneType
+from typing import Any
+
+from mlxrun.config.settings import CacheSettings
+from mlxrun.core.request import HitKind, Request, TokenLogprob
+from mlxrun.core.step_plan import CacheHit, ScoredTokens, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.engine.prefix_cache.containment import contain_failures
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key, PayloadCodec
+from mlxrun.engine.prefix_cache.entry_store import EntryStore
+from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
+from mlxrun.engine.prefix_cache.score_keeper import ScoreKeeper
+from mlxrun.engine.prefix_cache.snapshot_planner import SnapshotPlanner
+from mlxrun.engine.prefix_cache.tracked_request import PlannedKeypoints, TrackedRequest
+from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
+
+log = logging.getLogger(__name__)
+
+
+class PrefixCache(PrefixCacheInterface):
+    """`root`: fingerprint of the model, and of all else that payloads depend on. `deltas`: some layers have
+    the keys of all tokens. `states`: some do not. `grid_only`: hits and entries end on the grid only, so that
+    prompts are always computed in the same chunks."""
+
+    def __init__(
+        self,
+        root: Key,
+        chunk: int,
+        *,
+        deltas: bool,
+        states: bool,
+        codec: PayloadCodec,
+        settings: CacheSettings,
+        memory_bytes: int,
+        disk_tier: DiskTier | None = None,
+        grid_only: bool = False,
+        counters: CacheCounters | None = None,
+    ) -> None:
+        self._root = root
+        self._chunk = chunk
+        self._grid_only = grid_only
+        self._disk_tier = disk_tier
+        self.counters = counters or CacheCounters()
+        self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
+        self._store = EntryStore(index, codec, disk_tier, memory_bytes, settings.disk_bytes, self.counters)
+        self._scores = ScoreKeeper(index, self._store, grid_only)
+        self._planner = SnapshotPlanner(
+            index, self._store, settings.checkpoint_every, grid_only=grid_only, on_disk=self.survives_restart
+        )
+        self._tracked: dict[str, TrackedRequest] = {}
+        self._planned = PlannedKeypoints()
+        self._failed = False
+
+    @property
+    def needs_boundary_stops(self) -> bool:
+        return self._index.has_states and not self._grid_only
+
+    @property
+    def survives_restart(self) -> bool:
+        return self._disk_tier is not None
+
+    @property
+    def nbytes(self) -> int:
+        return self._store.nbytes
+
+    def read_counters(self) -> Mapping[str, int]:
+        return asdict(self.counters)
+
+    # -- called by the scheduler ------------------------------------------------------------------------
+
+    def track(self, request: Request) -> None:
+        self._tracked[request.id] = TrackedRequest(request, self._root, self._chunk, self._grid_only)
+
+    @contain_failures(bool)
+    def should_wait_for_prefix(self, request_id: str) -> bool:
+        tracked = self._get_tracked(request_id)
+        if tracked is None or tracked.running or not tracked.storable:
+            return False
+        if self._planned and self._waits_for_keypoint(tracked):
+            return True
+        return self._scores.has_owners and self._scores.waits_for_owner(tracked, self._match(tracked))
+
+    @contain_failures(int)
+    def count_cached(self, request: Request) -> int:
+        tracked = TrackedRequest(request, self._root, self._chunk, self._grid_only)
+        return self._match(tracked) if tracked.cacheable else 0
+
+    def _match(self, tracked: TrackedRequest) -> int:
+        """The longest hit that a waiting request would have now."""
+        version = self._index.version, len(tracked.chain)
+        if tracked.matched[:2] != version:
+            match = self._index.match(tracked.chain, tracked.longest_useful_hit, tracked.round_down)
+            tracked.matched = *version, match.length if match else 0
+        return tracked.matched[2]
+
+    def _waits_for_keypoint(self, tracked: TrackedRequest) -> bool:
+        points = tracked.list_keypoints(tracked.longest_useful_hit)
+        if not any(self._planned.get_owners(key) for _, key in points):
+            return False
+        matched = self._match(tracked)
+        for stop, key in points:
+            if stop > matched:
+                found = [self._tracked[owner] for owner in self._planned.get_owners(key)]
+                owners = [owner for owner in found if tracked.can_use(owner, stop)]
+                for owner in owners:
+                    owner.awaited = True
+                if owners:
+                    return True
+                # A delta is of no use without those before it; a state is.
+                if stop % self._chunk == 0 and not self._index.has_states:
+                    return False
+        return False
+
+    @contain_failures(tuple)
+    def find_scores(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
+        tracked = self._get_tracked(request_id)
+        if tracked is None:
+            return ()
+        found, size = self._scores.find_scores(tracked, start), len(tracked.request.prompt)
+        if start + len(found) == size and not tracked.request.params.max_tokens:  # there will be no lookup
+            self.counters.exact += 1
+            self.counters.tokens += size
+        return found
+
+    def record_scores(self, scores: ScoredTokens) -> None:
+        tracked = self._tracked.get(scores.request_id)
+        if tracked is not None and tracked.book is not None:
+            tracked.book.record(scores.start, scores.logprobs)
+
+    def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        tracked = self._get_tracked(request_id)
+        hit = None
+        if tracked is not None:
+            self._stop(tracked)
+            tracked.running = True
+            self._scores.add_owner(tracked)
+            hit = self._find_hit(tracked, output, max_tokens)
+            tracked.state_at = tracked.written_at = hit.length if hit else 0
+            self._register_keypoints(tracked, hit.length if hit else 0, max_tokens)
+        kind = hit.kind if hit else HitKind.MISS
+        setattr(self.counters, kind.value, getattr(self.counters, kind.value) + 1)
+        self.counters.tokens += hit.length if hit else 0
+        return hit
+
+    @contain_failures(NoneType)
+    def _find_hit(self, tracked: TrackedRequest, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        if not tracked.storable:
+            max_tokens = min(max_tokens, tracked.num_before_gaps)
+        tracked.extend(output)
+        while match := self._index.match(tracked.chain, max_tokens, tracked.round_down):
+            tracked.pins = match.entries
+            self._store.pin(tracked.pins)  # so that loading one entry does not evict another of this hit
+            payloads = self._load_payloads(match)
+            if payloads is not None:
+                self._store.touch(match.entries[-2:], True)
+                match.entries[-1].hit_count += 1
+                state = payloads.pop() if match.state else None
+                deltas = zip(match.deltas, payloads, strict=True)
+                restored = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
+                return CacheHit(match.length, _classify(match, max_tokens), restored, state)
+            self._unpin(tracked)
+        return None
+
+    def _load_payloads(self, match: RadixMatch) -> list[Any] | None:
+        """Return the payloads of a match; None if one of them cannot be used, whose entry is then removed."""
+        payloads = []
+        for entry in match.entries:
+            payload = self._store.load(entry)
+            if payload is None:
+                return None
+            payloads.append(payload)
+        return payloads
+
+    @contain_failures(NoneType)
+    def _register_keypoints(self, tracked: TrackedRequest, length: int, max_tokens: int) -> None:
+        """Let others wait for what this request is going to compute."""
+        tracked.computed = length
+        if not tracked.storable:
+            return
+        points = self._planner.plan_keypoints(tracked, length, max_tokens)
+        self._planned.register(tracked.request.id, points)
+
+    @contain_failures(list)
+    def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
+        tracked = self._get_tracked(request_id)
+        if tracked is None or not tracked.running or not tracked.storable:
+            return []
+        drafts = self._planner.plan_snapshots(tracked, start, stop, target)
+        if not drafts and not tracked.pending:
+            self._planned.mark_computed(request_id, tracked.computed)
+        return self._request_snapshots(tracked, drafts)
+
+    @contain_failures(list)
+    def plan_final_snapshots(
+        self, request_id: str, output: Sequence[int], kv_length: int
+    ) -> list[SnapshotRequest]:
+        tracked = self._get_tracked(request_id)
+        if tracked is None or not tracked.running:
+            return []
+        try:
+            if not tracked.storable:
+                return []
+            drafts = self._planner.plan_final_snapshots(tracked, output, kv_length)
+            return self._request_snapshots(tracked, drafts)
+        finally:
+            self._stop(tracked)
+
+    def forget(self, request_id: str) -> None:
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None:
+            self._stop(tracked)
+
+    @contain_failures(NoneType)
+    def shrink(self, max_bytes: int) -> None:
+        self._store.shrink(max_bytes)
+
+    # -- called by the engine ---------------------------------------------------------------------------
+
+    def store_snapshot(self, snapshot: SnapshotResult) -> None:
+        draft: CacheEntry = snapshot.request.entry
+        entry = self._insert(draft, snapshot.payload) if snapshot.payload is not None else None
+        tracked = self._tracked.get(snapshot.request.request_id)
+        if tracked is None:
+            return
+        if entry is not None and tracked.running and draft.kind is SnapshotKind.STATE and draft.from_prompt:
+            self._planner.replace_checkpoint(tracked, entry)
+        tracked.pending.discard(draft.key)
+        self._planned.mark_computed(tracked.request.id, draft.stop if tracked.pending else tracked.computed)
+
+    @contain_failures(NoneType)
+    def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+        book, draft.book = draft.book, None
+        self._scores.add_scores(draft, book, draft.stop)
+        entry = self._store.insert(draft, payload)
+        if entry is not None:
+            self._scores.add_scores(entry, book, draft.stop)
+            self._store.remove_obsolete_states(entry, draft)
+        return entry
+
+    @contain_failures(NoneType)
+    def invalidate_hit(self, request_id: str) -> None:
+        tracked = self._get_tracked(request_id)
+        if tracked is not None:
+            entries = tracked.pins
+            self._unpin(tracked)
+            tracked.state_at = tracked.written_at = 0
+            self._store.reject(*entries)
+
+    @contain_failures(NoneType)
+    def clear(self) -> None:
+        self._store.clear()
+        log.info("the prefix cache was cleared")
+
+    @contain_failures(NoneType)
+    def shutdown(self) -> None:
+        if self._disk_tier is not None:
+            self._disk_tier.close()
+            self._store.enforce_budgets()  # what was waiting for the writes to end
+
+    # -- shared -----------------------------------------------------------------------------------------
+
+    def _get_tracked(self, request_id: str) -> TrackedRequest | None:
+        tracked = self._tracked.get(request_id)
+        return tracked if tracked is not None and tracked.cacheable else None
+
+    def _request_snapshots(self, tracked: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
+        tracked.pending.update(draft.key for draft in drafts)
+        for draft in drafts:
+            draft.book = tracked.book
+        request_id, on_disk = tracked.request.id, self.survives_restart
+        return [
+            SnapshotRequest(request_id, d.kind, d.start, d.stop, d, on_disk and d.durable) for d in drafts
+        ]
+
+    @contain_failures(NoneType)
+    def _unpin(self, tracked: TrackedRequest) -> None:
+        if tracked.pins:
+            pins, tracked.pins = tracked.pins, []
+            self._store.unpin(pins)
+
+    def _stop(self, tracked: TrackedRequest) -> None:
+        """Forget what is only known of a running request."""
+        self._scores.remove_owner(tracked)
+        self._unpin(tracked)
+        self._planned.remove(tracked.request.id)
+        tracked.running = False
+        tracked.checkpoints = []
+        tracked.pending.clear()
+
+
+def _classify(match: RadixMatch, max_tokens: int) -> HitKind:
+    if match.length == max_tokens:
+        return HitKind.EXACT if match.ends_entry else HitKind.SUPERSEQUENCE
+    return HitKind.PREFIX if match.ends_entry else HitKind.LCP

@@ -1,0 +1,151 @@
+"""Which snapshots of rows to take for the prefix cache: drafts, which are entries without payloads.
+
+Deltas at every grid point, so that an interrupted prompt keeps its work; states where other prompts are
+likely to branch off, and at intervals between; and the rest of a row that is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import NoneType
+
+from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.engine.prefix_cache.containment import contain_failures
+from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
+from mlxrun.engine.prefix_cache.entry_store import EntryStore
+from mlxrun.engine.prefix_cache.radix_index import RadixIndex
+from mlxrun.engine.prefix_cache.tracked_request import Keypoint, TrackedRequest
+
+KEEP_NEWEST = 2  # states of a conversation that stay beside a new one: where its last turn began and ended
+FORK_HITS = 2  # a state from which this many requests went on stays as well
+
+
+class SnapshotPlanner:
+    """`interval`: tokens between two writes to disk, and between two states of a prompt. `on_disk`: entries
+    outlive the process, so the end of a prompt is stored at once; else it can wait for the answer."""
+
+    def __init__(
+        self, index: RadixIndex, store: EntryStore, interval: int, *, grid_only: bool, on_disk: bool
+    ) -> None:
+        self._index = index
+        self._store = store
+        self._chunk = index.chunk
+        # A kill can lose one chunk that is being computed and one that is being written.
+        self._interval = max(interval - index.chunk, index.chunk)
+        self._grid_only = grid_only
+        self._on_disk = on_disk
+
+    def plan_keypoints(self, tracked: TrackedRequest, length: int, limit: int) -> list[Keypoint]:
+        """Return where a request that begins to run after `length` tokens will have stored an entry."""
+        points: list[Keypoint] = []
+        state_at = length
+        for stop, key in tracked.list_keypoints(limit):
+            if stop > length and (
+                not self._index.has_states or self._needs_state(tracked, stop, limit, state_at)
+            ):
+                points.append((stop, key))
+                state_at = stop
+        return points
+
+    def plan_snapshots(self, tracked: TrackedRequest, start: int, stop: int, target: int) -> list[CacheEntry]:
+        """Return the drafts for tokens [start, stop) of a prompt whose prefill ends at `target`."""
+        needs_state = self._needs_state(tracked, stop, target, tracked.state_at)
+        ends = range((start // self._chunk + 1) * self._chunk, stop + 1, self._chunk)
+        drafts = self._draft_missing_deltas(tracked, ends)
+        store_end = stop == target and (self._on_disk or tracked.awaited)
+        partial = stop % self._chunk and not self._grid_only and (needs_state or store_end)
+        tracked.deferred = stop if stop == target and not partial else 0
+        if partial:
+            drafts += self._draft_missing_deltas(tracked, [stop])
+        if needs_state:
+            tracked.state_at = stop
+            drafts += self._draft_missing_state(tracked, stop)
+        for draft in drafts:
+            at = draft.stop
+            is_state = draft.kind is SnapshotKind.STATE
+            draft.from_prompt = True
+            draft.boundary = is_state and (at == target or at in tracked.request.branch_points)
+            draft.durable = is_state or at == target or at - tracked.written_at >= self._interval
+            if draft.durable:
+                tracked.written_at = at
+        # Nobody needs to wait for what is not going to be stored now.
+        done = partial or stop == target or not self._index.has_deltas
+        tracked.computed = max(tracked.computed, stop if done else stop - stop % self._chunk)
+        return drafts
+
+    def _needs_state(self, tracked: TrackedRequest, stop: int, target: int, last: int) -> bool:
+        if not self._index.has_states or (self._grid_only and stop % self._chunk):
+            return False
+        overdue = stop % self._chunk == 0 and stop - last >= self._interval
+        return overdue or stop == target or stop in tracked.request.branch_points
+
+    @contain_failures(NoneType)
+    def replace_checkpoint(self, tracked: TrackedRequest, state: CacheEntry) -> None:
+        """Remove the earlier states of a running prompt, except those that others use. With a disk tier, the
+        newest state that is a file stays until a newer one is."""
+        tracked.checkpoints.append((state, state.last_used))
+        durable = [i for i, (entry, _) in enumerate(tracked.checkpoints) if self._store.is_durable(entry)]
+        stays = {durable[-1] if durable else 0, len(tracked.checkpoints) - 1}
+        for i, (old, tick) in enumerate(tracked.checkpoints):
+            if i not in stays and not old.boundary and not old.pins and old.last_used == tick:
+                self._store.remove(old)
+        tracked.checkpoints = [tracked.checkpoints[i] for i in sorted(stays)]
+
+    def plan_final_snapshots(
+        self, tracked: TrackedRequest, output: Sequence[int], num_cached: int
+    ) -> list[CacheEntry]:
+        """Return the drafts for what a row that is freed holds and the cache does not."""
+        tracked.extend(output)
+        prompt_tokens = len(tracked.request.prompt)
+        stop = min(num_cached, len(tracked.chain))
+        if self._grid_only:  # and of the prompt only: a cold run prefills what this row has decoded
+            stop = min(stop, prompt_tokens - 1)
+            stop -= stop % self._chunk
+        # If the model has states, deltas without a state at their end are of no use.
+        if not stop or (self._index.has_states and stop != num_cached):
+            return []
+        ends = [*range(self._chunk, stop + 1, self._chunk), *([stop] if stop % self._chunk else [])]
+        drafts = self._draft_missing_deltas(tracked, ends)
+        if self._index.has_states:
+            drafts += self._draft_missing_state(tracked, stop)
+        for draft in drafts:
+            draft.durable = draft.stop == stop
+            draft.from_prompt = stop <= prompt_tokens  # an interrupted prompt comes back
+            if draft.kind is SnapshotKind.DELTA and draft.start < tracked.deferred < draft.stop:
+                draft.prompt_end = tracked.chain.draft_entry(SnapshotKind.DELTA, tracked.deferred)
+        return drafts
+
+    def _draft_missing_deltas(self, tracked: TrackedRequest, ends: Sequence[int]) -> list[CacheEntry]:
+        if not self._index.has_deltas:
+            return []
+        chain = tracked.chain
+        missing = [
+            end for end in ends if not self._is_known(tracked, chain.get_entry_key(SnapshotKind.DELTA, end))
+        ]
+        drafts = [chain.draft_entry(SnapshotKind.DELTA, end) for end in missing]
+        return [draft for draft in drafts if draft.stop % self._chunk == 0 or not self._use_cover(draft)]
+
+    def _use_cover(self, draft: CacheEntry) -> bool:
+        """Whether an entry contains the draft already; that entry then counts as used."""
+        cover = self._index.find_cover(draft)
+        if cover is not None:
+            self._index.mark_end(draft)
+            self._store.touch([cover], True)
+        return cover is not None
+
+    def _draft_missing_state(self, tracked: TrackedRequest, stop: int) -> list[CacheEntry]:
+        key = tracked.chain.get_entry_key(SnapshotKind.STATE, stop)
+        known = self._index.entries.get(key)
+        if known is not None:
+            self._store.touch([known], True)
+        if self._is_known(tracked, key):
+            return []
+        draft = tracked.chain.draft_entry(SnapshotKind.STATE, stop)
+        # A conversation goes on from its end. Of its earlier states those stay from which other requests go
+        # on: the first one, which is the end of the system prompt, and those where it forked.
+        earlier = self._index.find_states(tracked.chain, stop - 1)[1:-KEEP_NEWEST]
+        draft.obsolete_states = [state for state in earlier if state.hit_count < FORK_HITS]
+        return [draft]
+
+    def _is_known(self, tracked: TrackedRequest, key: Key) -> bool:
+        return key in self._index.entries or key in tracked.pending

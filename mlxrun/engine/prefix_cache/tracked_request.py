@@ -1,0 +1,154 @@
+"""What the prefix cache knows of a request until it ends, and the keypoints that requests will compute.
+
+A keypoint is a position that other requests may share with a request: a grid point, one of its boundaries, or
+the end of its prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from mlxrun.core.content_ids import build_content_ids, has_known_content, round_down
+from mlxrun.core.request import Request
+from mlxrun.engine.prefix_cache.content_keys import AdapterSalt, KeyChain
+from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
+from mlxrun.engine.prefix_cache.entry_scores import ScoreBook
+
+MIN_SHARED = 16  # tokens: what a request that waits for another one's logprobs must share with it at least
+MIN_KEYPOINT = 64  # a keypoint off the grid before this one is not worth waiting for
+
+Keypoint = tuple[int, Key]
+
+
+@dataclass(slots=True, eq=False)
+class TrackedRequest:
+    """One request. Its key chain is built when it is first needed."""
+
+    request: Request
+    root: Key
+    chunk: int
+    grid_only: bool
+    running: bool = False
+    pins: list[CacheEntry] = field(default_factory=list)  # the entries of its hit
+    state_at: int = 0  # position of its last state
+    written_at: int = 0  # position of its last entry that was to be written to disk
+    checkpoints: list[tuple[CacheEntry, int]] = field(default_factory=list)  # states, and their ticks then
+    pending: set[Key] = field(default_factory=set)  # snapshots that were asked for and are not stored yet
+    computed: int = 0  # position up to which others need not wait once those are stored
+    awaited: bool = False  # others wait for what it computes
+    deferred: int = 0  # the prompt's end, if it is stored together with the answer only
+    matched: tuple[int, int, int] = (-1, 0, 0)  # version of the index, tokens known, tokens matched then
+    waited_at: int = -MIN_SHARED  # tokens matched when it last began to wait for another one's logprobs
+    waits_for: str = ""  # the request whose logprobs it waits for, or waited for last
+    book: ScoreBook | None = None  # the logprobs of its prompt, if it wants them
+    _salt: AdapterSalt = field(init=False)
+    _chain: KeyChain | None = None
+    _keypoints: tuple[int, list[Keypoint]] = (-1, [])
+
+    def __post_init__(self) -> None:
+        self._salt = AdapterSalt(self.request.adapter and self.request.adapter.digest)
+        if self.request.params.prompt_logprobs is not None:
+            self.book = ScoreBook(self.request.prompt, self.request.image_spans)
+
+    @property
+    def cacheable(self) -> bool:
+        """Whether its content is known."""
+        return has_known_content(self.request)
+
+    @property
+    def storable(self) -> bool:
+        """Whether others may use what it computes: what follows a gap is not what all tokens would give."""
+        return not self.request.positions
+
+    @property
+    def num_before_gaps(self) -> int:
+        """The first tokens, of which none is left out: entries may have them."""
+        positions = self.request.positions
+        return next((at for at, place in enumerate(positions) if at != place), len(self.request.prompt))
+
+    @property
+    def chain(self) -> KeyChain:
+        if self._chain is None:
+            request = self.request
+            ids = build_content_ids(request.prompt, request.image_spans, request.image_digests)
+            self._chain = KeyChain(self.root, self.chunk, self._salt.mix(ids, 0))
+        return self._chain
+
+    def extend(self, output: Sequence[int]) -> None:
+        """Take in the answer so far."""
+        new = output[len(self.chain) - len(self.request.prompt) :]
+        self.chain.extend(self._salt.mix(new, len(self.chain)))
+
+    def round_down(self, length: int) -> int:
+        """Return the longest length up to this one at which a hit may end: not inside an image."""
+        return round_down(length, self.request.image_spans, self.chunk if self.grid_only else 1)
+
+    @property
+    def longest_useful_hit(self) -> int:
+        """Tokens of the longest useful hit: one is left to compute, as in engine/scheduler/request_state.py."""
+        known = len(self.chain)
+        ends_in_image = any(start < known <= stop for start, stop in self.request.image_spans)
+        return known if ends_in_image else known - 1
+
+    def can_use(self, owner: TrackedRequest, stop: int) -> bool:
+        """Whether it may wait for a running request to compute its first `stop` tokens. Those from the first
+        wanted logprob on are of no use without their logprobs, of which entries have the likeliest token
+        only. One in the background may get no share of the next steps while others wait."""
+        if owner.request.background and not self.request.background:
+            return False
+        wanted = self.request.params.prompt_logprobs
+        has_scores = wanted is None or (wanted <= 1 and owner.book is not None)
+        return has_scores or stop < self.request.score_from
+
+    def list_keypoints(self, limit: int) -> list[Keypoint]:
+        """Return all keypoints up to `limit` tokens."""
+        if self._keypoints[0] != limit:
+            points = set(range(self.chunk, limit + 1, self.chunk))
+            if not self.grid_only:
+                points |= {at for at in (*self.request.branch_points, limit) if MIN_KEYPOINT <= at <= limit}
+            points = {at for at in points if self.round_down(at) == at}
+            self._keypoints = limit, [(at, self.chain.get_key(at)) for at in sorted(points)]
+        return self._keypoints[1]
+
+
+class PlannedKeypoints:
+    """The keypoints that running requests are going to compute."""
+
+    def __init__(self) -> None:
+        self._owners: dict[Key, set[str]] = {}
+        self._points: dict[str, list[Keypoint]] = {}  # the nearest last
+
+    def __bool__(self) -> bool:
+        return bool(self._owners)
+
+    def get_owners(self, key: Key) -> Collection[str]:
+        """Return the requests that are going to compute a keypoint."""
+        return self._owners.get(key, ())
+
+    def register(self, request_id: str, points: Iterable[Keypoint]) -> None:
+        self.remove(request_id)
+        remaining = sorted(points, reverse=True)
+        if remaining:
+            self._points[request_id] = remaining
+        for _, key in remaining:
+            self._owners.setdefault(key, set()).add(request_id)
+
+    def mark_computed(self, request_id: str, stop: int) -> None:
+        """Note that the request has computed and stored its keypoints up to `stop`."""
+        remaining = self._points.get(request_id, [])
+        while remaining and remaining[-1][0] <= stop:
+            self._remove_owner(remaining.pop()[1], request_id)
+        if not remaining:
+            self._points.pop(request_id, None)
+
+    def remove(self, request_id: str) -> None:
+        """Remove a request that does not run any more."""
+        for _, key in self._points.pop(request_id, []):
+            self._remove_owner(key, request_id)
+
+    def _remove_owner(self, key: Key, request_id: str) -> None:
+        owners = self._owners[key]
+        owners.discard(request_id)
+        if not owners:
+            del self._owners[key]

@@ -1,0 +1,93 @@
+"""Whether a request fits beside the rows that run, and which of these are preempted so that it does, or so
+that the next step fits in memory: the least urgent ones, and as few as necessary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlxrun.engine.scheduler.request_state import RequestState
+from mlxrun.engine.scheduler.row_limit import RowLimit
+from mlxrun.engine.scheduler.token_budget import TokenBudget
+from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
+
+Preempt = Callable[[RequestState], None]
+
+
+def rank_urgency(state: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
+    """A sort key; lower is more urgent. `overdue`: see WaitingQueue.is_overdue."""
+    return (state.request.background, not overdue, state.request.priority, state.arrival_index)
+
+
+def choose_victims(
+    rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
+) -> list[RequestState]:
+    """Of `rows`, most urgent first, those to preempt so that `fits(the others)`; all if nothing less fits.
+
+    `fits` must stay true when rows are removed. It is called about twice for each preempted row.
+    """
+    kept, removed = list(rows), []
+    while kept and not fits(kept):
+        removed.append(kept.pop())
+    # Removing the last one was necessary. Those removed before it may have been too small to matter.
+    victims = removed[-1:]
+    for row in reversed(removed[:-1]):
+        if fits([*kept, row]):
+            kept.append(row)
+        else:
+            victims.append(row)
+    return victims[::-1]
+
+
+class Preemption:
+    """Makes room for rows, in number and in memory. `running`: all rows that run; `preempt`: frees one, and
+    what it pins in the prefix cache."""
+
+    def __init__(self, row_limit: RowLimit, token_budget: TokenBudget, waiting_queue: WaitingQueue) -> None:
+        self._row_limit = row_limit
+        self._token_budget = token_budget
+        self._waiting_queue = waiting_queue
+
+    def make_room(self, state: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
+        """Whether a waiting request can run now, perhaps after background rows were preempted for it, which
+        are taken out of `running`."""
+        return self._can_run(state, running) or self._preempt_background(state, running, preempt)
+
+    def preempt_for_memory(self, running: Sequence[RequestState], preempt: Preempt) -> bool:
+        """Preempt the least urgent rows if the next step does not fit in memory; whether that was so."""
+        if len(running) < 2 or self._token_budget.fits_next_step(running):
+            return False
+        left = self._sort_by_urgency(running)
+        while len(left) > 1 and not self._token_budget.fits_next_step(left):
+            preempt(left.pop())
+        return True
+
+    def _can_run(self, state: RequestState, running: Sequence[RequestState], use_cache: bool = True) -> bool:
+        """Whether a row and memory are left. Beside other requests, background ones get half of the rows."""
+        if not running and not self._token_budget.is_shared_with_texts:
+            return True
+        max_rows = self._row_limit.rows
+        background = sum(s.request.background for s in running)
+        if state.request.background and background < len(running) and 2 * background >= max_rows:
+            return False
+        return len(running) < max_rows and self._token_budget.can_admit(running, state, use_cache)
+
+    def _preempt_background(self, state: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
+        """Preempt as few background rows as needed for a request that is not in the background, or none if
+        that is not enough. Returns whether the request can run now."""
+        background = [s for s in self._sort_by_urgency(running) if s.request.background]
+        live = [s for s in running if not s.request.background]
+        # Preempting a row unpins its prefix cache entries, so the memory of the cache does not count yet.
+        if state.request.background or not background or not self._can_run(state, live, use_cache=False):
+            return False
+        for victim in choose_victims(background, lambda rows: self._can_run(state, [*live, *rows], False)):
+            running.remove(victim)
+            preempt(victim)
+        left = [s for s in background if s.running]
+        while left and not self._can_run(state, running):
+            running.remove(left[-1])
+            preempt(left.pop())
+        return self._can_run(state, running)
+
+    def _sort_by_urgency(self, states: Sequence[RequestState]) -> list[RequestState]:
+        return sorted(states, key=lambda s: rank_urgency(s, self._waiting_queue.is_overdue(s)))

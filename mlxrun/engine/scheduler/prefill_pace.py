@@ -1,0 +1,122 @@
+"""How many prompt tokens a step may compute, so that it ends within `scheduler.step_ms`.
+
+A step cannot be interrupted: what arrives meanwhile (a short request, an abort) waits for its end. The pace
+is measured from the steps themselves, since it depends on the model, the device, and how deep prompts are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlxrun.core.step_plan import StepPlan
+
+NEWEST_WEIGHT = 0.5  # of the newest step in averages
+DECAY = 0.6  # of what earlier steps add to a pace, at each further step
+MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its launch
+
+
+def fit_chunks(most: float, chunk: int, least: float = 1.0) -> int:
+    """At most so many tokens: whole chunks if that is one or more, else a chunk halved a few times. Devices
+    prepare for each new number of tokens. `least`: a chunk is halved if less than this share of it fits."""
+    if most >= chunk:
+        return int(most) // chunk * chunk
+    while least * chunk > most:
+        chunk //= 2
+    return chunk
+
+
+def _computes(plan: StepPlan) -> bool:
+    return bool(plan.decode or plan.prefill)
+
+
+@dataclass(slots=True)
+class MeasuredPace:
+    """Tokens a second over the last steps: all their tokens over all their time."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Take in a step, unless it has too few tokens."""
+        if tokens >= MIN_MEASURED:
+            self.tokens = DECAY * self.tokens + tokens
+            self.seconds = DECAY * self.seconds + seconds
+
+    def compute(self) -> float | None:
+        """None before the first step."""
+        return self.tokens / max(self.seconds, 1e-9) if self.tokens else None
+
+
+class PrefillPace:
+    """`step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured;
+    `min_tokens`: the smallest limit. `least`: see fit_chunks; below 1 where forwards are bound by launches,
+    so that halves take nearly as long as whole chunks, and their pace would not let these be tried again.
+
+    The time between two returns of the runner is that of the step that it was given (where prompts are
+    computed while their graph is built, as on CPUs) or of the step before (which it waits for, as on GPUs).
+    The pace is the lower one of both. A step that is waited for before another is given, as one with drafts
+    is, takes two returns, the second one of an empty step.
+    """
+
+    def __init__(self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0) -> None:
+        self._least = least
+        self._seconds = step_ms / 1000
+        self._chunk = chunk
+        self._min_tokens = min_tokens
+        self._own, self._before = MeasuredPace(), MeasuredPace()
+        self._decode_seconds = 0.0  # of a step that only decodes
+        self._image_seconds: float | None = None
+        self._launch_seconds = 0.0  # of the last step, if nothing was under way before it
+
+    def record_step(self, plan: StepPlan, before: StepPlan | None, seconds: float) -> None:
+        """Take in how long the runner took for `plan`. `before`: the step before; None if the engine was idle
+        before this one."""
+        steps = (plan,) if before is None else (plan, before)
+        launched, self._launch_seconds = self._launch_seconds, 0.0
+        if not _computes(plan):
+            seconds += launched
+        elif before is None or not _computes(before):
+            self._launch_seconds = seconds
+        tokens = [sum(chunk.stop - chunk.start for chunk in step.prefill) for step in steps]
+        decoding = any(step.decode for step in steps)
+        if decoding and not any(tokens) and not self._launch_seconds:
+            self._decode_seconds += NEWEST_WEIGHT * (seconds - self._decode_seconds)
+        left = max(seconds - self._decode_seconds if decoding else seconds, seconds / 10, 1e-6)
+        images = [sum(chunk.images for chunk in step.prefill) for step in steps]
+        if images[0]:
+            self._record_images(images[0], tokens[0], left)
+        if any(images):  # their time is not that of tokens
+            return
+        self._own.record(tokens[0], left)
+        if before is not None:
+            self._before.record(tokens[1], left)
+
+    def _record_images(self, images: int, tokens: int, seconds: float) -> None:
+        """Images are encoded while the step that has them is built."""
+        pace = self._compute_pace()
+        text = 0.0 if pace is None else tokens / pace
+        newest = max(seconds - text, seconds / 10) / images
+        known = newest if self._image_seconds is None else self._image_seconds
+        self._image_seconds = known + NEWEST_WEIGHT * (newest - known)
+
+    def _compute_pace(self) -> float | None:
+        """Tokens a second; None until both were measured."""
+        own, before = self._own.compute(), self._before.compute()
+        return None if own is None or before is None else min(own, before)
+
+    def limit_images(self) -> int | None:
+        """The number of images that a step may encode, at least one; None for no limit."""
+        if not self._seconds:
+            return None
+        return 1 if self._image_seconds is None else max(1, int(self._seconds / self._image_seconds))
+
+    def limit_tokens(self, budget: int, decoding: bool) -> int:
+        """At most `budget` prompt tokens: as many as fit into a step, in whole chunks of the grid if that is
+        one or more. Steps then end where chunks end anyway, and timing does not change how a prompt is
+        split."""
+        if not self._seconds or budget <= self._min_tokens:
+            return budget
+        pace = self._compute_pace()
+        spare = max(self._seconds - (self._decode_seconds if decoding else 0.0), self._seconds / 4)
+        most = float(self._chunk) if pace is None else pace * spare
+        return min(budget, max(fit_chunks(most, self._chunk, self._least), self._min_tokens))

@@ -1,0 +1,93 @@
+"""What the scheduler and the engine ask of the prefix cache, which is in engine/prefix_cache/prefix_cache.py.
+
+All methods are called on the engine thread. A request is known from `track` to `forget`, and has a row from
+`lookup` to `plan_final_snapshots`. No method raises because of an unusable entry: that is a cache miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlxrun.core.request import Request, TokenLogprob
+from mlxrun.core.step_plan import CacheHit, ScoredTokens, SnapshotRequest, SnapshotResult
+
+
+class PrefixCacheInterface:
+    """The prefix cache as the scheduler sees it; the methods here are those of a cache without entries."""
+
+    @property
+    def needs_boundary_stops(self) -> bool:
+        """Whether chunks should also end at a request's boundaries, as the model has states to snapshot."""
+        return False
+
+    @property
+    def survives_restart(self) -> bool:
+        """Whether entries outlive the process. A step then computes at most one chunk of each prompt, so that
+        a kill loses little."""
+        return False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory that the entries take."""
+        return 0
+
+    def track(self, request: Request) -> None:
+        """Called when a request starts to wait."""
+
+    def should_wait_for_prefix(self, request_id: str) -> bool:
+        """Whether a running request computes the part of the prompt that this waiting request needs next."""
+        return False
+
+    def count_cached(self, request: Request) -> int:
+        """The tokens of a request's prompt that a lookup would find now. It need not be tracked."""
+        return 0
+
+    def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
+        """The longest usable hit of at most `max_tokens` tokens. Called when a request with this much of its
+        answer gets a row. The entries of the hit are pinned until `plan_final_snapshots`."""
+        return None
+
+    def find_scores(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
+        """The known logprobs of the prompt's tokens from `start` on, up to the first unknown one; those of
+        tokens inside images mean nothing. Called before `lookup`."""
+        return ()
+
+    def record_scores(self, scores: ScoredTokens) -> None:
+        """Take in logprobs that the runner has computed, before the snapshots of the same step."""
+
+    def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
+        """The snapshots to take once tokens [start, stop) have been prefilled; prefill ends at `target`."""
+        return []
+
+    def plan_final_snapshots(
+        self, request_id: str, output: Sequence[int], kv_length: int
+    ) -> list[SnapshotRequest]:
+        """The snapshots to take of a row that is freed (the request ended or is preempted) with `kv_length`
+        tokens in its KV cache. `output`: the tokens after the prompt, the stop token included."""
+        return []
+
+    def forget(self, request_id: str) -> None:
+        """Called when a request has ended."""
+
+    def shrink(self, max_bytes: int) -> None:
+        """Evict entries until at most this many bytes of device memory are used: rows need the rest."""
+
+    def store_snapshot(self, snapshot: SnapshotResult) -> None:
+        """Take in a snapshot that the runner has copied."""
+
+    def invalidate_hit(self, request_id: str) -> None:
+        """Drop the entries of this running request's hit, which could not be restored."""
+
+    def clear(self) -> None:
+        """Drop all entries, in memory and on disk, that no running request uses."""
+
+    def read_counters(self) -> Mapping[str, int]:
+        """What the cache did since the start, by name. May be called from any thread."""
+        return {}
+
+    def shutdown(self) -> None:
+        """Finish what is under way. No method is called after this one."""
+
+
+class NoPrefixCache(PrefixCacheInterface):
+    """A cache without entries, for `cache.backend: none`."""

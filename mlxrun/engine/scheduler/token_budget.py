@@ -1,0 +1,175 @@
+"""How many prompt tokens a step may compute, and which rows fit in memory beside them and the prefix cache.
+
+The prefix cache gives way to rows, and the budget of a step shrinks before a request has to wait. Rows that
+outgrow the memory are preempted by the scheduler, least urgent first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxrun.config.settings import SchedulerSettings
+from mlxrun.core.memory_budget import MemoryBudget
+from mlxrun.core.request import Request
+from mlxrun.engine.scheduler.prefill_pace import PrefillPace
+from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.engine.scheduler.request_state import RequestState
+
+# Admission reserves memory for this many output tokens. If rows outgrow the memory later, some are preempted.
+DECODE_RESERVE = 256
+MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
+SINGLE_TOKEN_CHUNK = 512  # tokens
+MIN_CHUNK = 64  # tokens; neither short memory nor slow steps make chunks smaller than this
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """What the parts of a step cost on this device.
+
+    `max_sampling_chunk`: after a hit, up to this many tokens are computed by one forward that also samples,
+    if a forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a
+    decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
+    this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
+    `few_lengths`: a chunk that is shortened gets one of few lengths, if the device prepares for each new one.
+    `min_chunk`: tokens that take no longer than fewer would, because a forward is bound by its launches;
+    `least_fitting`: a chunk is halved if a step has time for less than this share of it.
+    """
+
+    max_sampling_chunk: int = 0
+    waiting_weight: int = 1
+    deep_prompt: int = 0
+    few_lengths: bool = False
+    min_chunk: int = MIN_CHUNK
+    least_fitting: float = 1.0
+
+    def limit_chunk(self, remaining: int, budget: int) -> int:
+        """The most tokens of a step's first chunk, where `remaining` are left of its prompt."""
+        if not self.few_lengths or remaining <= budget:
+            return budget
+        return 1 << (budget.bit_length() - 1)
+
+    def get_max_sampling_chunk(self, request: Request) -> int:
+        """The most tokens after a hit that are computed by one forward that also samples. A scored prompt
+        with one token of output would join the decode batch, with a copy of all its keys, for one step."""
+        params = request.params
+        is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
+        return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk
+
+
+class TokenBudget:
+    """`min_chunk`: prompt tokens of the smallest step that a shortage of memory may lead to."""
+
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        chunk: int,
+        min_chunk: int,
+        memory: MemoryBudget,
+        prefix_cache: PrefixCacheInterface,
+        costs: StepCosts,
+    ) -> None:
+        self.min_chunk = min_chunk
+        self._memory = memory
+        self._prefix_cache = prefix_cache
+        self._max_tokens = settings.prefill_budget
+        self._max_tokens_busy = settings.prefill_budget_busy or chunk
+        self.costs = costs
+        self.held_by_texts = 0  # bytes of texts that are being computed for their vectors
+        self.shared_tokens = 0  # of decoding rows, in memory that another row counts
+        self.wanted_by_texts = 0  # bytes of texts that wait for memory: no row is admitted into it
+        self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk, costs.least_fitting)
+
+    def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
+        """Whether it fits beside the running requests. `use_cache`: see fits_memory."""
+        reserve = min(state.remaining_output, DECODE_RESERVE)
+        lengths, decoding = _list_lengths(running)
+        lengths.append(state.expected_length + reserve)
+        tokens = self._compute_min_prefill([*running, state])
+        return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
+
+    def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
+        """Whether texts that take so many bytes fit beside the running requests; the prefix cache is shrunk
+        for them."""
+        lengths, decoding = _list_lengths(running, DECODE_RESERVE)
+        return self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
+
+    @property
+    def is_shared_with_texts(self) -> bool:
+        """Whether texts hold memory or wait for it."""
+        return self.held_by_texts > 0 or self.wanted_by_texts > 0
+
+    def fits_next_step(self, running: Sequence[RequestState]) -> bool:
+        """Whether the running requests can take one more step, with a recurrent state after each token of
+        their drafts."""
+        lengths, decoding = _list_lengths(running)
+        states = self._memory.footprint.fixed * sum(len(state.draft) for state in running)
+        tokens = self._compute_min_prefill(running)
+        return self.fits_memory(lengths, tokens, decoding=decoding, besides=states)
+
+    def fits_memory(
+        self,
+        lengths: Sequence[int],
+        prefill_tokens: int,
+        use_cache: bool = True,
+        decoding: Sequence[int] = (),
+        besides: int = 0,
+    ) -> bool:
+        """Whether rows of these lengths, and those in the decode batch, fit beside a step of that many
+        prompt tokens and the prefix cache, which is shrunk if necessary. `use_cache` False: as if the cache
+        were empty, and without shrinking it. `besides`: bytes besides, and besides the texts in progress."""
+        spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
+        if spare is None:
+            return True
+        spare -= self.held_by_texts + besides
+        most = sum(decoding) - max(decoding, default=0)  # what a row shares counts once, as long as it runs
+        spare += self._memory.footprint.per_token * min(self.shared_tokens, most)
+        if not use_cache:
+            return spare >= 0
+        if self._prefix_cache.nbytes > spare >= 0:
+            self._prefix_cache.shrink(spare)
+        return self._prefix_cache.nbytes <= spare
+
+    def compute_prefill_budget(
+        self, running: Sequence[RequestState], decoding: int, waiting: int, depth: int = 0
+    ) -> int:
+        """Prompt tokens of this step. `decoding`: number of rows; `waiting`: number of prompts that are not
+        computed yet; `depth`: how many tokens of the step's first prompt are computed.
+
+        A step delays all decoding rows and serves the waiting prompts, so its size follows the ratio of the
+        two. It is limited by the time of a step, and shrinks if memory is short, down to `min_chunk`.
+        """
+        budget = self._max_tokens
+        if decoding:
+            weight = max(waiting * self.costs.waiting_weight, decoding)
+            budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
+        budget = self.pace.limit_tokens(budget, decoding > 0)
+        lengths, others = _list_lengths(running)
+        while budget > self.min_chunk and not self.fits_memory(lengths, budget, decoding=others):
+            budget = max(budget // 2, self.min_chunk)
+        return budget
+
+    def _limit_for_depth(self, budget: int, depth: int) -> int:
+        """The budget with which chunks of a deep prompt cost about the same at every depth."""
+        deep = self.costs.deep_prompt
+        if not deep or depth <= deep:
+            return budget
+        return max(min(budget, MIN_DEEP_CHUNK), budget * deep // depth)
+
+    def _compute_min_prefill(self, running: Sequence[RequestState]) -> int:
+        """Prompt tokens of the smallest step: a minimal chunk, or an image if that is larger."""
+        left = [s for s in running if s.remaining_prefill]
+        spans = ((s, span) for s in left for span in s.request.image_spans)
+        images = [stop - start for s, (start, stop) in spans if stop > s.num_computed_tokens]
+        return max([min(self.min_chunk, sum(s.remaining_prefill for s in left)), *images])
+
+
+def _list_lengths(states: Sequence[RequestState], reserve: int = 0) -> tuple[list[int], list[int]]:
+    """Tokens, and at most `reserve` that they may still get, of the rows with caches of their own, and of
+    those in the decode batch. A row that joins it in the next step counts as the former: many may join at
+    once, and each is quantised only then."""
+    lengths: tuple[list[int], list[int]] = [], []
+    for state in states:
+        more = min(state.remaining_output, reserve) if reserve else 0
+        lengths[state.joined].append(state.projected_length + more)
+    return lengths

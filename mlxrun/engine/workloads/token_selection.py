@@ -1,0 +1,178 @@
+"""Long prompts whose tokens a draft model chooses before they are scheduled (sparse prefill).
+
+One prompt is read at a time, in slices between the steps of the engine: what generates waits no longer for a
+slice than for a chunk of a prompt. A request whose tokens cannot be chosen goes on with all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+from mlxrun.config.settings import PrefillSettings, SchedulerSettings
+from mlxrun.core.errors import Overloaded
+from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
+from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
+from mlxrun.engine.scheduler.token_budget import MIN_CHUNK
+
+log = logging.getLogger(__name__)
+REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the same prompt
+
+
+class PromptReader(Protocol):
+    """The part of model.sparse.prompt_draft.PromptDraft that is needed here."""
+
+    max_tokens: int
+
+    def start(self, tokens: Sequence[int], known: int = 0) -> None: ...
+    def advance(self, limit: int) -> tuple[int, ...] | None: ...
+    def drop(self) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(slots=True)
+class SelectionCounts:
+    """Since the start: prompts of which tokens were left out, their tokens, and those of them left out."""
+
+    prompts: int = 0
+    tokens: int = 0
+    left_out: int = 0
+
+
+def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
+    """The request without the tokens of its prompt that are not at these positions."""
+    kept = tuple(request.prompt[at] for at in positions)
+    left_out = frozenset(request.prompt).difference(kept)
+    return replace(request, prompt=kept, positions=positions, left_out=left_out, boundaries=())
+
+
+class TokenSelection:
+    """`prefix_cache`: the scheduler's; what it has of a prompt need not be computed at all."""
+
+    def __init__(
+        self,
+        draft: PromptReader,
+        settings: PrefillSettings,
+        scheduler: SchedulerSettings,
+        prefix_cache: PrefixCacheInterface,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.draft, self._settings, self._scheduler = draft, settings, scheduler
+        self._prefix_cache = prefix_cache
+        self._clock = clock
+        self._pace = MeasuredPace()
+        self._waiting: dict[str, Request] = {}  # by arrival; the one that is read is among them
+        self._reading: str | None = None
+        self._left = 0  # tokens of its prompt that are not read yet
+        self._chosen: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.counts = SelectionCounts()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    @property
+    def waiting(self) -> Mapping[str, Request]:
+        """By id: requests whose tokens are not chosen yet."""
+        return self._waiting
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"method": self._settings.sparse, "waiting": len(self._waiting), **asdict(self.counts)}
+
+    def takes(self, request: Request) -> bool:
+        """Whether tokens of this request's prompt are to be chosen: it is long, of text alone, and allows it.
+        Logprobs of a prompt's tokens need all of them."""
+        size, least = len(request.prompt), self._settings.sparse_min_tokens
+        is_plain = not request.image_spans and request.media is None and not request.positions
+        generates = request.params.max_tokens > 0 and request.params.prompt_logprobs is None
+        if not (request.sparse and is_plain and generates and least <= size <= self.draft.max_tokens):
+            return False
+        return size - self._prefix_cache.count_cached(request) >= least
+
+    def add(self, request: Request) -> None:
+        """Queue it; no other one has its id. Overloaded if the queue is full."""
+        waiting = sum(each.background == request.background for each in self._waiting.values())
+        if waiting >= self._scheduler.max_queue:
+            raise Overloaded(f"{waiting} long prompts are waiting (scheduler.max_queue): try again later")
+        self._waiting[request.id] = request
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now. Returns its final event, or None if it is not here."""
+        if self._waiting.pop(request_id, None) is None:
+            return None
+        if self._reading == request_id:
+            self._stop_reading()
+        return TokenEvent(request_id, finish=FinishReason.ABORT)
+
+    def step(self, decoding: bool) -> Request | None:
+        """Read a slice of a prompt. Returns a request that is ready for the scheduler. `decoding`: whether
+        rows decode meanwhile."""
+        request = self._pick()
+        try:
+            positions = self._chosen.get(request.prompt) or self._read(request, decoding)
+        except Exception as error:  # whatever the draft model raises, the target has the whole prompt
+            log.warning("the tokens of request %s cannot be chosen: %s", request.id, error, exc_info=error)
+            self._stop_reading()
+            return self._waiting.pop(request.id)
+        if positions is None:
+            return None
+        self._reading = None
+        return self._choose(self._waiting.pop(request.id), positions)
+
+    def _pick(self) -> Request:
+        """The prompt that is being read, unless that can wait and the first one cannot."""
+        reading = self._waiting.get(self._reading or "")
+        first = min(self._waiting.values(), key=self._rank)
+        if reading is None or (reading.background and not first.background):
+            return first
+        return reading
+
+    def _rank(self, request: Request) -> tuple[bool, int]:
+        """A sort key; of equal requests the oldest comes first."""
+        return request.background, request.priority if self._scheduler.policy == "priority" else 0
+
+    def _read(self, request: Request, decoding: bool) -> tuple[int, ...] | None:
+        if self._reading != request.id:
+            self._reading, self._left = request.id, len(request.prompt)
+            self.draft.start(request.prompt, self._prefix_cache.count_cached(request))
+        limit, started = min(self._limit_tokens(decoding), self._left), self._clock()
+        positions = self.draft.advance(limit)
+        if positions is None:  # the last slice does other things than reading
+            self._left -= limit
+            self._pace.record(limit, self._clock() - started)
+        return positions
+
+    def _stop_reading(self) -> None:
+        self._reading = None
+        self.draft.drop()
+
+    def _limit_tokens(self, decoding: bool) -> int:
+        """Tokens of the next slice: in few sizes, as those of the scheduler's steps."""
+        settings, pace = self._scheduler, self._pace.compute()
+        most = settings.prefill_budget_busy if decoding else None
+        most = most or settings.prefill_budget
+        if not settings.step_ms:
+            return most
+        chunk = settings.chunk or DEFAULT_CHUNK
+        fits = chunk if pace is None else fit_chunks(pace * settings.step_ms / 1000, chunk)
+        return min(most, max(fits, MIN_CHUNK))
+
+    def _choose(self, request: Request, positions: tuple[int, ...]) -> Request:
+        prompt = request.prompt
+        self._chosen = {prompt: positions, **self._chosen}
+        while len(self._chosen) > REMEMBERED:
+            self._chosen.popitem()
+        self.counts.prompts += 1
+        self.counts.tokens += len(prompt)
+        self.counts.left_out += len(prompt) - len(positions)
+        return leave_out(request, positions)
+
+    def close(self) -> None:
+        """Release all arrays, on the thread that made them."""
+        self.draft.close()

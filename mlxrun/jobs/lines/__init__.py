@@ -1,0 +1,1 @@
+"""The lines of a job: read, made, checked and found again."""

@@ -1,0 +1,109 @@
+"""Checks lines without an engine: `--dry-run` counts them, `--strict` refuses a job with bad lines.
+
+Lines are prepared as for a run (templates, tokens, images), a few at a time, and reported in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.core.errors import JobError, RequestError
+from mlxrun.jobs.lines.job_file import COMPLETION, POOLED, BadLine, JobLine
+from mlxrun.jobs.lines.line_index import LineIndex
+from mlxrun.jobs.lines.line_keys import LineKeys
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.scoring.eval_spec import EvalReader
+
+if TYPE_CHECKING:
+    from mlxrun.api.prepared import PreparedRequest
+
+_AT_ONCE = 16
+_MOST_NAMED = 20
+Report = Callable[[int, str], None]  # line number, reason
+
+
+@dataclass(slots=True)
+class CheckedLines:
+    """Totals of the lines, and the longest prompt in tokens."""
+
+    lines: int = 0
+    refused: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    longest: int = 0
+    max_tokens: int = 0
+    images: int = 0
+
+    def add(self, prepared: PreparedRequest) -> None:
+        """Count one valid line."""
+        self.requests += len(prepared.requests)
+        self.prompt_tokens += prepared.prompt_tokens
+        self.longest = max(self.longest, *(len(request.prompt) for request in prepared.requests))
+        self.max_tokens += sum(request.params.max_tokens for request in prepared.requests)
+        self.images += sum(len(request.image_spans) for request in prepared.requests[:: prepared.n])
+
+
+async def check_lines(index: LineIndex, preparer: LinePreparer, end: int, report: Report) -> CheckedLines:
+    """Check the first `end` lines; each problem is reported with its line number."""
+    total = CheckedLines(lines=end)
+    for start in range(0, end, _AT_ONCE):
+        positions = range(start, min(start + _AT_ONCE, end))
+        lines = [(await asyncio.to_thread(index.load, position)).line for position in positions]
+        results = await asyncio.gather(*(_check_line(line, preparer) for line in lines))
+        for line, result in zip(lines, results, strict=True):
+            if isinstance(result, str):
+                total.refused += 1
+                report(line.number, result)
+            else:
+                total.add(result)
+    return total
+
+
+async def _check_line(line: JobLine | BadLine, preparer: LinePreparer) -> PreparedRequest | str:
+    """The requests of one line, or why it is refused."""
+    if isinstance(line, BadLine):
+        return line.reason
+    try:
+        return (await preparer.prepare(line)).prepared
+    except RequestError as error:
+        return str(error)
+
+
+def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
+    """JobError if the first `end` lines need a chat template (or are bad lines) and the model has none: all
+    would fail, after the weights are loaded. Blocks, as the lines are read."""
+    if model_info.chat_template is not None:
+        return
+    good = [position for position in range(end) if not index.get_row(position).bad]
+    lines = (index.load(position).line for position in good)
+    if good and all(isinstance(line, JobLine) and line.url not in (COMPLETION, *POOLED) for line in lines):
+        raise JobError(
+            f"{index.path}: nothing was run: its requests are chats, and the model {model_info.name!r} has "
+            "no chat template; set model.chat_template, or give lines a prompt (/v1/completions)"
+        )
+
+
+def check_evals(index: LineIndex, end: int) -> None:
+    """JobError that names the lines whose `eval` cannot be read: they would be missing in the score. Blocks,
+    as the lines are read."""
+    bad = (index.load(position).line for position in range(end) if index.get_row(position).bad)
+    wrong = (line for line in bad if isinstance(line, BadLine) and line.param == "eval" and line.eval is None)
+    if shown := [f"{index.path}:{line.number}: {line.reason}" for line in islice(wrong, _MOST_NAMED + 1)]:
+        more = ["there are more; --dry-run names all"] if len(shown) > _MOST_NAMED else []
+        raise JobError.from_problems([*shown[:_MOST_NAMED], *more])
+
+
+async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:
+    """Check a job file on its own; nothing is written."""
+    index = LineIndex(path, LineKeys("", path.parent, 0, max_video=0), evals=EvalReader(scorers=None))
+    try:
+        await asyncio.to_thread(index.scan)
+        return await check_lines(index, preparer, min(limit or len(index), len(index)), report)
+    finally:
+        index.close()

@@ -1,0 +1,184 @@
+"""Line keys decide whether a stored answer still belongs to a line.
+
+key = digest(custom_id, url, body, contents of the local files it names, settings), where settings are the
+model, its template and the options that change answers; in a server also the id of the batch, since ids in
+answers are made of keys and no two answers of a server may have the same ones. `eval` is not included: if
+only it has changed, the stored answer is scored again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mlxrun.api.text.media.documents import BASE64_PDF
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.config.settings import Config, MediaSettings
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.scoring.eval_spec import EvalSpec
+
+KEY_BYTES = 16
+SHORT_BYTES = 8
+_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and others, which are refused
+_EVAL_FORMAT = 4  # of the `eval` in records; answers that were scored by another one are scored again
+_FRAMES = ("video_fps", "video_max_frames", "video_max_pixels")  # settings that choose frames
+_REMEMBERED = 4096  # image files whose digest is cached while a job is read
+
+
+def dump_canonical(value: Any) -> bytes:
+    """JSON bytes that are equal for equal values, whatever the order of keys."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
+    """All settings that change an answer."""
+    model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
+    if model_info.adapters:
+        model["adapters"] = dict(model_info.adapters)
+    if config.model.pooling is not None:
+        model["pooling"] = config.model.pooling
+    # What a draft model only drafts is verified.
+    names = [name for name in model_info.digests if name != "draft" or config.prefill.sparse != "off"]
+    engine: dict[str, Any] = {"reproducible": config.engine.reproducible}
+    if config.engine.reproducible:
+        engine["chunk"] = config.scheduler.chunk
+        if config.model.dequantize != "auto":
+            model["dequantize"] = config.model.dequantize
+    parts: dict[str, Any] = {
+        "model": {**{name: model_info.digests[name] for name in names}, **model},
+        "context": model_info.context_length,
+        "ends": sorted(model_info.eos_ids),
+        "defaults": dict(model_info.defaults),
+        "engine": engine,
+        "parsers": asdict(config.parsers),
+        "sampling": {key: value for key, value in asdict(config.sampling).items() if value is not None},
+    }
+    if model_info.processor_digest:
+        parts["processor"] = model_info.processor_digest.hex()
+    if model_info.vision and config.media.pdf_dpi != MediaSettings().pdf_dpi:
+        parts["pdf_dpi"] = config.media.pdf_dpi
+    if model_info.video_sampling is not None:
+        frames = {name: getattr(config.media, name) for name in _FRAMES}
+        if frames != {name: getattr(MediaSettings(), name) for name in _FRAMES}:
+            parts["video"] = frames
+    if config.structured.close_objects:
+        parts["structured"] = asdict(config.structured)
+    if config.cache.stored_bits is not None and config.cache.backend != "none":
+        parts["stored_bits"] = config.cache.stored_bits
+    if config.prefill.sparse != "off":
+        parts["prefill"] = asdict(config.prefill)
+    if config.cache.kv_bits is not None:
+        parts["kv"] = {key: getattr(config.cache, f"kv_{key}") for key in ("bits", "group_size", "start")}
+    return parts
+
+
+def digest_settings(settings: Mapping[str, Any]) -> str:
+    """Digest of what `collect_settings` returns."""
+    return hashlib.sha256(dump_canonical(settings)).hexdigest()
+
+
+def digest_eval(wanted: EvalSpec | None) -> bytes:
+    """SHORT_BYTES bytes that change if the line has to be scored again."""
+    parts = wanted and [_EVAL_FORMAT, *wanted.list_digest_parts()]
+    return digest_short(dump_canonical(parts))
+
+
+def digest_short(data: bytes) -> bytes:
+    """SHORT_BYTES bytes of a digest."""
+    return hashlib.blake2b(data, digest_size=SHORT_BYTES).digest()
+
+
+class LineKeys:
+    """Computes line keys for one job and one set of settings. `base`: the folder to which image paths are
+    relative; None: paths are refused, so no file is read. `max_image`, `max_video`: bytes of the largest
+    files that are read; None: any. `batch_id`: of a server's batch, empty for a command."""
+
+    def __init__(
+        self,
+        settings: str,
+        base: Path | None,
+        max_image: int,
+        batch_id: str = "",
+        *,
+        max_video: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._batch_id = batch_id
+        self._base = base
+        self._max_image = max_image
+        self._max_video = max_video
+        self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
+
+    def compute_key(self, line: JobLine) -> bytes:
+        """The key of a valid line, of KEY_BYTES bytes."""
+        images = [self._digest_file(path, is_video) for path, is_video in _find_media(line.body)]
+        parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
+        return self._digest(parts)
+
+    def compute_bad_key(self, data: bytes, reason: str) -> bytes:
+        """The key of a bad line."""
+        return self._digest(reason.encode() + b"\0" + data)
+
+    def _digest(self, data: bytes) -> bytes:
+        return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._batch_id.encode()[:64]).digest()
+
+    def _digest_file(self, name: str, is_video: bool) -> str:
+        """Digest of a file's bytes, or why the file is refused as an image or as a video."""
+        if self._base is None:
+            return "refused"
+        path = self._base / name
+        try:
+            info = path.stat()
+            most = self._max_video if is_video else self._max_image
+            if not stat.S_ISREG(info.st_mode) or (most is not None and info.st_size > most):
+                return f"refused {info.st_size}"
+            stamp = (info.st_size, info.st_mtime_ns)
+            known = self._seen.get(path)
+            if known is None or known[0] != stamp:
+                with path.open("rb") as file:
+                    known = stamp, hashlib.file_digest(file, "sha256").hexdigest()
+                if len(self._seen) >= _REMEMBERED:
+                    self._seen.clear()
+                self._seen[path] = known
+            return known[1]
+        except (OSError, ValueError) as error:
+            return f"unreadable {type(error).__name__}"
+
+
+def _find_media(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
+    """The local files that the chat messages or the input items of a line name, and whether each is a
+    video."""
+    for name in ("messages", "input"):
+        yield from _find_local_media(body.get(name))
+
+
+def is_local_path(url: str) -> bool:
+    """Whether the URL of an image, a PDF or a video is a path."""
+    return not (_SCHEME.match(url) or url.startswith(BASE64_PDF))
+
+
+def find_local_images(value: Any) -> Iterator[str]:
+    """The URLs of images, PDFs and videos in messages or items that are local paths, in order."""
+    yield from (url for url, _ in _find_local_media(value))
+
+
+def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _find_local_media(item)
+    elif isinstance(value, dict):
+        image, video, file = (value.get(name) for name in ("image_url", "video_url", "file"))
+        url = image.get("url") if isinstance(image, dict) else image
+        clip = video.get("url") if isinstance(video, dict) else video
+        data = (file if isinstance(file, dict) else value).get("file_data")
+        for each in (url, clip, data, value.get("file_url")):
+            if isinstance(each, str) and is_local_path(each):
+                yield each, each is clip
+        for name in ("content", "output"):  # of a message, of a tool's result
+            yield from _find_local_media(value.get(name))

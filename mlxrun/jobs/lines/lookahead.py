@@ -1,0 +1,115 @@
+"""Chooses the next line: one with the same prefix as the last line, if there is one within a window.
+
+So lines that share a prefix run together and hit the prefix cache. Every line is chosen once; without a line
+of the same prefix the oldest one is next; and fewer than `WINDOW` later lines are started before any line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from mlxrun.jobs.lines.job_file import JobLine
+
+WINDOW = 256  # lines
+_FIRST = 200  # characters of a prompt that are taken as a system prompt where there is none
+_MORE = 1000  # characters after the system prompt
+_SYSTEM = ("system", "developer")
+_SYSTEM_FIELDS = ("system", "instructions")  # of /v1/messages and /v1/responses
+
+
+def hash_prefix(line: JobLine) -> int:
+    """64 bits: the upper 32 are equal for lines with the same tools and system prompt, all 64 if the first
+    _MORE characters after them are the same too."""
+    body = line.body
+    messages = body.get("messages", body.get("input"))
+    turns: list[Any] = messages if isinstance(messages, list) else [messages]
+    lead = 0
+    while lead < len(turns) and isinstance(turns[lead], dict) and turns[lead].get("role") in _SYSTEM:
+        lead += 1
+    first = [body.get("tools"), *(body.get(name) for name in _SYSTEM_FIELDS), turns[:lead]]
+    head = "".join(iterate_texts(first))
+    rest = _start([body.get("prompt"), turns[lead:]], _MORE)
+    if not head:
+        head = rest[:_FIRST]
+    return _hash(line.url + head) << 32 | _hash(rest)
+
+
+def _hash(text: str) -> int:
+    data = text.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(data, digest_size=4).digest(), "big")
+
+
+def _start(value: Any, size: int) -> str:
+    """The first `size` characters, at least, of the texts in `value`."""
+    found, length = [], 0
+    for text in iterate_texts(value):
+        found.append(text[:size])
+        length += len(found[-1])
+        if length >= size:
+            break
+    return "".join(found)[:size]
+
+
+def iterate_texts(value: Any) -> Iterator[str]:
+    """All keys, strings and numbers in a JSON value, in order, each with an end mark."""
+    left = [value]  # a stack: JSON may be nested as deeply as Python's own
+    while left:
+        item = left.pop()
+        if isinstance(item, list):
+            left += reversed(item)
+        elif isinstance(item, dict):
+            left += [part for pair in reversed(item.items()) for part in reversed(pair)]
+        elif isinstance(item, str) and item.startswith(
+            "data:"
+        ):  # files of one type have equal first characters
+            yield f"data {_hash(item)}\n"
+        elif item is not None:
+            yield f"{item}\n"
+
+
+class Lookahead:
+    """Yields positions so that lines with the same prefix are neighbours. `get_prefix_hash` is called once
+    for each position, `size` positions ahead at most."""
+
+    def __init__(
+        self, positions: Iterator[int], get_prefix_hash: Callable[[int], int], size: int = WINDOW
+    ) -> None:
+        self._positions = enumerate(positions)
+        self._get_prefix_hash = get_prefix_hash
+        self._size = size
+        self._waiting: list[tuple[int, int, int]] = []  # rank, position, prefix hash; oldest first
+        self._next: tuple[int, int] | None = None  # read, but not within the window yet
+        self._last: int | None = None  # prefix hash of the last position
+
+    def next(self) -> int | None:
+        """The next position; None after the last."""
+        self._fill()
+        if not self._waiting:
+            return None
+        _, position, self._last = self._waiting.pop(self._pick())
+        return position
+
+    def _fill(self) -> None:
+        """Add the positions that are less than a window behind the oldest."""
+        while True:
+            if self._next is None:
+                self._next = next(self._positions, None)
+            if self._next is None or (self._waiting and self._next[0] >= self._waiting[0][0] + self._size):
+                return
+            rank, position = self._next
+            self._waiting.append((rank, position, self._get_prefix_hash(position)))
+            self._next = None
+
+    def _pick(self) -> int:
+        """The index of the first line with the same prefix, else with the same system prompt, else 0."""
+        if self._last is None:
+            return 0
+        same_system: int | None = None
+        for at, (_, _, prefix_hash) in enumerate(self._waiting):
+            if prefix_hash == self._last:
+                return at
+            if same_system is None and prefix_hash >> 32 == self._last >> 32:
+                same_system = at
+        return same_system or 0

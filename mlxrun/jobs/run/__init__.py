@@ -1,0 +1,1 @@
+"""A job while it runs."""

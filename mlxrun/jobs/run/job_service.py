@@ -1,0 +1,227 @@
+"""Jobs inside a server: validates, runs and stops them, on an engine that serves live requests too.
+
+They run as with `mlxrun batch`, with the same files, journal and records. But their requests run in the
+background, no progress is shown, signals are left to the server, and lines may name no local files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import JobError
+from mlxrun.core.workers import wait_until_done
+from mlxrun.jobs.lines.job_check import check_lines
+from mlxrun.jobs.lines.job_file import URLS as URLS
+from mlxrun.jobs.lines.job_file import BadLine, JobLine
+from mlxrun.jobs.lines.line_index import LineIndex
+from mlxrun.jobs.lines.line_keys import LineKeys
+from mlxrun.jobs.records.output_records import BatchStamp as BatchStamp
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.progress import ProgressMeter, ProgressView
+from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
+
+if TYPE_CHECKING:
+    from mlxrun.api.parsers.model_formats import ModelFormats
+    from mlxrun.api.stored_files import ReadFile
+    from mlxrun.api.text.model_info import ModelInfo
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.jobs.run.line_bodies import LineBody, PooledBody
+
+log = logging.getLogger(__name__)
+PREPARED_AT_ONCE = 2  # lines; the other worker threads are for live requests
+MOST_PROBLEMS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """Numbers of lines: all, answered, failed."""
+
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineProblem:
+    """The reason why a line, or the whole file (`line` is None), cannot be run."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedJob:
+    """The number of lines of a file, and up to MOST_PROBLEMS of its problems; none if it can be run."""
+
+    total: int
+    problems: tuple[LineProblem, ...]
+
+
+class ServerLinePreparer(LinePreparer):
+    """Prepares a few lines at once, within the limits that the server has for live requests."""
+
+    def __init__(self, model_info: ModelInfo, config: Config, formats: ModelFormats | None) -> None:
+        super().__init__(model_info, config, None, formats=formats, max_tokens=None)
+        self._limits = config.server
+        self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
+
+    async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
+        from mlxrun.api.limits import check_message_counts, check_prompt_lengths
+
+        check_message_counts(line.body, self._limits.max_messages)
+        async with self._slots:
+            body = await super().prepare(line, key)
+        check_prompt_lengths(body.prepared, self._limits.max_prompt_tokens)
+        return body
+
+
+class JobService:
+    """Runs job files on the engine of `client`. Each job has a folder of its own, and one call at a time."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: Config,
+        config_hash: str,
+        device: Callable[[], Mapping[str, Any]],
+        formats: ModelFormats | None = None,
+    ) -> None:
+        async def get_client() -> EngineClient:
+            return client
+
+        self._config = config
+        preparer = ServerLinePreparer(client.model_info, config, formats)
+        self._preparer = preparer
+        lines = config.batch.concurrency or config.scheduler.max_running
+        batch = replace(config.batch, on_invalid="skip", concurrency=lines)  # `check` applies on_invalid
+        self._setup = JobSetup(
+            replace(config, batch=batch), config_hash, client.model_info, preparer, get_client, device, True
+        )
+
+    async def check(self, path: Path, url: str, read_file: ReadFile | None = None) -> CheckedJob:
+        """Validate a file whose lines must all be for `url`; JobError if it cannot be read. `read_file`:
+        reads the files that lines may name. Lines that can fail alone are no problem unless
+        `batch.on_invalid` is `fail`."""
+        # Opened here: what a thread opens for a call that is cancelled stays open.
+        index = LineIndex(path, LineKeys("", None, 0), url)
+        try:
+            with suppress(JobError):  # raised if there are no lines
+                await asyncio.to_thread(index.scan)
+            if not len(index):
+                return CheckedJob(0, (LineProblem("empty_file", "the file has no lines"),))
+            strict = self._config.batch.on_invalid == "fail"
+            problems = await asyncio.to_thread(_list_bad_lines, index, strict)
+            if strict and not problems:
+
+                def report(number: int, reason: str) -> None:
+                    if len(problems) < MOST_PROBLEMS:
+                        problems.append(LineProblem("invalid_request", reason, number))
+
+                await check_lines(index, self._preparer.for_batch(None, read_file), len(index), report)
+            return CheckedJob(len(index), tuple(problems))
+        finally:
+            index.close()
+
+    async def run(
+        self,
+        path: Path,
+        on_progress: Callable[[JobCounts], None],
+        read_file: ReadFile | None = None,
+        stamp: BatchStamp | None = None,
+    ) -> JobCounts:
+        """Run what is left of a validated job. `on_progress` is called several times a second; `read_file`
+        reads the files that lines may name. With another `stamp`, finished lines would run again.
+
+        Cancelling keeps finished lines, and the next call continues. EngineDead, or JobError if the job's
+        files cannot be written.
+        """
+        setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, read_file))
+        return await self._run_job(path, setup, JobOptions(), on_progress)
+
+    async def repair(self, path: Path, stamp: BatchStamp | None = None) -> JobCounts:
+        """Run no lines, but complete files that a kill left incomplete, and count their lines. `stamp`: that
+        of the run."""
+        setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, None))
+        return await self._run_job(path, setup, JobOptions(limit=0), lambda counts: None)
+
+    async def _run_job(
+        self, path: Path, setup: JobSetup, options: JobOptions, on_progress: Callable[[JobCounts], None]
+    ) -> JobCounts:
+        def say(text: str) -> None:
+            log.info("%s: %s", path.stem, text)
+
+        paths = JobPaths(path)
+        stop = StopSignals(say, owns_process=False)
+        run = JobRun(paths, setup, options, say, stop, lambda meter: _CallbackView(meter, on_progress))
+        task = asyncio.create_task(run.run())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            stop.request()
+            await wait_until_done(task)
+            with suppress(Interrupted):
+                task.result()
+            raise
+        return await asyncio.to_thread(_read_counts, paths.manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallbackView(ProgressView):
+    """Passes the counts to a callback."""
+
+    meter: ProgressMeter
+    on_progress: Callable[[JobCounts], None]
+
+    def update(self) -> None:
+        self.on_progress(JobCounts(self.meter.total, self.meter.done, self.meter.failed))
+
+
+def _list_bad_lines(index: LineIndex, strict: bool) -> list[LineProblem]:
+    """The lines that are not valid requests, in order, if one of them fails the whole file; else none.
+    `strict`: each of them does. Those that do are the first to be listed where there are too many."""
+    fatal, others, numbers = list[BadLine](), list[BadLine](), dict[int, int]()
+    for position in range(len(index)):
+        if len(fatal) == MOST_PROBLEMS:
+            break
+        if not index.get_row(position).bad:
+            continue
+        line = index.load(position).line
+        assert isinstance(line, BadLine)
+        line = line if line.spoils_file else _find_repeated_id(line, index, numbers)
+        if strict or line.spoils_file:
+            fatal.append(line)
+        elif len(others) < MOST_PROBLEMS:
+            others.append(line)
+    listed = sorted((*fatal, *others)[:MOST_PROBLEMS], key=lambda line: line.number) if fatal else []
+    return [LineProblem("invalid_line", line.reason, line.number, line.param) for line in listed]
+
+
+def _find_repeated_id(line: BadLine, index: LineIndex, numbers: dict[int, int]) -> BadLine:
+    """The line, or its worse problem if another line has its custom_id; the index compares only those of
+    valid lines. `numbers`: line numbers of such bad lines so far, by the hash of their custom_id."""
+    first = numbers.setdefault(hash(line.custom_id), line.number)
+    valid = index.find(line.custom_id or "")
+    if valid is not None:
+        first = index.get_row(valid).number
+    if first == line.number:
+        return line
+    reason = f"custom_id {line.custom_id!r} is also used by line {first}"
+    return replace(line, reason=reason, param="custom_id")
+
+
+def _read_counts(manifest: Path) -> JobCounts:
+    """The counts that a run has written to its manifest."""
+    found = json.loads(manifest.read_bytes())["counts"]
+    return JobCounts(found["total"], found["done"], found["failed"])

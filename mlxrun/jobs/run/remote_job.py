@@ -1,0 +1,194 @@
+"""A job whose file, output or both are at URLs. It is run on copies in a folder of this machine (*spool*).
+
+The job file is fetched if it has changed, and what the run wrote is published when the run ends, however it
+ends. The output comes last, so that where it is, all else is. The spool stays: the same command continues
+there. On another machine it continues from what was published.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from mlxrun.core.errors import JobError, MlxrunError
+from mlxrun.core.limited_json import load_json
+from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
+from mlxrun.jobs.run.remote_files import RemoteFile, is_url
+
+log = logging.getLogger(__name__)
+_STATE = "published.json"
+Say = Callable[[str], None]
+
+
+@contextmanager
+def open_paths(
+    job: str, out: str | None, spool: Path, say: Say, *, publish: bool = True
+) -> Iterator[JobPaths]:
+    """The files of a job on this machine while it runs; at the end they are published where they belong.
+    `spool`: the folder with the copies of all such jobs. Without `publish`, no output is fetched or
+    published. ConfigError or JobError if a URL cannot be read or written."""
+    if not is_url(job) and (out is None or not is_url(out)):
+        yield JobPaths(Path(job), None if out is None else Path(out))
+        return
+    remote = RemoteJob(job, out, spool)
+    with wrap_write_errors(remote.folder):
+        remote.folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(remote.folder):
+        paths = remote.fetch(say, with_output=publish)
+        if not publish:
+            yield paths
+            return
+        try:
+            yield paths
+        except BaseException:
+            with _report_second_error():
+                remote.publish(say)
+            raise
+        remote.publish(say)
+
+
+@contextmanager
+def _report_second_error() -> Iterator[None]:
+    try:
+        yield
+    except MlxrunError as error:
+        log.warning("%s", error)
+
+
+class _OutputChanged(JobError):
+    """Somebody else has published an output."""
+
+
+class RemoteJob:
+    """One job at URLs, and its copies in `folder`."""
+
+    def __init__(self, job: str, out: str | None, spool: Path) -> None:
+        self._job = RemoteFile(job) if is_url(job) else None
+        local_job = Path(job)
+        if self._job is not None and out is None:
+            out = self._job.find_sibling(self._job.name.removesuffix(".jsonl") + ".out.jsonl").url
+        assert out is not None
+        self._out = RemoteFile(out) if is_url(out) else None
+        if job == out:
+            raise JobError(f"{out}: the output would replace the job file; give another -o")
+        named = json.dumps([job if self._job is not None else str(local_job.resolve()), out])
+        digest = hashlib.sha256(named.encode()).hexdigest()[:12]
+        self.folder = spool / f"{(self._job or self._out or local_job).name[:80]}-{digest}"
+        self._local_job = local_job if self._job is None else self.folder / "job" / self._job.name
+        self._local_out = Path(out) if self._out is None else self.folder / self._out.name
+        self._state = self._read_state()
+        self._paths: JobPaths
+
+    def fetch(self, say: Say, *, with_output: bool) -> JobPaths:
+        """Copy the job file, and where this machine has nothing of it the output and the journal."""
+        if self._out is not None and with_output:
+            self._out.check_writable()
+        if self._job is not None:
+            self._fetch_job(self._job, say)
+        self._paths = JobPaths(self._local_job, self._local_out)
+        if self._out is not None and with_output:
+            self._fetch_output(self._out, say)
+        return self._paths
+
+    def _fetch_job(self, job: RemoteFile, say: Say) -> None:
+        stamp = job.read_stamp()
+        if stamp is None:
+            raise JobError(f"{job.url}: there is no such file")
+        if self._local_job.exists() and _names_version(stamp) and self._state.get("job") == stamp:
+            return
+        say(f"fetching {job.url}")
+        with wrap_write_errors(self._local_job):
+            self._local_job.parent.mkdir(exist_ok=True)
+            job.download(self._local_job)
+        self._save_state(job=stamp)
+
+    def _fetch_output(self, out: RemoteFile, say: Say) -> None:
+        """Continue what another machine has published. JobError if this one has other answers."""
+        stamp = out.read_stamp()
+        if stamp is None or stamp == self._state.get("out"):
+            return
+        if self._paths.journal.exists():
+            if self._state.get("pending"):
+                return  # this machine was stopped while it published
+            raise JobError(
+                f"{out.url}: it was changed since this machine published it; {self.folder} has other answers "
+                "for this job. Delete that folder to continue from what is there now, or give another -o"
+            )
+        say(f"continuing from {out.url}")
+        with wrap_write_errors(self._paths.folder):
+            self._paths.folder.mkdir(exist_ok=True)
+            for remote, local in self._list_files(out):
+                if remote.read_stamp() is not None:
+                    remote.download(local)
+        self._save_state(out=stamp)
+
+    def publish(self, say: Say) -> None:
+        """Bring the URLs in line with the files here. JobError says that nothing is lost."""
+        if self._out is None or not self._paths.folder.exists():
+            return
+        try:
+            files = self._list_files(self._out)
+            stamps = {local.name: _stamp_file(local) for _, local in files}
+            stamp = self._out.read_stamp()
+            is_own = stamp is not None and stamp == self._state.get("out")
+            if stamp is not None and not is_own and not self._state.get("pending"):
+                raise _OutputChanged(
+                    f"{self._out.url}: it was changed while this job ran, and stays as it is now. All "
+                    f"answers of this job are in {self.folder}"
+                )
+            known = self._state.get("files", {}) if is_own else {}
+            changed = [pair for pair in files if stamps[pair[1].name] != known.get(pair[1].name, ())]
+            if not changed:
+                return
+            self._save_state(pending=True)
+            for remote, local in changed:
+                if local.exists():
+                    remote.upload(local)
+                else:
+                    remote.remove()
+            self._save_state(out=self._out.read_stamp(), files=stamps, pending=False)
+        except _OutputChanged:
+            raise
+        except MlxrunError as error:
+            raise JobError(
+                f"{error}. All answers are in {self.folder}; the same command publishes them, and runs no "
+                "finished line again"
+            ) from error
+        if self._paths.out.exists():
+            say(f"published: {self._out.url}")
+
+    def _list_files(self, out: RemoteFile) -> list[tuple[RemoteFile, Path]]:
+        """What is published, the output last. Paths beside it are the same as on this machine."""
+        paths = self._paths
+        files = (paths.errors, paths.timings, paths.scores, paths.manifest, paths.journal, paths.out)
+        return [(out.find_sibling(str(file.relative_to(paths.out.parent))), file) for file in files]
+
+    def _read_state(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError):
+            found = load_json((self.folder / _STATE).read_bytes())
+            if isinstance(found, dict):
+                return found
+        return {}
+
+    def _save_state(self, **values: Any) -> None:
+        self._state |= values
+        with wrap_write_errors(self.folder):
+            write_atomically(self.folder / _STATE, json.dumps(self._state).encode())
+
+
+def _names_version(stamp: str) -> bool:
+    """Whether a stamp tells more than the size."""
+    return len(json.loads(stamp)) > 1
+
+
+def _stamp_file(path: Path) -> list[int] | None:
+    try:
+        info = path.stat()
+    except OSError:
+        return None
+    return [info.st_size, info.st_mtime_ns]

@@ -1,0 +1,210 @@
+"""Scorers that users write: a function in a Python module or file, `module:function` or `file.py:function`.
+
+    def score(answer, expected, line, response): ...
+
+`answer` is the text of the answer, without reasoning; `expected` that of the line's `eval` (None without
+one); `line` the job line, as a dict; `response` the response body, without reasoning. A function may take
+fewer of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict with `score` and any of
+`comment`, `extracted` and `scores` (further numbers by name). The function is imported where it is named, to
+check it; it is called in a process of its own (scorer_process.py), for one answer at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import json
+import math
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from mlxrun.core.errors import JobError
+from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
+from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
+
+_PARAMETERS = ("answer", "expected", "line", "response")
+
+
+LIMITS = ScorerLimits(seconds=300.0, memory=8_000_000_000)  # of a function that may ask other programs
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerPlace:
+    """Where a function is imported from: its name in the working directory `folder`, with the folders `paths`
+    of modules."""
+
+    name: str
+    digest: str
+    folder: str
+    paths: list[str]
+
+
+class CustomScorer:
+    """A function of a user. Its process is started by the first answer, and ends with this object."""
+
+    def __init__(self, place: ScorerPlace, takes: tuple[str, ...]) -> None:
+        self.name = place.name
+        self.digest = place.digest
+        self._place = place
+        self._takes = takes
+        self._lock = threading.Lock()
+        self._pool = ScorerPool(LIMITS)
+
+    def score(self, answer: ScoredAnswer) -> Verdict:
+        """Call the function; what it raises, or returns wrongly, becomes a note. ScorerEnded if it takes too
+        much time or memory, or ends its process."""
+        values = {
+            "answer": answer.text,
+            "expected": answer.expected,
+            "line": answer.line,
+            "response": answer.body,
+        }
+        arguments = {name: values[name] for name in self._takes}
+        with self._lock:
+            found = self._pool.call(f"{__name__}:call_function", asdict(self._place), arguments)
+        return Verdict(**found)
+
+
+# The child.
+
+_loaded: dict[str, Callable[..., Any]] = {}
+
+
+def call_function(place: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the verdict of a user's function."""
+    return asdict(_call_function(ScorerPlace(**place), arguments))
+
+
+def _call_function(place: ScorerPlace, arguments: Mapping[str, Any]) -> Verdict:
+    try:
+        function = _loaded.get(place.name) or _loaded.setdefault(place.name, _load_in_child(place))
+    except JobError as error:
+        return Verdict(0, note=str(error)[:500])
+    try:
+        found = function(**arguments)
+    except MemoryError:
+        raise  # this process cannot go on with what is left
+    except (Exception, SystemExit) as error:
+        return Verdict(0, note=f"the scorer {place.name} raised {type(error).__name__}: {error}"[:500])
+    try:
+        return _read_result(found)
+    except Exception as error:
+        return Verdict(0, note=f"the scorer {place.name} returned {error}"[:500])
+
+
+def _load_in_child(place: ScorerPlace) -> Callable[..., Any]:
+    os.chdir(place.folder)
+    sys.path[:] = place.paths
+    module, function = _import_function(place.name)
+    if _digest_source(module) != place.digest:
+        raise JobError(f"the scorer {place.name} has changed since it was loaded")
+    return function
+
+
+# Both.
+
+
+def _read_result(found: Any) -> Verdict:
+    """The verdict that a function returned; ValueError if it returned none."""
+    if not isinstance(found, Mapping):
+        return Verdict(_read_score(found, ""))
+    unknown = found.keys() - {"score", "comment", "extracted", "scores"}
+    if unknown or "score" not in found:
+        raise ValueError("a dict with other keys than score (required), comment, extracted and scores")
+    scores = {str(key): _read_score(value, key) for key, value in (found.get("scores") or {}).items()}
+    extracted, comment = found.get("extracted"), found.get("comment")
+    try:
+        json.dumps(extracted, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"an `extracted` that cannot be written as JSON: {error}") from error
+    score = _read_score(found["score"], "score")
+    return Verdict(score, extracted, None, scores, None if comment is None else str(comment))
+
+
+def _read_score(value: Any, name: Any) -> float:
+    try:
+        number = float(value)  # NumPy's numbers too
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, str) or not math.isfinite(number) or not 0 <= number <= 1:
+        place = f" as `{name}`" if name else ""
+        raise ValueError(f"{value!r:.100}{place}, where a number from 0 to 1 was expected")
+    return number
+
+
+def load_scorer(name: str) -> CustomScorer:
+    """Import a scorer; JobError that names what is missing. Modules in the working directory are found."""
+    module, function = _import_function(name)
+    takes = _read_parameters(name, function)
+    return CustomScorer(ScorerPlace(name, _digest_source(module), os.getcwd(), list(sys.path)), takes)
+
+
+def _import_function(name: str) -> tuple[ModuleType, Callable[..., Any]]:
+    place, colon, function_name = name.rpartition(":")
+    if not colon or not place or not function_name.isidentifier():
+        raise JobError(f"scorer {name!r}: write module:function, or path/to/file.py:function")
+    module = _import_module(name, place)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise JobError(f"scorer {name!r}: {place} has no function {function_name!r}")
+    return module, function
+
+
+class _SourceLoader(importlib.machinery.SourceFileLoader):
+    """Compiles the source each time: Python's cached code is told apart by second and size only, so that it
+    would be used for a source that was just edited."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_data(self.path), self.path, "exec")
+
+
+def _import_module(name: str, place: str) -> ModuleType:
+    try:
+        if not place.endswith(".py"):
+            if os.getcwd() not in sys.path:
+                sys.path.insert(0, os.getcwd())  # as `python -m` does; a console script does not
+            return importlib.import_module(place)
+        key = f"mlxrun_scorer_{hashlib.sha256(os.path.abspath(place).encode()).hexdigest()[:16]}"
+        spec = importlib.util.spec_from_file_location(key, place, loader=_SourceLoader(key, place))
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
+        spec.loader.exec_module(module)
+        return module
+    except FileNotFoundError as error:
+        missing = Path(error.filename or place)
+        what = "there is no such file" if missing == Path(place) else f"{missing}: {error.strerror}"
+        raise JobError(f"scorer {name!r}: cannot be imported: {what}") from error
+    except (Exception, SystemExit) as error:
+        raise JobError(f"scorer {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def _digest_source(module: ModuleType) -> str:
+    """The sha256 of the module's file; empty for a module without one."""
+    path = getattr(module, "__file__", None)
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+
+
+def _read_parameters(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the parameters that the function takes; JobError if it needs others."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise JobError(f"scorer {name!r}: its parameters cannot be read: {error}") from error
+    open_kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [each.name for each in parameters if each.default is each.empty and each.kind not in open_kinds]
+    unknown = [each for each in needed if each not in _PARAMETERS]
+    if unknown or any(each.kind is each.POSITIONAL_ONLY for each in parameters):
+        reason = f"it has {', '.join(unknown) or 'positional-only ones'}"
+        raise JobError(f"scorer {name!r}: its parameters must be of {', '.join(_PARAMETERS)}; {reason}")
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return _PARAMETERS
+    return tuple(each.name for each in parameters if each.name in _PARAMETERS)

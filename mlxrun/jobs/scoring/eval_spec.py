@@ -1,0 +1,316 @@
+"""The `eval` key of a job line: the expected answer, and how an answer is compared with it.
+
+A list of expected strings or numbers holds alternatives, of which one must match (all of them for
+`contains_all`); for `json` it is an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlxrun.config.validation import find_closest, suggest_word
+from mlxrun.jobs.scoring.choice_metrics import check_metric
+from mlxrun.jobs.scoring.json_values import check_schema
+from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
+from mlxrun.jobs.scoring.numbers import check_tolerance, parse_number
+from mlxrun.jobs.scoring.timed_regex import check_pattern
+from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
+
+MATCHES = (
+    *("exact", "contains", "contains_all", "regex", "json", "number", "json_schema", "choice", "likeliest"),
+    "judge",
+)
+# The keys that each match takes besides those of all.
+_OPTIONS: dict[str, tuple[str, ...]] = {
+    "exact": ("ignore_case",),
+    "contains": ("ignore_case",),
+    "contains_all": ("ignore_case",),
+    "regex": ("pattern", "capture", "ignore_case"),
+    "number": ("tolerance",),
+    "choice": ("options",),
+    "likeliest": ("context_chars", "normalize"),
+}
+_COMMON = ("expected", "match", "group", "cluster", "metrics", "scorer", "after")
+_STRINGS = ("exact", "contains", "contains_all", "regex")
+_MOST_OPTIONS = 26
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSpec:
+    """A validated `eval` object. `options`: those of the match; `cluster`: lines with the same one are not
+    independent; `after`: only the text behind its last occurrence is scored; `scorer`: used in place of the
+    match."""
+
+    expected: Any
+    match: str = "exact"
+    group: str = "all"
+    cluster: str | None = None
+    metrics: tuple[str, ...] = ()
+    after: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    scorer: Scorer | None = None
+
+    @property
+    def name(self) -> str:
+        """What the records call the way of scoring."""
+        return self.match if self.scorer is None else self.scorer.name
+
+    @property
+    def waits_for_judge(self) -> bool:
+        """Whether a judge is to score the line later."""
+        return self.match == "judge" and self.scorer is None
+
+    def list_digest_parts(self) -> list[Any]:
+        """All that decides the result of an answer, as JSON."""
+        scorer = None if self.scorer is None else [self.scorer.name, self.scorer.digest]
+        return [
+            *(self.expected, self.match, self.group, self.cluster, list(self.metrics), self.after),
+            *(dict(self.options), scorer),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReader:
+    """Reads the `eval` of lines. `scorers`: those that lines may name, loaded before, by name; none in a
+    server, whose clients' code is not run; None: any name is read, and nothing is loaded. `changes`: keys
+    that replace those of every line; `scorer`: scores every line, with or without an `eval`. Lines that are
+    matched by `likeliest` have no answer that a scorer or another match could read, and keep theirs."""
+
+    scorers: Mapping[str, Scorer] | None = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    scorer: Scorer | None = None
+
+    def read(self, value: Any) -> EvalSpec | None:
+        """The `eval` of a line, if it has one or needs none; ValueError with the reason if not."""
+        if value is None:
+            return None if self.scorer is None else EvalSpec(None, scorer=self.scorer)
+        if compares_likelihoods(value) and (self.scorer is not None or "match" in self.changes):
+            return parse_eval(value, self.scorers)
+        if self.changes and isinstance(value, dict):
+            value = _change(value, self.changes)
+        if self.scorer is not None and isinstance(value, dict):
+            return replace(parse_eval(value, self.scorers, self.scorer), match="exact")
+        return parse_eval(value, self.scorers)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest records: the scorers with the digests of their sources, and the changes. Empty if
+        lines are scored by the job file and mlxrun alone."""
+        scorers = {each.name: each.digest for each in (self.scorers or {}).values()}
+        found: dict[str, Any] = {} if self.scorer is None else {"scorer": self.scorer.name}
+        if self.scorer is not None:
+            scorers[self.scorer.name] = self.scorer.digest
+        if scorers:
+            found["scorers"] = scorers
+        return found | ({"changes": dict(self.changes)} if self.changes else {})
+
+
+def compares_likelihoods(value: Any) -> bool:
+    """Whether the `eval` of a line scores the logprobs of its prompts, and not an answer."""
+    return isinstance(value, dict) and value.get("match") == "likeliest" and value.get("scorer") is None
+
+
+def _change(value: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """An `eval` with keys replaced. Options of the former match, and its scorer, go with it."""
+    if "match" in changes:
+        value = {key: each for key, each in value.items() if key in _COMMON and key != "scorer"}
+    return {**value, **changes}
+
+
+def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer | None = None) -> EvalSpec:
+    """`value` as an EvalSpec; ValueError with the reason if it is not one. `scorers`: as in EvalReader;
+    `scorer`: in place of the one that it names. With a scorer `expected` may be of any type, or missing."""
+    if not isinstance(value, dict):
+        raise ValueError(f"eval must be an object, not {type(value).__name__}")
+    match = value.get("match", "exact")
+    if not isinstance(match, str) or match not in MATCHES:
+        hint = suggest_word(find_closest(match, MATCHES), repr)
+        raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {match!r}{hint}")
+    if scorer is None and value.get("scorer") is not None:
+        scorer = _find_scorer(value["scorer"], scorers)
+    is_free = scorer is not None or match == "judge"
+    unknown = find_unknown_key(value, match, is_free)
+    if unknown is not None:
+        raise ValueError(f"eval.{unknown[0]} {unknown[1]}")
+    if "expected" not in value and not is_free:
+        raise ValueError("eval.expected is missing")
+    for name in ("group", "cluster", "after"):
+        if value.get(name) is not None and (not isinstance(value[name], str) or not value[name]):
+            raise ValueError(f"eval.{name} must be a string that is not empty")
+    if value.get("group", "all") is None:
+        raise ValueError("eval.group must be a string that is not empty")
+    parsed = EvalSpec(
+        value.get("expected"),
+        match,
+        value.get("group", "all"),
+        value.get("cluster"),
+        _read_metrics(value.get("metrics")),
+        value.get("after"),
+        {key: each for key, each in value.items() if key not in _COMMON},
+        scorer,
+    )
+    if not is_free:
+        _CHECKS[match](parsed)
+    return parsed
+
+
+def _find_scorer(name: Any, scorers: Mapping[str, Scorer] | None) -> Scorer:
+    if not isinstance(name, str):
+        raise ValueError("eval.scorer must be a string such as module:function")
+    if scorers is None:
+        return UnloadedScorer(name)
+    if name not in scorers:
+        raise ValueError(f"eval.scorer {name!r} is not loaded; only jobs of a command have scorers")
+    return scorers[name]
+
+
+def find_unknown_key(keys: Iterable[str], match: str, is_free: bool) -> tuple[str, str] | None:
+    """The first key that the `eval` of a line does not take, and what is wrong with it. `is_free`: a scorer
+    or a judge decides, so `expected` may be anything."""
+    own = _OPTIONS.get(match, ())
+    unknown = next((key for key in keys if key not in _COMMON and key not in own), None)
+    if unknown is None:
+        return None
+    of_others = [name for name, keys in _OPTIONS.items() if unknown in keys]
+    if of_others:
+        return unknown, f"belongs to the match {', '.join(of_others)}, not to {match}"
+    known = ", ".join(("expected, match and group", "cluster, metrics, after, scorer", *own))
+    hint = suggest_word(find_closest(unknown, (*_COMMON, *own)), repr)
+    free = "; what else a scorer or a judge is to know belongs into expected" if is_free else ""
+    return unknown, f"is not known{hint}; eval takes {known}{free}"
+
+
+def _read_metrics(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        raise ValueError("eval.metrics must be a list of names")
+    for name in names:
+        try:
+            check_metric(name)
+        except ValueError as error:
+            raise ValueError(f"eval.metrics: {error}") from error
+    return tuple(dict.fromkeys(names))
+
+
+def list_alternatives(expected: Any) -> list[Any]:
+    """The expected answers, of which one is enough."""
+    return expected if isinstance(expected, list) else [expected]
+
+
+def _check_values(spec: EvalSpec, kind: str, fits: Callable[[Any], bool]) -> None:
+    values = list_alternatives(spec.expected)
+    reason = f"or a list of {kind}s, because eval.match is {spec.match}"
+    if not values:
+        raise ValueError(f"eval.expected is an empty list; it must be a {kind}, {reason}")
+    if not all(map(fits, values)):
+        raise ValueError(f"eval.expected must be a {kind}, {reason}")
+
+
+def _check_strings(spec: EvalSpec) -> None:
+    _check_values(spec, "string", lambda value: isinstance(value, str))
+    if "" in list_alternatives(spec.expected) and spec.match in ("contains", "contains_all"):
+        raise ValueError(f"eval.expected is empty, which every answer fits, as eval.match is {spec.match}")
+    if not isinstance(spec.options.get("ignore_case", False), bool):
+        raise ValueError("eval.ignore_case must be true or false")
+
+
+def _check_regex(spec: EvalSpec) -> None:
+    _check_strings(spec)
+    pattern, capture = spec.options.get("pattern"), spec.options.get("capture")
+    if pattern is None:
+        for name in ("capture", "ignore_case"):
+            if name in spec.options:
+                raise ValueError(f"eval.{name} needs eval.pattern; eval.expected is then the captured text")
+        if "" in list_alternatives(spec.expected):
+            raise ValueError("eval.expected is empty, which every answer fits, as eval.match is regex")
+        for each in list_alternatives(spec.expected):
+            _check_field("expected", check_pattern, each)
+        return
+    if not isinstance(pattern, str) or not pattern:
+        raise ValueError("eval.pattern must be a string that is not empty")
+    compiled = _check_field("pattern", check_pattern, pattern)
+    groups = [*range(compiled.groups + 1), *compiled.groupindex]
+    if capture is not None and (isinstance(capture, bool) or capture not in groups):
+        raise ValueError(f"eval.capture is {capture!r}, and eval.pattern has the groups {groups}")
+
+
+def _check_field(name: str, check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise ValueError(f"eval.{name} {error}") from error
+
+
+def _check_number(spec: EvalSpec) -> None:
+    _check_values(spec, "number", lambda value: parse_number(value) is not None)
+    if "tolerance" in spec.options:
+        _check_field("tolerance", check_tolerance, spec.options["tolerance"])
+
+
+def _check_choice(spec: EvalSpec) -> None:
+    options = spec.options.get("options")
+    if options is not None:
+        good = isinstance(options, list) and 2 <= len(options) <= _MOST_OPTIONS
+        if not good or not all(isinstance(each, str) and each.strip() for each in options):
+            raise ValueError(f"eval.options must be a list of 2 to {_MOST_OPTIONS} texts")
+    _check_values(spec, "letter", lambda value: find_option(value, options) is not None)
+
+
+def find_option(value: Any, options: list[str] | None) -> int | None:
+    """The index of an expected option: given as its letter, its index from 0, or its text; None if it is
+    none of them."""
+    count = _MOST_OPTIONS if options is None else len(options)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value if 0 <= value < count else None
+    if not isinstance(value, str):
+        return None
+    letter = value.strip().strip("().").upper()
+    if len(letter) == 1 and 0 <= ord(letter) - ord("A") < count:
+        return ord(letter) - ord("A")
+    return options.index(value) if options is not None and value in options else None
+
+
+def _check_likeliest(spec: EvalSpec) -> None:
+    def is_count(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+    _check_values(spec, "number", is_count)
+    starts = spec.options.get("context_chars")
+    if not all(map(is_count, starts if isinstance(starts, list) else [starts])):
+        raise ValueError("eval.context_chars must be a number of characters, or a list of them")
+    normalize = spec.options.get("normalize", "none")
+    if not isinstance(normalize, str) or normalize not in NORMALIZATIONS:
+        hint = suggest_word(find_closest(normalize, NORMALIZATIONS), repr)
+        raise ValueError(f"eval.normalize must be one of {', '.join(NORMALIZATIONS)}{hint}")
+
+
+def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:
+    """ValueError if the body of a line does not fit its `eval`."""
+    if url in ("/v1/embeddings", "/v1/rerank"):
+        raise ValueError(f"eval: an answer of {url} is no text that can be compared")
+    if spec.scorer is None and spec.match == "likeliest":
+        check_likeliest(spec.expected, spec.options, url, body)
+    count = count_choices(body)
+    for name in spec.metrics:
+        if check_metric(name) > count:
+            raise ValueError(f"eval.metrics: {name} needs that many choices, and n is {count}")
+
+
+def count_choices(body: Mapping[str, Any]) -> int:
+    """The number of choices that a line's body requests."""
+    count = body.get("n")
+    return count if isinstance(count, int) and count > 0 else 1
+
+
+_CHECKS: dict[str, Callable[[EvalSpec], None]] = {
+    **dict.fromkeys(("exact", "contains", "contains_all"), _check_strings),
+    "regex": _check_regex,
+    "number": _check_number,
+    "json": lambda _: None,
+    "json_schema": lambda spec: _check_field("expected", check_schema, spec.expected),
+    "choice": _check_choice,
+    "likeliest": _check_likeliest,
+}

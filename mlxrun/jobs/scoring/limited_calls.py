@@ -1,0 +1,66 @@
+"""Scores answers in ways that may run long, in child processes (scorer_process.py).
+
+A line that has ended its scorer twice, by a limit or a crash, is not scored any more: its answers get a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from mlxrun.jobs.scoring.eval_spec import EvalSpec
+from mlxrun.jobs.scoring.matching import match_answer
+from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool
+from mlxrun.jobs.scoring.verdict import Verdict
+
+MOST_ENDS = 2  # of the scorer of one line: the machine may have been too busy for the first one
+SLOW_MATCHES = ("regex", "json_schema")
+OWN = ScorerPool(ScorerLimits(seconds=10.0, memory=1_000_000_000))
+
+T = TypeVar("T")
+
+
+class LineTries:
+    """Counts how often one line has ended its scorer."""
+
+    def __init__(self) -> None:
+        self._ends: list[str] = []
+
+    def call(self, function: Callable[[T], Verdict], answer: T) -> Verdict:
+        """The verdict on an answer; one with a note if the line has ended its scorer too often."""
+        while len(self._ends) < MOST_ENDS:
+            try:
+                return function(answer)
+            except ScorerEnded as error:
+                self._ends.append(str(error))
+        return Verdict(0, note=f"the scorer was ended {len(self._ends)} times: {self._ends[-1]}")
+
+
+def runs_long(spec: EvalSpec) -> bool:
+    """Whether scoring by `spec` may wait for a child process."""
+    return spec.scorer is not None or spec.match in SLOW_MATCHES
+
+
+def match_limited(spec: EvalSpec, answer: str) -> Verdict:
+    """As `match_answer`; ScorerEnded if it takes too much time or memory."""
+    if not runs_long(spec):
+        return match_answer(spec, answer)
+    fields = {
+        "expected": spec.expected,
+        "match": spec.match,
+        "after": spec.after,
+        "options": {**spec.options},
+    }
+    return Verdict(**OWN.call(f"{__name__}:match_fields", fields, answer))
+
+
+def match_fields(fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    """The child's side of `match_limited`."""
+    try:
+        verdict = match_answer(EvalSpec(**fields), answer)
+    except MemoryError:
+        raise  # this process cannot go on with what is left
+    except Exception as error:  # of a library
+        verdict = Verdict(0, note=f"the answer cannot be scored: {type(error).__name__}: {error}"[:500])
+    return asdict(verdict)

@@ -1,0 +1,83 @@
+"""Scores the response of a job line: all its choices, and the metrics of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from mlxrun.jobs.scoring.answer_text import extract_answers, strip_reasoning
+from mlxrun.jobs.scoring.choice_metrics import compute_metric, list_default_metrics
+from mlxrun.jobs.scoring.eval_spec import EvalSpec, count_choices
+from mlxrun.jobs.scoring.likeliest import score_likeliest
+from mlxrun.jobs.scoring.limited_calls import LineTries, match_limited
+from mlxrun.jobs.scoring.matching import votes_by_score
+from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
+
+NO_LINE: Mapping[str, Any] = {"body": {}}
+
+
+def score_response(
+    spec: EvalSpec, response: Mapping[str, Any] | None, line: Mapping[str, Any] = NO_LINE
+) -> dict[str, Any]:
+    """The `eval` of a record. `response`: its body, None for a failed line, which scores 0; `line`: the job
+    line as data.
+
+    `score` is the first of `eval.metrics`; without any, the mean of the choices' scores. With several choices
+    `choices` has the score of each, and `scores` the metrics. `extracted`, `note` and `comment` are of the
+    first choice that has one. Of several prompts, the choices of the first are scored, except by `likeliest`.
+    """
+    count = count_choices(line["body"])
+    metrics = spec.metrics or list_default_metrics(count)
+    # A failed line has one verdict: `n` may be what was refused in it.
+    verdicts = [Verdict(0)] if response is None else _score_choices(spec, response, line, count)
+    scores = {
+        name: sum(each.scores.get(name, 0.0) for each in verdicts) / len(verdicts)
+        for name in dict.fromkeys(key for each in verdicts for key in each.scores)
+    }
+    if response is None:
+        scores = dict.fromkeys(metrics, 0.0)
+    elif metrics:
+        by_score = votes_by_score(spec)
+        if len(verdicts) < count:  # fewer choices than were requested: the others score 0
+            verdicts = [*verdicts, *[Verdict(0)] * (count - len(verdicts))]
+        scores |= {name: compute_metric(name, verdicts, by_score) for name in metrics}
+    mean = sum(float(each.score) for each in verdicts) / len(verdicts)
+    note = next((each.note for each in verdicts if each.note is not None), None)
+    comment = next((each.comment for each in verdicts if each.comment is not None), None)
+    result: dict[str, Any] = {
+        "score": _shorten(scores[metrics[0]] if metrics else mean),
+        "match": spec.name,
+        "group": spec.group,
+        "expected": spec.expected,
+        "extracted": verdicts[0].extracted,
+    }
+    if spec.cluster is not None:
+        result["cluster"] = spec.cluster
+    if note is not None:
+        result["note"] = note
+    if comment is not None:
+        result["comment"] = comment
+    if scores:
+        result["scores"] = {name: _shorten(value) for name, value in scores.items()}
+    if count > 1 and response is not None:
+        result["choices"] = [_shorten(float(each.score)) for each in verdicts]
+    return result
+
+
+def _score_choices(
+    spec: EvalSpec, response: Mapping[str, Any], line: Mapping[str, Any], count: int
+) -> list[Verdict]:
+    if spec.scorer is None and spec.match == "likeliest":
+        return [score_likeliest(response["choices"], spec.expected, spec.options)]
+    texts, tries = extract_answers(response)[:count], LineTries()
+    if spec.scorer is None:
+        return [tries.call(partial(match_limited, spec), text) for text in texts]
+    body = strip_reasoning(response)
+    answers = (ScoredAnswer(text, at, spec.expected, line, body) for at, text in enumerate(texts))
+    return [tries.call(spec.scorer.score, answer) for answer in answers]
+
+
+def _shorten(value: float) -> float:
+    """The number as records have it: 0 and 1 are integers."""
+    return int(value) if value in (0, 1) else value

@@ -1,0 +1,133 @@
+"""The scores of a job, by group: lines, their mean score and its interval, failures and cut answers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from mlxrun.jobs.scoring.answer_text import is_cut
+from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
+
+_DIGITS = 10  # so many that a share which is printed with fewer is not rounded twice
+
+
+@dataclass(slots=True)
+class ScoreGroup:
+    """The scores of one group. `correct`: lines that score 1; `failed` lines score 0; `unscored`: answers
+    that a scorer, a judge or a pattern failed on, which score 0 too; `waiting`: those of them that a judge
+    is to score; `cut_by_length`: answers that had as many tokens as allowed; `metrics`: the sum of each
+    further score, and the number of its lines."""
+
+    lines: int = 0
+    correct: int = 0
+    failed: int = 0
+    cut_by_length: int = 0
+    unscored: int = 0
+    waiting: int = 0
+    scores: ScoreMean = field(default_factory=ScoreMean)
+    metrics: dict[str, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0)))
+
+    @property
+    def share(self) -> float:
+        """The mean score of all lines."""
+        return self.scores.mean
+
+    @property
+    def interval(self) -> ConfidenceInterval | None:
+        """The interval of `share`."""
+        return self.scores.compute_interval()
+
+    def add(self, result: Mapping[str, Any], *, failed: bool, is_cut_answer: bool) -> None:
+        """Count the `eval` of one record."""
+        score = result.get("score")
+        number = float(score) if isinstance(score, int | float) else 0.0
+        self.lines += 1
+        self.correct += number == 1
+        self.failed += failed
+        self.cut_by_length += is_cut_answer
+        self.unscored += "note" in result
+        self.waiting += "note" in result and result.get("match") == "judge"
+        self.scores.add(number, result.get("cluster"))
+        for name, value in (result.get("scores") or {}).items():
+            total, count = self.metrics[name]
+            self.metrics[name] = total + value, count + 1
+
+    def merge(self, other: ScoreGroup) -> None:
+        """Count all lines of another group."""
+        for name in ("lines", "correct", "failed", "cut_by_length", "unscored", "waiting"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.scores.merge(other.scores)
+        for name, (value, number) in other.metrics.items():
+            total, count = self.metrics[name]
+            self.metrics[name] = total + value, count + number
+
+    def compute_metrics(self) -> dict[str, float]:
+        """The mean of each further score, over the lines that have it."""
+        return {name: total / count for name, (total, count) in self.metrics.items()}
+
+    def describe(self) -> dict[str, Any]:
+        """The group as scores.json and the manifest contain it."""
+        interval = self.interval
+        found: dict[str, Any] = {
+            "lines": self.lines,
+            "correct": self.correct,
+            "failed": self.failed,
+            "cut_by_length": self.cut_by_length,
+            "unscored": self.unscored,
+            "share": round(self.share, _DIGITS),
+            "interval": None
+            if interval is None
+            else [round(bound, _DIGITS) for bound in (interval.low, interval.high)],
+            "interval_method": None if interval is None else interval.method,
+        }
+        if self.metrics:
+            found["metrics"] = {name: round(value, _DIGITS) for name, value in self.compute_metrics().items()}
+        return found
+
+
+@dataclass(slots=True)
+class Scores:
+    """The scores of a job, from records as they are read or written. `cut_by_length` counts answers without
+    an `eval` too."""
+
+    groups: dict[str, ScoreGroup] = field(default_factory=dict)
+    cut_by_length: int = 0
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count an output or error record."""
+        is_cut_answer = record["error"] is None and is_cut(record["response"]["body"])
+        self.cut_by_length += is_cut_answer
+        result = record.get("eval")
+        if not isinstance(result, dict):
+            return
+        group = self.groups.setdefault(str(result.get("group", "all")), ScoreGroup())
+        group.add(result, failed=record["error"] is not None, is_cut_answer=is_cut_answer)
+
+    def compute_total(self) -> ScoreGroup:
+        """All groups together."""
+        total = ScoreGroup()
+        for group in self.groups.values():
+            total.merge(group)
+        return total
+
+    @property
+    def waiting(self) -> int:
+        """Answers that a judge is to score, or could not score."""
+        return sum(group.waiting for group in self.groups.values())
+
+    @property
+    def broken(self) -> int:
+        """Answers that a scorer or a pattern failed on; those that wait for a judge are not among them."""
+        return sum(group.unscored - group.waiting for group in self.groups.values())
+
+    def list_rows(self) -> list[tuple[str, ScoreGroup]]:
+        """The groups by name, and `total` if there are several."""
+        rows = sorted(self.groups.items())
+        return [*rows, ("total", self.compute_total())] if len(rows) > 1 else rows
+
+    def describe(self) -> dict[str, Any]:
+        """The scores as scores.json and the manifest contain them."""
+        groups = {name: group.describe() for name, group in sorted(self.groups.items())}
+        return {"groups": groups, "total": self.compute_total().describe()}

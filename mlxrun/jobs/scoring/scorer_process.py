@@ -1,0 +1,192 @@
+"""Calls functions that may run long in child processes, with limits of time and memory.
+
+Schemas, patterns and users' code cannot be interrupted within a process. A child is started by the first call
+and kept for the next ones; it is killed if it takes too long, or if nobody waits for its result any more. It
+ends by itself as soon as this process has ended, however that was. Results are passed as JSON.
+
+Limits count time in which this process runs. The alarm of the kernel that ends a child, in case this process
+does not, counts all time: if both were suspended, the call begins anew with another child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from mlxrun.core.child_process import start_module
+from mlxrun.core.running_clock import STEP, RunningClock
+
+START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
+MOST_SUSPENSIONS = 10  # of one call
+EXIT_SECONDS = 5.0  # in which a child that has closed its socket must end, so that its exit code is known
+HEAD = struct.Struct("<dQ")  # seconds that a call may take, and bytes of the request that follows
+SIZE = struct.Struct("<Q")  # bytes of the reply that follows
+READY = b"+"
+OUT_OF_MEMORY = 77  # exit code
+
+T = TypeVar("T")
+EndBy = Callable[[Callable[[], None]], AbstractContextManager[None]]
+_end_by: ContextVar[EndBy] = ContextVar("end_by", default=lambda kill: nullcontext())
+
+
+class ScorerEnded(Exception):
+    """A call has ended its child process, or was ended by a limit; the text says which."""
+
+
+class _Suspended(Exception):
+    """The alarm has ended a child that had not taken its time: it was suspended, with this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerLimits:
+    """Of one call: `seconds` that it may take, and bytes of memory of its process, on Linux."""
+
+    seconds: float
+    memory: int
+
+
+@contextlib.contextmanager
+def end_scorers_by(end_by: EndBy) -> Iterator[None]:
+    """Calls within the block enter `end_by`, which gets what kills their child, and may raise."""
+    token = _end_by.set(end_by)
+    try:
+        yield
+    finally:
+        _end_by.reset(token)
+
+
+class ScorerPool:
+    """Children with the same limits; as many as there are calls at the same time. Idle ones end with it."""
+
+    def __init__(self, limits: ScorerLimits) -> None:
+        self.limits = limits
+        self._idle: list[_Child] = []
+        self._lock = threading.Lock()
+        weakref.finalize(self, _close_all, self._idle)
+
+    def call(self, target: str, *arguments: Any) -> Any:
+        """What the function `target`, written as module:function, returns. ScorerEnded if its process had to
+        be ended; JSON's errors if the arguments cannot be passed."""
+        request = json.dumps([target, arguments]).encode()
+        for _ in range(MOST_SUSPENSIONS):
+            with contextlib.suppress(_Suspended):
+                return json.loads(self._call_child(request))
+        raise ScorerEnded(f"it was suspended {MOST_SUSPENSIONS} times")
+
+    def _call_child(self, request: bytes) -> bytes:
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        child = child or _Child(self.limits)
+        try:
+            with _end_by.get()(child.kill):
+                reply = child.call(request, self.limits)
+        except BaseException:
+            child.close()
+            raise
+        with self._lock:
+            self._idle.append(child)
+        return reply
+
+
+def _close_all(idle: list[_Child]) -> None:
+    """End children that have nothing to do: their pool is not used any more, or this process ends."""
+    while idle:
+        idle.pop().close()
+
+
+class _Child:
+    """One process, in a session of its own: Ctrl-C is not for it, and what it starts is killed with it."""
+
+    def __init__(self, limits: ScorerLimits) -> None:
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = start_module(
+                "mlxrun.jobs.scoring.scorer_child",
+                *(theirs.fileno(), limits.memory),
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        self._is_ready = False
+        self._clock = RunningClock()
+
+    def call(self, request: bytes, limits: ScorerLimits) -> bytes:
+        """The reply to a request, within the limit of time."""
+        end = float("inf")
+        try:
+            if not self._is_ready:
+                self._receive(1, self._clock.read() + START_SECONDS)
+                self._is_ready = True
+            end = self._clock.read() + limits.seconds
+            self._send(HEAD.pack(limits.seconds, len(request)) + request, end)
+            return self._receive(SIZE.unpack(self._receive(SIZE.size, end))[0], end)
+        except TimeoutError as error:
+            raise ScorerEnded(f"it took more than {limits.seconds:g} s") from error
+        except (OSError, EOFError) as error:
+            left = end - self._clock.read(STEP)
+            reason = self._describe_end(limits)
+            if self._process.returncode == -signal.SIGALRM and left > 0:
+                raise _Suspended from error
+            raise ScorerEnded(reason) from error
+
+    def _send(self, data: bytes, end: float) -> None:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._within(end, partial(self._socket.send, rest)) :]
+
+    def _receive(self, size: int, end: float) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = self._within(end, partial(self._socket.recv, min(size - len(data), 1 << 20)))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def _within(self, end: float, wait: Callable[[], T]) -> T:
+        """What an operation of the socket returns. TimeoutError if the clock comes to `end` before."""
+        while True:
+            step = min(max(end - self._clock.read(), 1e-3), STEP)
+            self._socket.settimeout(step)
+            try:
+                return wait()
+            except TimeoutError:
+                if self._clock.read(step) >= end:
+                    raise
+
+    def _describe_end(self, limits: ScorerLimits) -> str:
+        """Why the process has closed its socket."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECONDS)
+        code = self._process.returncode
+        if code == -signal.SIGALRM:
+            return f"it took more than {limits.seconds:g} s"
+        if code == OUT_OF_MEMORY:
+            return f"it took more than {limits.memory / 1e9:g} GB of memory"
+        how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
+        return f"its process ended {how} (it may take {limits.memory / 1e9:g} GB of memory)"
+
+    def kill(self) -> None:
+        """Kill the process, and what it has started."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        self.kill()
+        self._process.wait()
+        self._socket.close()

@@ -1,0 +1,1 @@
+"""Everything that changes a library's model."""

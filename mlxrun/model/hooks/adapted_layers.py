@@ -1,0 +1,259 @@
+"""Layers that add to each row what the row's adapter adds, in one forward for all rows.
+
+An adapter adds `scale * (x @ A) @ B` to the output of a layer (LoRA), and may then scale each output (DoRA).
+Rows without an adapter keep the base layer's result bit for bit. Where all rows use one adapter, two products
+compute it; else one product gathers each row's matrices, so that no row's result depends on the others.
+Expert layers see tokens in an order of their own: the module around them is computed once for each adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.hooks.quantized_layers import dequantize_weight
+from mlxrun.model.lora.row_adapters import BASE, RowAdapters
+
+ABSENT = -1  # in place of a slot: the adapter does not change this layer
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """What one adapter adds to one layer. `a` [D, r] and `b` [r, N] of a linear layer, with the scale in `b`;
+    of an embedding a [V, r], b [r, D]; of experts a [E, r, D], b [E, N, r]. `m`: DoRA's magnitudes of the
+    outputs [N], or of the tokens [V]; None: LoRA."""
+
+    a: mx.array
+    b: mx.array
+    m: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """`slots`: the place in the stack by the number of the adapter. `scaled`: whether DoRA, by place."""
+
+    slots: tuple[int, ...]
+    scaled: tuple[bool, ...]
+
+
+class LayerAdapters(nn.Module):
+    """The adapters of one layer: matrices of equal rank, stacked. `magnitude` [adapters, N]: factors of the
+    outputs of the adapted layer, if one of the adapters is a DoRA."""
+
+    def __init__(self, rows: RowAdapters, weights: Sequence[LayerWeights | None], base: Any) -> None:
+        super().__init__()
+        own = [each for each in weights if each is not None]
+        taken = iter(range(len(own)))
+        slots = tuple(ABSENT if each is None else next(taken) for each in weights)
+        self.rows = rows
+        self.places = _Places((ABSENT, *slots), tuple(each.m is not None for each in own))
+        rank = max(each.a.shape[1] for each in own)
+        self.lora_a = mx.stack([_widen(each.a, 1, rank) for each in own])
+        self.lora_b = mx.stack([_widen(each.b, 2 if each.b.ndim == 3 else 0, rank) for each in own])
+        if any(self.places.scaled):
+            self.magnitude = mx.stack([_compute_magnitude(each, base) for each in own])
+
+    def _list_slots(self) -> list[int]:
+        return [self.places.slots[row] for row in self.rows.numbers]
+
+    def _find_slot(self) -> int | None:
+        """The place of the adapter that all rows use, ABSENT for none; None if rows are computed each with
+        its own."""
+        slots = set(self._list_slots())
+        if slots <= {ABSENT}:
+            return ABSENT
+        return slots.pop() if len(slots) == 1 and not self.rows.row_by_row else None
+
+    def adapt_linear(self, x: mx.array, y: mx.array, bias: mx.array | None) -> mx.array:
+        """y = base(x) with what the rows' adapters add; both [..., D] and [..., N] by rows."""
+        slot = self._find_slot()
+        if slot == ABSENT:
+            return y
+        if slot is not None:
+            z = (x @ self.lora_a[slot]) @ self.lora_b[slot]
+            return self._join_all(y, z.astype(x.dtype), bias, slot)
+        index = self._make_index()
+        z = mx.gather_mm(_split_rows(x, index), self.lora_a, rhs_indices=index)
+        z = mx.gather_mm(z, self.lora_b, rhs_indices=index)
+        return self._join_rows(y, z.astype(x.dtype), bias, index)
+
+    def adapt_lookup(self, ids: mx.array, y: mx.array) -> mx.array:
+        """The embeddings y [..., D] of `ids` [...] with what the rows' adapters add."""
+        slot = self._find_slot()
+        if slot == ABSENT:
+            return y
+        if slot is not None:
+            z = (self.lora_a[slot][ids] @ self.lora_b[slot]).astype(y.dtype)
+            return (y + z) * self.magnitude[slot][ids][..., None] if self.places.scaled[slot] else y + z
+        index = self._make_index()
+        own = ids.reshape(index.size, -1)
+        z = mx.gather_mm(self.lora_a[index[:, None], own], self.lora_b, rhs_indices=index).astype(y.dtype)
+        split = _split_rows(y, index)
+        plain = split + z
+        if any(self.places.scaled):
+            scaled = plain * self.magnitude[index[:, None], own][..., None]
+            plain = mx.where(self._mark_scaled(), scaled, plain)
+        return self._select(y, plain)
+
+    def adapt_head(self, x: mx.array, y: mx.array) -> mx.array:
+        """The products y [..., V] of an embedding that serves as output layer, for x [..., D]."""
+        slot = self._find_slot()
+        if slot == ABSENT:
+            return y
+        if slot is not None:
+            z = (x @ self.lora_b[slot].T) @ self.lora_a[slot].T
+            return self._join_all(y, z.astype(x.dtype), None, slot)
+        index = self._make_index()
+        z = mx.gather_mm(_split_rows(x, index), self.lora_b.swapaxes(-1, -2), rhs_indices=index)
+        z = mx.gather_mm(z, self.lora_a.swapaxes(-1, -2), rhs_indices=index)
+        return self._join_rows(y, z.astype(x.dtype), None, index)
+
+    def adapt_experts(self, x: mx.array, y: mx.array, indices: mx.array, is_sorted: bool) -> mx.array:
+        """y = base(x) of the experts `indices`; all rows use one adapter."""
+        slots = set(self._list_slots())
+        if slots <= {ABSENT}:
+            return y
+        (slot,) = slots
+        chosen = {"rhs_indices": indices, "sorted_indices": is_sorted}
+        z = mx.gather_mm(x, self.lora_a[slot].swapaxes(-1, -2), **chosen)
+        z = mx.gather_mm(z, self.lora_b[slot].swapaxes(-1, -2), **chosen)
+        return y + z.astype(x.dtype)
+
+    def _join_all(self, y: mx.array, z: mx.array, bias: mx.array | None, slot: int) -> mx.array:
+        if not self.places.scaled[slot]:
+            return y + z
+        return _scale(y, z, bias, self.magnitude[slot])
+
+    def _join_rows(self, y: mx.array, z: mx.array, bias: mx.array | None, index: mx.array) -> mx.array:
+        split = _split_rows(y, index)
+        joined = split + z
+        if any(self.places.scaled):
+            scaled = _scale(split, z, bias, self.magnitude[index][:, None])
+            joined = mx.where(self._mark_scaled(), scaled, joined)
+        return self._select(y, joined)
+
+    def _select(self, y: mx.array, joined: mx.array) -> mx.array:
+        """The rows of `joined` [rows, n, N] that have an adapter here, and those of `y` that have none."""
+        adapted = self.rows.make_array([slot != ABSENT for slot in self._list_slots()])
+        return mx.where(adapted[:, None, None], joined, y.reshape(joined.shape)).reshape(y.shape)
+
+    def _make_index(self) -> mx.array:
+        return self.rows.make_array([max(slot, 0) for slot in self._list_slots()])
+
+    def _mark_scaled(self) -> mx.array:
+        """The rows whose adapter is a DoRA, [rows, 1, 1]."""
+        return self.rows.make_array([s >= 0 and self.places.scaled[s] for s in self._list_slots()])[
+            :, None, None
+        ]
+
+
+def _split_rows(x: mx.array, index: mx.array) -> mx.array:
+    """x as [rows, n, D]: a model may have joined rows and tokens."""
+    return x.reshape(index.size, -1, x.shape[-1])
+
+
+def _scale(y: mx.array, z: mx.array, bias: mx.array | None, magnitude: mx.array) -> mx.array:
+    """DoRA: the outputs without bias, adapted and scaled."""
+    factor = magnitude.astype(y.dtype)
+    return (y + z) * factor if bias is None else (y - bias + z) * factor + bias
+
+
+def _widen(matrix: mx.array, axis: int, rank: int) -> mx.array:
+    """The matrix with zeros up to this rank."""
+    widths = [(0, 0)] * matrix.ndim
+    widths[axis] = (0, rank - matrix.shape[axis])
+    return mx.pad(matrix, widths)
+
+
+def _compute_magnitude(weights: LayerWeights, base: Any) -> mx.array:
+    """The factors of a layer's outputs, or of an embedding's tokens; 1 for LoRA."""
+    weight = dequantize_weight(base, mx.float32) if "scales" in base else base["weight"].astype(mx.float32)
+    if weights.m is None:
+        return mx.ones(weight.shape[:1])
+    change = weights.a.astype(mx.float32) @ weights.b.astype(mx.float32)
+    adapted = weight + (change if isinstance(base, nn.Embedding | nn.QuantizedEmbedding) else change.T)
+    return weights.m.astype(mx.float32) / mx.linalg.norm(adapted, axis=1)
+
+
+class _AdaptedLinear(nn.Module):
+    adapters: LayerAdapters
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.adapters.adapt_linear(x, super().__call__(x), self.get("bias"))
+
+
+class _AdaptedEmbedding(nn.Module):
+    adapters: LayerAdapters
+
+    def __call__(self, ids: mx.array) -> mx.array:
+        return self.adapters.adapt_lookup(ids, super().__call__(ids))
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return self.adapters.adapt_head(x, super().as_linear(x))
+
+
+class _AdaptedExperts(nn.Module):
+    adapters: LayerAdapters
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        y = super().__call__(x, indices, sorted_indices=sorted_indices)
+        return self.adapters.adapt_experts(x, y, indices, sorted_indices)
+
+
+class _ExpertsParent(nn.Module):
+    """The module whose children are expert layers: computed for all rows once with each adapter present."""
+
+    row_adapters: RowAdapters
+
+    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
+        numbers = self.row_adapters.numbers
+        output: mx.array | None = None
+        for adapter in sorted(set(numbers)) or [BASE]:
+            with self.row_adapters.use([adapter] * len(numbers)):
+                found = super().__call__(x, *args, **kwargs)
+            if output is not None:
+                marks = self.row_adapters.make_array([number == adapter for number in numbers])[:, None]
+                split = (len(numbers), -1)
+                found = mx.where(marks, found.reshape(split), output.reshape(split)).reshape(found.shape)
+            output = found
+        assert output is not None
+        return output
+
+
+_MIXINS = (
+    (nn.Linear | nn.QuantizedLinear, _AdaptedLinear),
+    (nn.Embedding | nn.QuantizedEmbedding, _AdaptedEmbedding),
+)
+
+
+def attach_adapters(
+    model: nn.Module,
+    rows: RowAdapters,
+    adapters: Sequence[Mapping[str, LayerWeights]],
+    dtype: mx.Dtype | None = None,
+) -> None:
+    """Let the layers of a model add what the adapters of their rows add. `adapters`: the weights of each by
+    the path of the layer, in the order of `rows.names`; `dtype`: to cast them to."""
+    modules = dict(model.named_modules())
+    for path in sorted({path for each in adapters for path in each}):
+        layer: Any = modules[path]
+        added = LayerAdapters(rows, [each.get(path) for each in adapters], layer)
+        if dtype is not None:
+            added.set_dtype(dtype)
+        layer.adapters = added
+        mixin = next((mixin for kinds, mixin in _MIXINS if isinstance(layer, kinds)), _AdaptedExperts)
+        _mix_in(layer, mixin)
+        if mixin is _AdaptedExperts:
+            parent: Any = modules[path.rpartition(".")[0]]
+            if not isinstance(parent, _ExpertsParent):
+                parent.row_adapters = rows
+                _mix_in(parent, _ExpertsParent)
+
+
+def _mix_in(module: nn.Module, mixin: type) -> None:
+    kind = type(module)
+    module.__class__ = type(f"Adapted{kind.__name__}", (mixin, kind), {"__module__": kind.__module__})

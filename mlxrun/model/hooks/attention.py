@@ -1,0 +1,309 @@
+"""The attention seam: how a model's own layers attend over ragged rows in one forward.
+
+Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
+call to RowKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
+below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
+parity probe, but for those that score_rule.py and softcapped_attention.py know.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.hooks import cpu_attention, cuda_attention
+from mlxrun.model.hooks.score_rule import PositionScores, ScoreRule, TurnedParts, attend_arrays
+from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantised
+from mlxrun.model.kv.ragged.row_group import RowGroup
+from mlxrun.model.machine.device import uses_cuda
+
+ATTENTION_FUNCTION = "scaled_dot_product_attention"
+_KNOWN = ("queries", "keys", "values", "cache", "scale", "mask")  # the rest (sinks) goes to the kernel
+_BASES = ("mlx_lm.models.base", "mlx_vlm.models.base")
+AttentionCall = Callable[..., Any]  # with the arguments of `attend_plain`
+
+
+class NotRaggedError(TypeError):
+    """The model used a ragged object in a way that only a plain array supports."""
+
+
+class RaggedMask:
+    """The result of `make_mask`: the layer's window, from which each group makes its own mask."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+
+
+class RowKeys:
+    """Keys and values of all rows of a forward, in place of arrays."""
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
+    ) -> mx.array:
+        """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionScores.
+        `sinks`, `cap`: see ScoreRule."""
+        if isinstance(mask, PositionScores):
+            if sinks is not None or cap:
+                raise NotRaggedError("latent attention with sinks or a soft cap")
+            return self._attend(queries, ScoreRule(scale, positions=mask.positions))
+        if mask is not None and not isinstance(mask, RaggedMask):
+            raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
+        return self._attend(queries, ScoreRule(scale, None if mask is None else mask.window, sinks, cap))
+
+    def swapaxes(self, *axes: int) -> TurnedParts:
+        """The rotary parts of the latent form, for the scores that the model adds."""
+        if axes not in ((-1, -2), (-2, -1), (2, 3), (3, 2)):
+            raise NotRaggedError(f"the model swaps axes {axes} of its keys")
+        return TurnedParts()
+
+    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
+        raise NotImplementedError
+
+
+class RaggedKeys(RowKeys):
+    """Keys and values of all rows, a pair of arrays (plain or quantised) for each group, in row order."""
+
+    def __init__(self, groups: list[RowGroup], pairs: list[tuple[Any, Any]], width: int) -> None:
+        self._groups = groups
+        self._pairs = pairs
+        self._width = width  # rows of the forward; more than the groups hold if it is padded
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[rows, H, longest, D]: what a padded array would have."""
+        first = self._pairs[0][0].shape
+        return (self._width, first[1], max(k.shape[2] for k, _ in self._pairs), first[3])
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        dtype: mx.Dtype = self._pairs[0][0].dtype
+        return dtype
+
+    def astype(self, dtype: mx.Dtype) -> RaggedKeys:
+        pairs = [(k.astype(dtype), v.astype(dtype)) for k, v in self._pairs]
+        return RaggedKeys(self._groups, pairs, self._width)
+
+    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
+        """One call a group."""
+        outputs, row = [], 0
+        for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
+            count = len(group.ids)
+            whole = count == queries.shape[0]
+            own, of_rows = (queries, rule) if whole else _select_rows(queries, rule, row, row + count)
+            mask = group.make_mask(keys.shape[2], rule.window)
+            outputs.append(attend_arrays(own, keys, values, mask, of_rows, _attend))
+            row += count
+        if row < queries.shape[0]:  # dummy rows of a fixed decode width
+            shape = (queries.shape[0] - row, *outputs[0].shape[1:])
+            outputs.append(mx.zeros(shape, outputs[0].dtype))
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+
+def _select_rows(queries: mx.array, rule: ScoreRule, start: int, stop: int) -> tuple[mx.array, ScoreRule]:
+    if rule.positions is not None:
+        rule = replace(rule, positions=rule.positions[start:stop])
+    return queries[start:stop], rule
+
+
+class StepCache:
+    """One KV or WINDOW layer, as the model sees it in a step; the members are those of the libraries' caches.
+
+    `offset` is an int32 array [rows]; `_offset` its largest value, which spares some models a device sync.
+    """
+
+    def __init__(self, layer: int, window: int | None) -> None:
+        self._layer = layer
+        self._window = window
+        self._groups: list[RowGroup] = []
+        self.offset: mx.array = mx.array([], dtype=mx.int32)
+        self._offset = 0
+
+    def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
+        """Start a step: every group has advanced, `offsets` are the new tokens' positions."""
+        self._groups, self.offset, self._offset = groups, offsets, longest
+
+    def end_step(self) -> None:
+        """Drop the step's views, so that buffers can be updated in place and freed with their rows."""
+        self._groups = []
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """The keys and values of this step."""
+        raise NotImplementedError
+
+    @property
+    def state(self) -> tuple[Any, Any]:
+        return self.keys_and_values()
+
+
+class RowKeysCache:
+    """What caches have in common whose keys and values are RowKeys: all rows are in one forward."""
+
+    _fetched: RowKeys | None = None  # by this step
+
+    def keys_and_values(self) -> tuple[RowKeys, RowKeys]:
+        """What this step fetched, for layers that share another layer's keys."""
+        if self._fetched is None:
+            raise NotRaggedError("the model read keys before the step's update")
+        return self._fetched, self._fetched
+
+    @property
+    def state(self) -> tuple[Any, Any]:
+        return self.keys_and_values()
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> RaggedMask | None:
+        """The mask of one new token a row: none without `window_size`, which limits what it attends to, as
+        the libraries' caches give."""
+        if N != 1 or (return_array and window_size is not None):
+            raise NotRaggedError("the model needs the mask as an array")
+        return None if window_size is None else RaggedMask(window_size)
+
+
+class RaggedCache(RowKeysCache, StepCache):
+    """All rows in one forward, in groups: keys and values are RaggedKeys."""
+
+    def end_step(self) -> None:
+        super().end_step()
+        self._fetched = None
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowKeys, RowKeys]:
+        """Add one token [rows, H, 1, D] to every row."""
+        if keys.shape[2] != 1:
+            raise NotRaggedError("a ragged batch takes one token a row")
+        pairs, row = [], 0
+        for group in self._groups:
+            count = len(group.ids)
+            all_rows = count == keys.shape[0]
+            k, v = (keys, values) if all_rows else (keys[row : row + count], values[row : row + count])
+            pairs.append(group.buffers[self._layer].append(k, v, group.get_width(self._window)))
+            row += count
+        self._fetched = RaggedKeys(self._groups, pairs, keys.shape[0])
+        return self.keys_and_values()
+
+
+class GroupCache(StepCache):
+    """One group in a forward, with plain padded arrays: for models that look inside."""
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        (group,) = self._groups
+        return group.buffers[self._layer].append(keys, values, group.get_width(self._window))
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        (group,) = self._groups
+        return group.buffers[self._layer].view(group.get_width(self._window))
+
+    def make_mask(
+        self, N: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | None:
+        """Bool [rows, 1, 1, width], or None where every row attends to everything."""
+        (group,) = self._groups
+        width = group.get_width(self._window)
+        mask = group.make_mask(width, window_size)
+        if mask is None and return_array:
+            mask = mx.ones((len(group.ids), 1, 1, width), dtype=mx.bool_)
+        return mask
+
+
+def route_attention(model: nn.Module) -> int:
+    """Route attention in each module that defines a part of this model; returns how many modules have it.
+
+    Idempotent. ModelLoadError if a module binds the name to something that is not a function.
+    """
+    modules = _find_modules(model)
+    for module in modules:
+        original = vars(module)[ATTENTION_FUNCTION]
+        if not callable(original):
+            raise ModelLoadError(
+                f"{module.__name__}.{ATTENTION_FUNCTION} is not a function: untested mlx-lm or mlx-vlm"
+            )
+        if not getattr(original, "routes_ragged_keys", False):
+            setattr(module, ATTENTION_FUNCTION, _make_routed(original))
+    return len(modules)
+
+
+def _find_modules(model: nn.Module) -> list[ModuleType]:
+    names = {base.__module__ for m in model.modules() for base in type(m).__mro__}
+    return [sys.modules[name] for name in sorted(names) if ATTENTION_FUNCTION in vars(sys.modules[name])]
+
+
+class _EngineAttention:
+    """How attention over plain arrays is computed now. Only the engine thread uses it."""
+
+    enabled = False
+    calls_per_launch = 0
+    calls = 0
+    check: AttentionCall | None = None
+
+
+@contextmanager
+def use_engine_attention(calls_per_launch: int = 0, check: AttentionCall | None = None) -> Iterator[None]:
+    """Forwards in this block are the engine's own: on a CPU they attend as cpu_attention.py does.
+
+    Each `calls_per_launch`th result of attention over plain arrays is launched (0: none), so that a device
+    computes the first layers of a prompt while Python builds the later ones. `check` is called before each
+    call of the engine's attention with the same arguments.
+    """
+    _EngineAttention.enabled, _EngineAttention.calls = True, 0
+    _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
+    try:
+        yield
+    finally:
+        _EngineAttention.enabled, _EngineAttention.check = False, None
+
+
+def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
+    """Attention over plain or quantised arrays in an engine's forward."""
+    if isinstance(keys, QuantizedArray):
+        return attend_quantised(queries, keys, values, scale, mask, **kwargs)
+    if not _EngineAttention.enabled:
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
+    if _EngineAttention.check is not None:
+        _EngineAttention.check(queries, keys, values, scale, mask, **kwargs)
+    return attend_plain(queries, keys, values, scale, mask, **kwargs)
+
+
+def attend_plain(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
+) -> mx.array:
+    """The engine's attention over plain arrays: cpu_attention.py on a CPU and cuda_attention.py for prompts
+    on CUDA if they support all arguments, else the library's."""
+    if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
+        return cpu_attention.compute_attention(queries, keys, values, scale, mask)
+    if isinstance(mask, str) and not kwargs and queries.dtype in cuda_attention.CUDNN_TYPES and uses_cuda():
+        return cuda_attention.attend_causally(queries, keys, values, scale)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
+
+
+def _make_routed(original: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    names = tuple(inspect.signature(original).parameters)
+    known = original.__module__ in _BASES  # a model's own function may do more than the kernel does
+
+    def attend(queries: mx.array, keys: Any, *args: Any, **kwargs: Any) -> mx.array:
+        ragged = isinstance(keys, RowKeys)
+        if not ragged and not (known and _EngineAttention.enabled and isinstance(keys, mx.array)):
+            return original(queries, keys, *args, **kwargs)
+        given = dict(zip(names[2:], args, strict=False)) | kwargs
+        extra = {name: value for name, value in given.items() if name not in _KNOWN and value is not None}
+        if ragged:
+            if extra.keys() - {"sinks"}:
+                raise NotRaggedError(f"attention with {', '.join(extra)}")
+            return keys.attend(queries, given["scale"], given.get("mask"), **extra)
+        out = _attend(queries, keys, given["values"], given["scale"], given.get("mask"), **extra)
+        _EngineAttention.calls += 1
+        every = _EngineAttention.calls_per_launch
+        if every and _EngineAttention.calls % every == 0:
+            mx.async_eval(out)
+        return out
+
+    attend.routes_ragged_keys = True  # type: ignore[attr-defined]
+    return attend

@@ -1,0 +1,196 @@
+"""What a recurrent layer sees as its cache in a forward with drafts, and how its rows are computed then.
+
+`route_states` routes the calls of a model's modules that take a cache. A module that is called with a
+`DraftedState` and touches it is the one that updates the state: it is called once for each call of the layout
+(draft_layout.py), with ordinary caches, and its results are put back into their rows. All other modules
+compute all rows at once. Which module it is shows when it first touches the state: what it had computed until
+then is thrown away, unevaluated.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+from mlxrun.model.hooks.attention import NotRaggedError
+from mlxrun.model.hooks.draft_layout import ChosenStates, DraftLayout, LayerCall, RowChoice
+from mlxrun.model.hooks.hoisted_calls import HoistedCalls
+
+States = list[mx.array | None]  # of one layer, by slot
+
+
+class StateTouchedError(NotRaggedError):
+    """A module touched the state that it was called with; whoever routed its call handles this."""
+
+    def __init__(self, state: DraftedState) -> None:
+        frame = inspect.currentframe()  # of this function, of the state's method, and of who called that
+        caller = frame and frame.f_back and frame.f_back.f_back
+        name = "a module" if caller is None else caller.f_code.co_qualname
+        super().__init__(f"{name} reads a recurrent state where rows cannot be computed one after the other")
+        self.state = state
+
+
+@dataclass(frozen=True, slots=True)
+class _Update:
+    """A module that updated the state, and what it was called with. `slots`: those that it changes."""
+
+    call: Callable[..., Any]
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    hoisted: HoistedCalls
+    slots: set[int]
+
+    def run(self, state: DraftedState, cache: Any, call: LayerCall, total: int) -> Any:
+        """The module's result for these rows, which have their states in `cache`."""
+
+        def give(leaf: Any) -> Any:
+            if leaf is state:
+                return cache
+            is_rows = isinstance(leaf, mx.array) and leaf.ndim and leaf.shape[0] == total
+            return self.hoisted.take(leaf) if is_rows else leaf
+
+        before = list(cache.cache)
+        with self.hoisted.begin_call(call):
+            args, kwargs = tree_map(give, (list(self.args), self.kwargs))
+            result = self.call(self.module, *args, **kwargs)
+        pairs = enumerate(zip(before, cache.cache, strict=True))
+        self.slots.update(slot for slot, (old, new) in pairs if old is not new)
+        return result
+
+
+class DraftedState:
+    """One STATE layer. `first`: its cache with the states of all rows before the forward. `updaters`: the
+    modules that are known to update a state, by id; is added to. What a library keeps in a cache beside the
+    states can be read and written."""
+
+    lengths = None  # as in every batch of rows with one token each
+    left_padding = None
+
+    def __init__(self, first: Any, layout: DraftLayout, updaters: dict[int, nn.Module]) -> None:
+        vars(self).update({name: value for name, value in vars(first).items() if name != "cache"})
+        self._first, self._layout, self._updaters = first, layout, updaters
+        self._updates: list[_Update] = []
+        self._after: list[States] = []  # what each call of the layout left
+
+    def make_mask(self, *args: Any, **kwargs: Any) -> Any:
+        return self._first.make_mask(*args, **kwargs)
+
+    def advance(self, N: int) -> None:
+        """Rows of one token each have nothing to count."""
+
+    def __getitem__(self, slot: int) -> Any:
+        raise StateTouchedError(self)
+
+    def __setitem__(self, slot: int, value: Any) -> None:
+        raise StateTouchedError(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "cache" or hasattr(type(self._first), name):
+            raise StateTouchedError(self)
+        raise AttributeError(name)
+
+    def compute(
+        self, call: Callable[..., Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """The result of a module that was called with this object among its arguments."""
+        if id(module) not in self._updaters:
+            before = self._after, list(self._updates)
+            try:
+                return call(module, *args, **kwargs)
+            except StateTouchedError as error:
+                if error.state is not self:
+                    raise
+            self._after, self._updates = before  # a module inside it may have updated it already
+            self._updaters[id(module)] = module
+        return self._update(_Update(call, module, args, kwargs, HoistedCalls(module, self._layout), set()))
+
+    def _update(self, update: _Update) -> Any:
+        outputs, after = [], list[States]()
+        for index, call in enumerate(self._layout.calls):
+            cache = copy.copy(self._first)
+            cache.cache = self._begin_call(index, call, after, update.slots)
+            outputs.append(update.run(self, cache, call, self._layout.total))
+            after.append(cache.cache)
+        self._after = after
+        self._updates.append(update)
+        return update.hoisted.join(outputs)
+
+    def _begin_call(self, index: int, call: LayerCall, after: Sequence[States], changed: set[int]) -> States:
+        """The states with which a call begins: in slots that the module changes, those of its call before; in
+        others, what another module left in this call."""
+        others = self._after[index] if self._after else None
+        if call.previous is None:
+            return list(others or _take_rows(self._first.cache, call.begin))
+        own = _take_rows(after[-1], call.previous)
+        if others is None:
+            return own
+        return [a if slot in changed else b for slot, (a, b) in enumerate(zip(own, others, strict=True))]
+
+    def end_forward(self) -> None:
+        """Keep what `choose` may need. NotRaggedError if no module updated the state."""
+        if not self._updates:
+            raise NotRaggedError("the model did not update a recurrent state")
+        pairs = zip(self._layout.calls, self._after, strict=True)
+        # A later pass is mostly of dummies where its width is fixed: a view would keep those.
+        self._after = [_take_rows(a, call.kept, copied=call.previous is not None) for call, a in pairs]
+
+    def list_arrays(self) -> list[mx.array]:
+        """What the forward's logits do not consume."""
+        return [a for states in self._after for a in states if a is not None]
+
+    def choose(self, parts: Sequence[ChosenStates], order: RowChoice) -> States:
+        """The states of all rows, by `DraftLayout.choose_states`."""
+        found = [
+            self._repeat(part.repeat) if part.repeat else _take_rows(self._after[part.call], part.places)
+            for part in parts
+        ]
+        return [_join_rows(slot, order) for slot in zip(*found, strict=True)]
+
+    def _repeat(self, call: LayerCall) -> States:
+        """The states after fewer tokens: those modules are called again, for what the states need of it."""
+        cache = copy.copy(self._first)
+        cache.cache = _take_rows(self._first.cache, call.begin)
+        for update in self._updates:
+            update.run(self, cache, call, self._layout.total)
+            update.hoisted.forget()
+        return list(cache.cache)
+
+
+def _take_rows(states: Sequence[mx.array | None], rows: RowChoice, *, copied: bool = False) -> States:
+    return [None if a is None else rows.take(a, copied=copied) for a in states]
+
+
+def _join_rows(parts: Sequence[mx.array | None], order: RowChoice) -> mx.array | None:
+    filled = [a for a in parts if a is not None]
+    return order.take(filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
+
+
+def route_states(model: nn.Module) -> None:
+    """Route the calls of all modules of the model that take a cache. Idempotent."""
+    for kind in {base for module in model.modules() for base in type(module).__mro__}:
+        call = vars(kind).get("__call__")
+        if call is None or not issubclass(kind, nn.Module) or getattr(call, "routes_states", False):
+            continue
+        if "cache" in inspect.signature(call).parameters:
+            setattr(kind, "__call__", _make_routed(call))  # noqa: B010
+
+
+def _make_routed(call: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def compute(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for given in (*args, *kwargs.values()):
+            if type(given) is DraftedState:
+                return given.compute(call, self, args, kwargs)
+        return call(self, *args, **kwargs)
+
+    compute.routes_states = True  # type: ignore[attr-defined]
+    return compute

@@ -1,0 +1,222 @@
+"""Quantised layers that multiply by the method that is fastest for the number of rows they are called with.
+
+`route_products` replaces the call of each quantised linear layer and of embeddings that serve as output
+layers, `route_experts` that of expert layers. A method follows from a call's shapes alone, so that forwards
+may be compiled. All methods give the library's result within rounding.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.hooks.transient_weights import are_bounded, bound_transients, record_product
+
+ProductMethod = Literal["library", "flat", "dequantized"]
+
+MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
+MAX_TRANSIENT = 1 << 27  # numbers of a weight that may be dequantised for one call
+MAX_EXPERT_TRANSIENT = 1 << 28  # the same of all experts of a layer together
+
+
+@dataclass(frozen=True, slots=True)
+class MethodTable:
+    """The method for each number of rows, as (most rows, method), ascending; the last one has no limit.
+
+    `library`: the library's call. MLX on CUDA multiplies `[rows, 1, D]` row by row. `flat`: as one matrix
+    `[rows, D]`, padded to MIN_MATRIX_ROWS. `dequantized`: with the weight dequantised for this call.
+    """
+
+    entries: tuple[tuple[int, ProductMethod], ...] = ((1, "library"),)
+
+    def choose(self, rows: int) -> ProductMethod:
+        """The method for so many rows."""
+        return next((method for most, method in self.entries if rows <= most), self.entries[-1][1])
+
+    def describe(self, unit: str) -> str:
+        """For logs, with what its numbers count."""
+        steps = [f"{method} up to {most} {unit}" for most, method in self.entries[:-1]]
+        last = self.entries[-1][1]
+        return ", ".join([*steps, f"{last} beyond" if steps else last])
+
+
+class _RoutedLinear(nn.QuantizedLinear):
+    table: MethodTable
+
+    def __call__(self, x: mx.array) -> mx.array:
+        y = multiply(self, x, self.table.choose(x.size // x.shape[-1]))
+        return y + self["bias"] if "bias" in self else y
+
+
+class _RoutedEmbedding(nn.QuantizedEmbedding):
+    table: MethodTable
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        return multiply(self, x, self.table.choose(x.size // x.shape[-1]))
+
+
+class _RoutedExperts(nn.Module):
+    """Mixed into the libraries' classes of expert layers. The table's numbers are the tokens that each expert
+    has on average. Indices that are not sorted are the library's: `gather_mm` then reads an expert again for
+    each token. So are those of decode steps, whose weights would all be in memory at once."""
+
+    table: MethodTable
+
+    def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
+        method = self.table.choose(indices.size // self["weight"].shape[0])
+        fits = are_bounded() and count_weights(self) <= MAX_EXPERT_TRANSIENT
+        if not (sorted_indices and fits and method == "dequantized"):
+            library: mx.array = super().__call__(x, indices, sorted_indices=sorted_indices)
+            return library
+        weight = dequantize_weight(self, x.dtype).swapaxes(-1, -2)
+        y = mx.gather_mm(x, weight, rhs_indices=indices, sorted_indices=True)
+        record_product(y, count_weights(self))
+        return y + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else y
+
+
+_ROUTED: dict[type, type] = {nn.QuantizedLinear: _RoutedLinear, nn.QuantizedEmbedding: _RoutedEmbedding}
+# Layers of the libraries that can be held dequantised; each has a plain twin beside it, without "Quantized".
+_HELD = ("QuantizedLinear", "QuantizedEmbedding", "QuantizedSwitchLinear", "QuantizedMultiLinear")
+
+
+def list_quantized(model: nn.Module) -> list[nn.Module]:
+    """All layers of a model whose weights are quantised and can be held dequantised."""
+    return [module for module in list_modules(model) if _find_plain_class(module) is not None]
+
+
+def is_expert(layer: nn.Module) -> bool:
+    """Whether the layer's weights are those of several experts."""
+    return type(layer).__name__.removeprefix("_Routed") == "QuantizedSwitchLinear"
+
+
+def list_products(model: nn.Module) -> list[nn.Module]:
+    """The quantised layers whose products `route_products` can compute in several ways."""
+    return [module for module in list_modules(model) if type(module) in _ROUTED]
+
+
+def list_modules(model: nn.Module) -> list[nn.Module]:
+    """All modules, each once: a model may use one layer in several places."""
+    return list({id(module): module for module in model.modules()}.values())
+
+
+def route_products(model: nn.Module, table: MethodTable) -> None:
+    """Let all quantised linear layers, and embeddings used as such, multiply by the table's methods."""
+    for module in list_products(model):
+        module.__class__ = _ROUTED[type(module)]
+        module.table = table
+
+
+def list_experts(model: nn.Module) -> list[nn.Module]:
+    """The quantised layers with the weights of several experts, which `route_experts` takes."""
+    return [layer for layer in list_quantized(model) if is_expert(layer)]
+
+
+def route_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
+    """Let these expert layers multiply by the table's methods, chosen by the tokens that an expert has on
+    average."""
+    for layer in layers:
+        kind = type(layer)
+        bases = (_RoutedExperts, kind)
+        layer.__class__ = type(f"_Routed{kind.__name__}", bases, {"__module__": kind.__module__})
+        layer.table = table
+
+
+def list_routed(model: nn.Module) -> list[Any]:
+    """The layers that multiply by the methods of a table, their `table`."""
+    kinds = _RoutedLinear | _RoutedEmbedding | _RoutedExperts
+    return [module for module in list_modules(model) if isinstance(module, kinds)]
+
+
+def multiply_routed(layer: Any, x: mx.array, experts: mx.array | None = None) -> mx.array:
+    """The product of a layer of `list_routed` by its table's method, without bias. `experts`: sorted indices
+    [n] of the expert of each token of x [n, 1, D]; None for linear layers."""
+    if experts is None:
+        return multiply(layer, x, layer.table.choose(x.size // x.shape[-1]))
+    with bound_transients():
+        y: mx.array = layer(x, experts, sorted_indices=True)
+        mx.eval(y)
+    return y - mx.expand_dims(layer["bias"][experts], -2) if "bias" in layer else y
+
+
+@contextmanager
+def use_library_products(model: nn.Module) -> Iterator[None]:
+    """Multiply as the library does meanwhile, so that no row changes the rounding of another."""
+    modules = list_routed(model)
+    tables = [module.table for module in modules]
+    for module in modules:
+        module.table = MethodTable()
+    try:
+        yield
+    finally:
+        for module, table in zip(modules, tables, strict=True):
+            module.table = table
+
+
+def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
+    """x [..., D] times the layer's quantised weight [N, D], as [..., N], without bias."""
+    rows = x.size // x.shape[-1]
+    if method == "dequantized" and count_weights(layer) <= MAX_TRANSIENT:
+        weight = dequantize_weight(layer, x.dtype)
+        return record_product(x @ weight.T, count_weights(layer))
+    if method == "library":
+        return _multiply_quantized(layer, x)
+    flat = x.reshape(rows, x.shape[-1])
+    if 1 < rows < MIN_MATRIX_ROWS:
+        flat = mx.pad(flat, [(0, MIN_MATRIX_ROWS - rows), (0, 0)])
+    y = _multiply_quantized(layer, flat)
+    return y[:rows].reshape(*x.shape[:-1], y.shape[-1])
+
+
+def _multiply_quantized(layer: Any, x: mx.array) -> mx.array:
+    options = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+    weight, scales, biases = layer["weight"], layer["scales"], layer.get("biases")
+    return mx.quantized_matmul(x, weight, scales, biases, transpose=True, **options)
+
+
+def dequantize_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
+    """The layer's weight as plain numbers, lazy."""
+    options = {"group_size": layer.group_size, "bits": layer.bits, "mode": layer.mode}
+    return mx.dequantize(layer["weight"], layer["scales"], layer.get("biases"), dtype=dtype, **options)
+
+
+def count_weights(layer: Any) -> int:
+    """Numbers that the layer's weight has when it is dequantised."""
+    return int(layer["weight"].size) * 32 // int(layer.bits)
+
+
+def hold_dequantized(layers: Iterable[nn.Module], dtype: mx.Dtype) -> None:
+    """Replace quantised weights by plain ones of this type, one at a time, so that memory is bounded."""
+    for module in layers:
+        plain = _find_plain_class(module)
+        assert plain is not None
+        weight = dequantize_weight(module, dtype)
+        mx.eval(weight)
+        for name in ("scales", "biases"):
+            module.pop(name, None)
+        module.weight = weight
+        module.__class__ = plain
+
+
+def _find_plain_class(module: nn.Module) -> type | None:
+    """The class of the layer with plain weights; None for layers that have none."""
+    kind = type(module)
+    if kind.__name__ not in _HELD or getattr(module, "global_scale", None) is not None:
+        return None
+    namespace = nn if kind.__module__.startswith("mlx.nn") else sys.modules[kind.__module__]
+    return getattr(namespace, kind.__name__.removeprefix("Quantized"), None)
+
+
+def describe_quantization(model: nn.Module) -> Iterator[str]:
+    """The kinds of quantised weights, such as `affine 4 bit`, the one of most numbers first."""
+    totals: dict[str, int] = {}
+    for module in list_quantized(model):
+        layer: Any = module
+        name = f"{layer.mode} {layer.bits} bit"
+        totals[name] = totals.get(name, 0) + count_weights(layer)
+    yield from sorted(totals, key=lambda name: -totals[name])

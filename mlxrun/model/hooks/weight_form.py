@@ -1,0 +1,306 @@
+"""Chooses the form of quantised weights: held dequantised, or quantised, with a method by number of rows.
+
+`model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
+reproducible mode the choice follows from the backend alone: a timing may fall out differently the next time,
+and the memory is another on another machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_args
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError
+from mlxrun.model.hooks.quantized_layers import (
+    MAX_TRANSIENT,
+    MethodTable,
+    ProductMethod,
+    count_weights,
+    dequantize_weight,
+    describe_quantization,
+    hold_dequantized,
+    is_expert,
+    list_experts,
+    list_products,
+    list_quantized,
+    multiply,
+    route_experts,
+    route_products,
+)
+from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
+
+log = logging.getLogger(__name__)
+
+WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
+PRODUCTS = 3
+HELD = "held"  # the name of dequantised weights among the timed methods
+MEMORY_SHARE = 0.5  # of the memory limit, that dequantised weights may take
+WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
+HELD_WORTH = 0.95  # the same for dequantised weights, on average
+# On CUDA, quantised products of one row take at most this share of the time of dequantised ones, or weights
+# are held: more rows gain less, since one row waits for nothing but weights. Small products take the time of
+# their launch in either form; at full speed, weights of 4 and 8 bit take 0.28 and 0.53 of it.
+CLEARLY_FASTER = 0.75
+HOPELESS = 4.0  # a method that takes so many times the best one's time is not timed
+SECONDS = 0.6  # after which nothing is timed with more rows
+GRAPHS, GRAPH_SECONDS, MAX_REPEATS = 3, 0.004, 16  # timed graphs, their length, and products in each
+SLOW_SECONDS = 0.3  # after which no graph is timed again
+CPU_OUTPUTS = 512  # columns of a product that is timed on a CPU
+# Without timing: MLX's CUDA backend multiplies rows one by one unless they are one matrix, padded to 8 rows.
+# 8B in 4 bit on an H200, ms a step: 10.3 with 2 rows one by one, 18.4 with 4, and 16.0 padded.
+FIXED_TABLES: Mapping[str, MethodTable] = {
+    "cuda": MethodTable(((3, "library"), (128, "flat"), (256, "dequantized"))),
+    "metal": MethodTable(),
+    "cpu": MethodTable(((4, "library"), (8, "dequantized"))),
+}
+# Of experts that stay quantised, by tokens an expert. 128 experts of three weights, 2048 x 768 in 4 bit, on
+# an H200, 8 for each token: 64 tokens take 1.4 ms by the library, whose time grows with their number, and 1.9
+# by sorted indices with plain weights, which take 0.4 to make; 512 tokens 8.2 and 2.7 + 0.4. Both take as
+# long at 8 tokens an expert. A CPU gains little: its `gather_mm` multiplies one token at a time.
+EXPERT_TABLES: Mapping[str, MethodTable] = {"cuda": MethodTable(((8, "library"), (9, "dequantized")))}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightForm:
+    """What was chosen. `kinds`: of quantised weights; empty if there are none. `keeps_experts`: those stay
+    quantised where the others are held. `seconds`: by method and rows, of the timed products together; empty
+    if nothing was timed. `unused`: names of weights in the files that the model has no use for. `experts`:
+    methods of expert layers by tokens an expert; None where all their calls are the library's."""
+
+    kinds: tuple[str, ...] = ()
+    held: bool = False
+    keeps_experts: bool = False
+    table: MethodTable = field(default_factory=MethodTable)
+    seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    experts: MethodTable | None = None
+
+    def describe(self) -> str:
+        """One line for logs and `mlxrun doctor`."""
+        kinds = ", ".join(self.kinds)
+        text = f"{kinds}, multiplied by: {self.table.describe('rows')}"
+        if self.held:
+            text = f"{kinds}, held dequantized" + (" except for experts" if self.keeps_experts else "")
+        if self.experts is not None:
+            text += f"; experts by: {self.experts.describe('tokens each')}"
+        return text
+
+
+PLAIN_WEIGHTS = WeightForm()
+
+
+def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightForm:
+    """Give the model's quantised weights their form. `dtype`: of activations, and of dequantised weights."""
+    kinds = tuple(describe_quantization(model))
+    if not kinds:
+        return PLAIN_WEIGHTS
+    choice, backend = config.model.dequantize, get_backend()
+    # On a GPU, experts decode as fast quantised or faster (measured on CUDA), at a quarter of the memory.
+    keeps_experts = choice == "auto" and backend != "cpu"
+    layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
+    # In reproducible mode the choice must not depend on what other processes use just now.
+    usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
+    limit = config.scheduler.memory_limit or usual_limit
+    may_hold = choice == "auto" and fits_memory(layers, limit, dtype)
+    seconds: dict[str, dict[int, float]] = {}
+    table = FIXED_TABLES[backend]
+    held = choice == "always"
+    if config.engine.reproducible:
+        if choice == "auto" and backend != "metal" and layers:
+            check_memory_share(layers, limit, dtype)
+            held = True
+    elif not held and (may_hold or backend != "cuda"):  # on CUDA the fixed table holds without held weights
+        seconds = time_products(model, dtype, may_hold)
+        table = choose_table(seconds, table)
+        may_gain = backend != "cuda" or is_one_row_faster(seconds)
+        held = may_hold and (not may_gain or is_held_faster(seconds))
+    if held:
+        hold_dequantized(layers, dtype)
+    else:
+        route_products(model, table)
+    kept = list_experts(model)
+    experts = EXPERT_TABLES.get(backend) if kept else None
+    if experts is not None:
+        route_experts(kept, experts)
+    form = WeightForm(kinds, held, held and bool(kept), table, seconds, experts=experts)
+    log.info("weights: %s", form.describe())
+    return form
+
+
+def fits_memory(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> bool:
+    """Whether dequantised weights take at most their share of the memory limit; 0: the limit is unknown."""
+    needed = sum(count_weights(layer) for layer in layers) * dtype.size
+    return 0 < needed <= limit * MEMORY_SHARE
+
+
+def check_memory_share(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> None:
+    """ConfigError if dequantised weights take more than their share of the memory limit. Reproducible mode
+    chooses no other form for that, whose products round otherwise. 0: the limit is unknown."""
+    needed = sum(count_weights(layer) for layer in layers) * dtype.size
+    if needed > limit * MEMORY_SHARE > 0:
+        sizes = f"{format_rounded(needed)}, more than half of the limit of {format_rounded(limit)}"
+        raise ConfigError(
+            f"model.dequantize: with engine.reproducible, auto holds weights dequantized, whatever memory a "
+            f"machine has; they take {sizes}: set `never` to keep them quantized, or `always`"
+        )
+
+
+# -- timing ---------------------------------------------------------------------------------------------
+
+
+def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> dict[str, dict[int, float]]:
+    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`:
+    those of dequantised weights too, which take their memory meanwhile.
+
+    A method is left out with many rows if it took far longer with fewer than the best one takes with many. On
+    CUDA, where more rows have kernels to compile, they are timed only if quantised weights gain by one.
+    """
+    backend = get_backend()
+    is_cpu = backend == "cpu"
+    layers = [_cut(layer) if is_cpu else layer for layer in _pick_layers(model)]
+    held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
+    mx.eval(held)
+    found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
+    spent = 0.0
+    for rows in WIDTHS if layers else ():
+        inputs = [_make_rows(layer, rows, dtype) for layer in layers]
+        best = math.inf
+        # A device that slept is slow for what comes first.
+        turns = 2 if rows == 1 and backend == "cuda" else 1
+        for name, times in [*found.items()] * turns:
+            least = max((value for r, value in times.items() if r < rows), default=0.0)
+            if least > HOPELESS * best or not _is_candidate(name, rows):
+                continue
+            lasted, elapsed = _time_graph(partial(_multiply_all, layers, held, inputs, name))
+            times[rows] = min(lasted, times.get(rows, math.inf))
+            best, spent = min(best, lasted), spent + elapsed
+        if spent > SECONDS:
+            break
+        if rows == 1 and backend == "cuda":
+            if not is_one_row_faster(found):
+                break
+            log.info("weights: timing more rows; MLX compiles for a minute what it has not kept of kernels")
+    timed = {name: dict(sorted(times.items())) for name, times in found.items() if times}
+    return {name: bound_by_more_rows(times) for name, times in timed.items()} if is_cpu else timed
+
+
+def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:
+    """Seconds by rows, none of them more than with more rows: on a CPU that can only be other processes."""
+    rows = sorted(times, reverse=True)
+    least = itertools.accumulate((times[n] for n in rows), min)
+    return dict(reversed(list(zip(rows, least, strict=True))))
+
+
+def _multiply_all(
+    layers: Sequence[Any], held: Sequence[mx.array], inputs: Sequence[mx.array], name: Any
+) -> list[mx.array]:
+    if name == HELD:
+        return [x @ weight.T for x, weight in zip(inputs, held, strict=True)]
+    return [multiply(layer, x, name) for layer, x in zip(layers, inputs, strict=True)]
+
+
+def _is_candidate(name: str, rows: int) -> bool:
+    """Whether to time a method with so many rows. On CUDA each one has kernels to compile, some for a minute;
+    the fixed table holds for that backend, and only dequantised weights are compared with it."""
+    return name == HELD or get_backend() != "cuda" or name == FIXED_TABLES["cuda"].choose(rows)
+
+
+def _list_methods(may_hold: bool) -> list[str]:
+    """What may be of use on this device: on a CPU, rows gain nothing by being one matrix."""
+    methods = [method for method in get_args(ProductMethod) if method != "flat" or get_backend() != "cpu"]
+    return [HELD, *methods] if may_hold else methods
+
+
+def _pick_layers(model: nn.Module) -> list[Any]:
+    """One layer of each of the shapes that take most of the work."""
+    layers: list[Any] = [layer for layer in list_products(model) if count_weights(layer) <= MAX_TRANSIENT]
+    work: Counter[tuple[Any, ...]] = Counter()
+    for layer in layers:
+        work[_get_shape(layer)] += count_weights(layer)
+    by_shape = {_get_shape(layer): layer for layer in layers}
+    return [by_shape[shape] for shape, _ in work.most_common(PRODUCTS)]
+
+
+def _cut(layer: Any) -> Any:
+    """The layer with its first outputs only. On a CPU, whole products of large layers take long."""
+    cut: Any = nn.Module()
+    cut.bits, cut.mode, cut.group_size = layer.bits, layer.mode, layer.group_size
+    for name in ("weight", "scales", "biases"):
+        if layer.get(name) is not None:
+            cut[name] = layer[name][:CPU_OUTPUTS]
+    mx.eval(cut.parameters())
+    return cut
+
+
+def _get_shape(layer: Any) -> tuple[Any, ...]:
+    return (*layer["weight"].shape, layer.bits, layer.mode, layer.group_size)
+
+
+def _make_rows(layer: Any, rows: int, dtype: mx.Dtype) -> mx.array:
+    """Activations in the shape of a decode step."""
+    size = layer["weight"].shape[1] * 32 // layer.bits
+    made = mx.ones((rows, 1, size), dtype)
+    mx.eval(made)
+    return made
+
+
+def _time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
+    """Seconds of one graph, the best of several, and the seconds that timing it took without compiling."""
+    mx.eval(compute())  # compiles, and allocates
+    start = time.perf_counter()
+    mx.eval(compute())
+    best = time.perf_counter() - start
+    repeats = max(min(MAX_REPEATS, int(GRAPH_SECONDS / best)), 1)
+    for _ in range(GRAPHS):  # other processes may have had the processor meanwhile
+        begin = time.perf_counter()
+        if begin - start > SLOW_SECONDS:
+            break
+        mx.eval([compute() for _ in range(repeats)])
+        best = min(best, (time.perf_counter() - begin) / repeats)
+    return best, time.perf_counter() - start
+
+
+# -- choice ---------------------------------------------------------------------------------------------
+
+
+def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
+    """The best method that needs no dequantised weights, for each number of rows; `default`: if not timed."""
+    entries: list[tuple[int, ProductMethod]] = []
+    for rows in sorted({*WIDTHS, *(most for most, _ in default.entries)}):
+        times = {m: seconds[m][rows] for m in get_args(ProductMethod) if rows in seconds.get(m, {})}
+        usual = best = default.choose(rows)
+        if times:
+            best = min(times, key=times.__getitem__)
+            best = usual if times[best] > WORTH * times.get(usual, math.inf) else best
+        if entries and entries[-1][1] == best:
+            entries.pop()
+        entries.append((rows, best))
+    return MethodTable(tuple(entries))
+
+
+def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
+    """Whether the library's call of one row is clearly faster than with dequantised weights, or not timed."""
+    library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
+    return library <= CLEARLY_FASTER * held
+
+
+def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
+    """Whether dequantised weights are faster on the whole: by the geometric mean over the numbers of rows."""
+    ratios = []
+    for rows in {rows for times in seconds.values() for rows in times}:
+        others = [times[rows] for name, times in seconds.items() if name != HELD and rows in times]
+        held = seconds.get(HELD, {}).get(rows, math.inf)
+        ratios.append(held / min(others) if others else 1 / HOPELESS)
+    return bool(ratios) and math.prod(ratios) < HELD_WORTH ** len(ratios)

@@ -1,0 +1,1 @@
+"""Keys and values: of rows of any lengths, in pages, and as copies."""

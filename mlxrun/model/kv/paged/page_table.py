@@ -1,0 +1,171 @@
+"""Which pages hold the tokens of which row: pure bookkeeping, for all layers with the same window.
+
+Pages are numbered from 1; page 0 takes what dummy rows write. A row's pages are in the order of its tokens;
+those before its window are free again once no step can read them. Rows whose prompts begin alike share the
+pages of what they have in common, where there is no window: nothing is ever written to these again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mlxrun.model.kv.paged.kernel_source import PAGE
+
+SLACK = 64  # tokens before a window that are kept, so that a row may give back its newest tokens
+FEWEST_COLUMNS = 4  # of a table, whose number of columns is a power of two: their shape changes rarely
+
+
+def round_pages(pages: int) -> int:
+    """The size of a pool that holds so many pages: 4, 5, 6 or 7 times a power of two. Few sizes, as a forward
+    is compiled, and kept, for each."""
+    step = 1 << max(pages.bit_length() - 3, 0)
+    return -(-pages // step) * step
+
+
+@dataclass(slots=True)
+class _RowPages:
+    """`first`: index in the row of the first of `pages`; `keys`: of those that further rows may share, which
+    come before all others. `limit`: the most tokens for which the pages stay as they are."""
+
+    first: int
+    pages: list[int] = field(default_factory=list)
+    keys: Sequence[bytes] = ()
+    limit: int = 0
+
+
+class PageTable:
+    """`window`: tokens that these layers attend to; None: all."""
+
+    def __init__(self, window: int | None) -> None:
+        self.window = window
+        self.capacity = 1  # pages that exist, page 0 included
+        self._free: list[int] = []
+        self._rows: dict[str, _RowPages] = {}
+        self._shared: dict[bytes, int] = {}  # pages that further rows may share, by their keys
+        self._holders: Counter[int] = Counter()  # rows of each of these pages
+        # Tokens of rows in pages that another row has too; those of one row of each page do not count.
+        self.shared_tokens = 0
+
+    @property
+    def used(self) -> int:
+        """Pages in use, page 0 included."""
+        return self.capacity - len(self._free)
+
+    def count_missing(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
+        """Pages that have to be added before new rows can be: the tokens and the page keys of each."""
+        needed = sum(self._find_last(n) - self._find_first(n) + 1 for n, _ in rows)
+        if self.window is None:
+            keys = [key for _, keys in rows for key in keys]
+            needed -= len(keys) - len(set(keys).difference(self._shared))
+        return max(needed - len(self._free), 0)
+
+    def add_capacity(self, pages: int) -> None:
+        """So many pages have been added to the pools."""
+        for page in range(self.capacity, self.capacity + pages):
+            heapq.heappush(self._free, page)
+        self.capacity += pages
+
+    def add_row(self, rid: str, length: int, keys: Sequence[bytes] = ()) -> int:
+        """Take pages for a row of so many tokens, those within its window only. `keys` of its first pages.
+        Returns how many of its tokens are in pages that it shares with earlier rows."""
+        first = self._find_first(length)
+        shared = [] if self.window is not None else [self._shared.get(key) for key in keys]
+        known = [page for page in shared if page is not None]  # the first ones: keys name all tokens before
+        own = [heapq.heappop(self._free) for _ in range(first + len(known), self._find_last(length) + 1)]
+        self._rows[rid] = row = _RowPages(first, known + own, keys if self.window is None else ())
+        row.limit = self._find_limit(row)
+        self._shared |= zip(row.keys, row.pages, strict=False)
+        self._holders.update(row.pages[: len(row.keys)])
+        self.shared_tokens += len(known) * PAGE
+        return len(known) * PAGE
+
+    def remove_row(self, rid: str) -> None:
+        """Free a row's pages, but those that other rows share."""
+        row = self._rows.pop(rid)
+        for page, key in itertools.zip_longest(row.pages, row.keys):
+            self._holders[page] -= 1
+            if self._holders[page] <= 0:
+                del self._holders[page]
+                self._shared.pop(key, None)
+                heapq.heappush(self._free, page)
+            else:
+                self.shared_tokens -= PAGE
+
+    def find_outgrown(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Of these rows and their next lengths, those whose pages have to change for it."""
+        rows = self._rows
+        return {rid: n for rid, n in lengths.items() if n > rows[rid].limit}
+
+    def count_missing_for_step(self, lengths: Mapping[str, int]) -> int:
+        """Pages that have to be added before rows can have so many tokens."""
+        needed = sum(
+            max(self._find_last(n) - row.first - len(row.pages) + 1, 0)
+            for rid, n in lengths.items()
+            for row in [self._rows[rid]]
+        )
+        return max(needed - len(self._free), 0)
+
+    def extend_row(self, rid: str, length: int) -> None:
+        """Give a row the pages for so many tokens, and free those before its window."""
+        row = self._rows[rid]
+        missing = self._find_last(length) - row.first - len(row.pages) + 1
+        for _ in range(missing):
+            row.pages.append(heapq.heappop(self._free))
+        passed = self._find_first(length) - row.first
+        for _ in range(passed):
+            heapq.heappush(self._free, row.pages.pop(0))
+            row.first += 1
+        row.limit = self._find_limit(row)
+
+    def list_slots(self, rid: str, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+        """Where a row's tokens `start` to `stop` are in the pools."""
+        row = self._rows[rid]
+        pages = np.array(row.pages, dtype=np.int32)[:, None] * PAGE
+        slots = (pages + np.arange(PAGE, dtype=np.int32)).reshape(-1).astype(np.int32)
+        return slots[start - row.first * PAGE : stop - row.first * PAGE]
+
+    def list_columns(self, rids: Sequence[str]) -> list[list[int]]:
+        """The pages of these rows, page i in column i % columns; all rows have equally many columns."""
+        most = max((len(self._rows[rid].pages) for rid in rids), default=1)
+        columns = max(1 << (most - 1).bit_length(), FEWEST_COLUMNS)
+        tables = []
+        for rid in rids:
+            row = self._rows[rid]
+            table = [0] * columns
+            for index, page in enumerate(row.pages, row.first):
+                table[index % columns] = page
+            tables.append(table)
+        return tables
+
+    def compact(self) -> list[int]:
+        """Renumber the pages in use from 1; returns their old numbers, page 0's first."""
+        old = [0, *dict.fromkeys(page for row in self._rows.values() for page in row.pages)]
+        new = {page: number for number, page in enumerate(old)}
+        for row in self._rows.values():
+            row.pages = [new[page] for page in row.pages]
+        self._shared = {key: new[page] for key, page in self._shared.items()}
+        self._holders = Counter({new[page]: count for page, count in self._holders.items()})
+        self.capacity, self._free = len(old), []
+        return old
+
+    def _find_limit(self, row: _RowPages) -> int:
+        """The most tokens for which a row neither lacks a page nor has one before its window."""
+        filled = (row.first + len(row.pages)) * PAGE
+        if self.window is None:
+            return filled
+        return min(filled, (row.first + 1) * PAGE + self.window + SLACK - 1)
+
+    def _find_first(self, length: int) -> int:
+        """Index of the first page that a row of so many tokens needs."""
+        return 0 if self.window is None else max(length - self.window - SLACK, 0) // PAGE
+
+    def _find_last(self, length: int) -> int:
+        """Index of the page of its newest token."""
+        return max(length - 1, 0) // PAGE

@@ -1,0 +1,250 @@
+"""The decode batch: rows of any lengths, in groups of similar length, decoded in one forward.
+
+`update` changes the rows of the batch, `forward` computes one token for each row. Memory and time follow the
+sum of the lengths, not rows x longest. Rows are ordered by group (see `ids`); only `update` changes the
+order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+
+from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
+from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
+from mlxrun.model.kv.ragged.row_states import RowStates
+
+SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
+QUANTIZED = 64  # added to the bucket of a quantised row, which shares no group with others
+
+# id, length, keys and values of each KV or WINDOW layer
+_EnteringRow = tuple[str, int, Sequence[RowKeysValues | QuantizedRow]]
+DecodeCall = Callable[[mx.array, list[Any], Sequence[int] | mx.array], mx.array]  # see adapter.Adapter.decode
+
+
+def find_bucket(length: int, shortest: int | None = None) -> int:
+    """The bucket of a length: lengths differ by less than a factor of 2, or are below 2 * `shortest`."""
+    return max(length, shortest or SHORTEST_BUCKET).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class JoiningRow:
+    """A prefilled row that joins the batch: `length` tokens in single-row caches. `page_keys`: see
+    paged.page_keys."""
+
+    id: str
+    length: int
+    cache: list[Any]
+    page_keys: Sequence[bytes] = ()
+
+
+class ExpectedRow(NamedTuple):
+    """A row that will join later, when it has `length` tokens."""
+
+    length: int
+    page_keys: Sequence[bytes] = ()
+
+
+class DecodeBatch:
+    """All rows of one forward.
+
+    `template`: an empty cache list of the model, for its shape and classes. `one_pass`: all rows in one
+    forward with RaggedCache; else one forward a group with GroupCache, for models that look inside.
+    `split_rows`: each row is a group, so that no row's arithmetic depends on another's length. `width`: pad
+    the forward to this many rows. `shortest`: in place of SHORTEST_BUCKET. `quantization`: of long rows; only
+    with `one_pass`.
+    """
+
+    shared_tokens = 0  # no row holds what another one has
+
+    def __init__(
+        self,
+        template: Sequence[Any],
+        *,
+        one_pass: bool = True,
+        split_rows: bool = False,
+        width: int = 0,
+        shortest: int | None = None,
+        quantization: KVQuantization | None = None,
+    ) -> None:
+        self._template = template
+        self._layers = flatten_caches(template)
+        kinds = [get_kind(layer) for layer in self._layers]
+        self._keyed = [i for i, kind in enumerate(kinds) if kind in (LayerKind.KV, LayerKind.WINDOW)]
+        self._states = RowStates(self._layers)
+        self._windows = [layer_caches.get_window(self._layers[i]) for i in self._keyed]
+        cache_class: type[StepCache] = RaggedCache if one_pass else GroupCache
+        self._step_caches = [cache_class(n, window) for n, window in enumerate(self._windows)]
+        self._one_pass = one_pass
+        self._split_rows = split_rows
+        self._width = width
+        self._shortest = shortest
+        self._quantization = quantization
+        self.groups: list[RowGroup] = []
+
+    @property
+    def ids(self) -> list[str]:
+        """Rows in the order of the forward."""
+        return [rid for group in self.groups for rid in group.ids]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens in each row's cache, in the order of `ids`."""
+        return [n for group in self.groups for n in group.lengths]
+
+    # -- membership -------------------------------------------------------------------------------------
+
+    def update(
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
+    ) -> None:
+        """Remove rows that are not in `keep`, add `joining`, and move rows that outgrew their group.
+
+        `expected`: rows that will join later, so that buffers have space for them at once.
+        """
+        if not joining and self._is_unchanged(keep):
+            return
+        before = self.ids
+        moving = self._remove_rows(keep)
+        entering = [(row.id, row.length, _list_keys_values(row)) for row in joining]
+        later = Counter() if self._split_rows else Counter(self._find_bucket(row.length) for row in expected)
+        for group, rows in self._assign_groups([*moving, *entering]):
+            self._add_rows(group, rows, later[group.bucket])
+        self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
+        self._states.reorder(before, self.ids, {row.id: row.cache for row in joining})
+
+    def _remove_rows(self, keep: Collection[str]) -> list[_EnteringRow]:
+        """Drop rows that leave; returns those that have outgrown their group and must move."""
+        moving: list[_EnteringRow] = []
+        for group in reversed(self.groups):  # the longest first, so that their memory is free for the others
+            for index in reversed(range(len(group.ids))):
+                if group.ids[index] not in keep:
+                    group.remove_row(index)
+            group.trim()
+            outgrown = [i for i, n in enumerate(group.lengths) if self._find_bucket(n) != group.bucket]
+            if outgrown and len(outgrown) == len(group.ids) and self._can_change_bucket(group):
+                group.bucket = self._find_bucket(min(group.lengths))  # all rows have: the group itself moves
+                outgrown = [i for i, n in enumerate(group.lengths) if self._find_bucket(n) != group.bucket]
+            for index in reversed(outgrown):
+                moving.append(self._copy_row(group, index))
+                group.remove_row(index)
+        return moving
+
+    def _find_bucket(self, length: int) -> int:
+        """The bucket of a row of that length in the next step."""
+        bucket, quantization = find_bucket(length + 1, self._shortest), self._quantization
+        return bucket if quantization is None or length < quantization.start else bucket + QUANTIZED
+
+    def _can_change_bucket(self, group: RowGroup) -> bool:
+        """Whether no other group has the bucket that this one's rows need now: a bucket has one group. Rows
+        that are to be quantised move."""
+        bucket = self._find_bucket(min(group.lengths))
+        if bucket - group.bucket > QUANTIZED // 2:
+            return False
+        return self._split_rows or all(g is group or not g.ids or g.bucket != bucket for g in self.groups)
+
+    def _copy_row(self, group: RowGroup, index: int) -> _EnteringRow:
+        length = group.lengths[index]
+        widths = [length if b.window is None else min(length, b.window) for b in group.buffers]
+        copies = [b.copy_row(index, width) for b, width in zip(group.buffers, widths, strict=True)]
+        return group.ids[index], length, copies
+
+    def _assign_groups(self, entering: Sequence[_EnteringRow]) -> list[tuple[RowGroup, list[_EnteringRow]]]:
+        """The group that each row enters; makes those that are missing."""
+        present = {} if self._split_rows else {group.bucket: group for group in self.groups if group.ids}
+        placed: dict[int, tuple[RowGroup, list[_EnteringRow]]] = {}
+        for row in entering:
+            bucket = self._find_bucket(row[1])
+            group = present.get(bucket)
+            if group is None:
+                form = self._quantization if bucket > QUANTIZED else None
+                group = RowGroup(bucket, self._windows, partial(make_buffer, form))
+                self.groups.append(group)
+                if not self._split_rows:
+                    present[bucket] = group
+            placed.setdefault(id(group), (group, []))[1].append(row)
+        return list(placed.values())
+
+    def _add_rows(self, group: RowGroup, rows: Sequence[_EnteringRow], expected: int) -> None:
+        for layer, buffer in enumerate(group.buffers):
+            buffer.add_rows([row[2][layer] for row in rows], group.get_width(buffer.window), expected)
+        for rid, length, _ in rows:
+            group.add_row(rid, length)
+
+    def _is_unchanged(self, keep: Collection[str]) -> bool:
+        """Whether no row leaves or outgrows its group, as in most steps."""
+        rows = sum(len(group.ids) for group in self.groups)
+        return (
+            rows == len(keep)
+            and all(rid in keep for group in self.groups for rid in group.ids)
+            and all(self._find_bucket(max(group.lengths)) == group.bucket for group in self.groups)
+        )
+
+    # -- the step ---------------------------------------------------------------------------------------
+
+    def forward(self, decode: DecodeCall, tokens: mx.array, positions: Sequence[int]) -> mx.array:
+        """Add one token to every row, `tokens` [rows] at these rotary positions; returns logits [rows, V]."""
+        for group in self.groups:
+            group.advance()
+        passes = [self.groups] if self._one_pass else [[group] for group in self.groups]
+        outputs: list[mx.array] = []
+        states = []
+        first = 0
+        for groups in passes:
+            count = sum(len(group.ids) for group in groups)
+            dummies = [0] * max(self._width - count, 0)
+            caches = self._make_step_caches(groups, first, len(dummies))
+            ids = tokens[first : first + count]
+            if dummies:
+                ids = mx.concatenate([ids, mx.array(dummies, ids.dtype)])
+            logits = decode(ids[:, None], caches, [*positions[first : first + count], *dummies])
+            outputs.append(logits[:count, -1])
+            states.append(self._states.read(caches, count))
+            first += count
+        self._states.replace(states)
+        for step_cache in self._step_caches:
+            step_cache.end_step()
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def _make_step_caches(self, groups: list[RowGroup], first: int, padding: int) -> list[Any]:
+        """The cache list that the model sees for these rows and so many dummy rows in one forward."""
+        lengths = [n for group in groups for n in group.lengths]
+        offsets = mx.array([n - 1 for n in lengths] + [0] * padding, dtype=mx.int32)
+        layers = list(self._layers)
+        for i, step_cache in zip(self._keyed, self._step_caches, strict=True):
+            step_cache.begin_step(groups, offsets, max(lengths) - 1)
+            layers[i] = step_cache
+        for i, state in self._states.make_layers(first, len(lengths), padding).items():
+            layers[i] = state
+        return layer_caches.unflatten_caches(self._template, layers)
+
+    def view_row(self, rid: str) -> tuple[int, RowView] | None:
+        """The tokens in a row's cache, and what it holds; valid until the next `update` or `forward`. None
+        for a quantised row, since what it holds is not what its tokens would give alone."""
+        group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
+        if group.bucket > QUANTIZED:
+            return None
+        position, length = self.ids.index(rid), group.lengths[index]
+        layers = self._states.view_row(position)
+        for i, buffer in zip(self._keyed, group.buffers, strict=True):
+            width = length if buffer.window is None else min(length, buffer.window)
+            keys, values = (a[index : index + 1] for a in buffer.view(width))
+            layers[i] = RowKeysValues(keys, values, width)
+        return length, RowView(tuple(layers[i] for i in range(len(self._layers))))
+
+    def list_state_arrays(self) -> list[mx.array]:
+        """Recurrent states, which the logits of the step that makes them do not consume."""
+        return self._states.list_arrays()
+
+
+def _list_keys_values(row: JoiningRow) -> list[RowKeysValues]:
+    """Keys and values of each KV or WINDOW layer of a prefilled row."""
+    layers = flatten_caches(row.cache)
+    return [layer_caches.read_keys_values(x) for x in layers if get_kind(x) is not LayerKind.STATE]

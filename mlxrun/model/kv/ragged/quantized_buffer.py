@@ -1,0 +1,155 @@
+"""Keys and values in 8 or 4 bits, for rows of the decode batch, and the attention over them.
+
+A row is prefilled in its model's own precision and quantised when it joins a group of quantised rows; each
+token that it decodes is quantised before it is attended to, as mlx-lm's QuantizedKVCache does. Values are
+quantised along the head size, each token by itself, so a row never depends on the others. Packed values are
+moved as they are, never quantised twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mlxrun.model.kv.ragged.row_group import KVBuffer, RowKeysValues
+
+GROUP_SIZES = (64, 32)  # values that share a scale: tried in this order where the config gives none
+
+
+class KVQuantization(NamedTuple):
+    """`bits` of each value; values of a head that share a scale and a bias; a row is quantised once its cache
+    holds `start` tokens."""
+
+    bits: int
+    group_size: int
+    start: int = 0
+
+    def quantise(self, array: mx.array) -> QuantizedArray:
+        """[rows, H, tokens, D], packed along D."""
+        return QuantizedArray(self, *mx.quantize(array, self.group_size, self.bits))
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedArray:
+    """[rows, H, tokens, D] in packed form; the members are those that attention reads off an array."""
+
+    form: KVQuantization
+    packed: mx.array
+    scales: mx.array
+    biases: mx.array
+
+    @property
+    def parts(self) -> tuple[mx.array, mx.array, mx.array]:
+        return self.packed, self.scales, self.biases
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.packed.shape[:-1], self.packed.shape[-1] * 32 // self.form.bits)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self.scales.dtype
+
+    def astype(self, dtype: mx.Dtype) -> QuantizedArray:
+        return replace(self, scales=self.scales.astype(dtype), biases=self.biases.astype(dtype))
+
+    def multiply(self, vectors: mx.array, *, transpose: bool) -> mx.array:
+        """`vectors` times this, or its transpose."""
+        bits, group_size, _ = self.form
+        return mx.quantized_matmul(
+            vectors, *self.parts, transpose=transpose, group_size=group_size, bits=bits
+        )
+
+
+class QuantizedRow(NamedTuple):
+    """A row that moves: keys and values of each part of the packed form."""
+
+    parts: tuple[RowKeysValues, ...]
+    length: int
+
+
+class QuantizedBuffer:
+    """Keys and values of one layer for the rows of a group, with the members of KVBuffer. Each part of the
+    packed form is in a KVBuffer of its own, so that rows are kept in one way only."""
+
+    window = None
+
+    def __init__(self, form: KVQuantization) -> None:
+        self._form = form
+        self._parts = (KVBuffer(None), KVBuffer(None), KVBuffer(None))
+
+    def append(self, keys: mx.array, values: mx.array, width: int) -> tuple[QuantizedArray, QuantizedArray]:
+        """As KVBuffer.append; the new tokens are quantised."""
+        for buffer, k, v in zip(self._parts, *self._quantise(keys, values), strict=True):
+            buffer.append(k, v, width)
+        return self.view(width)
+
+    def view(self, width: int) -> tuple[QuantizedArray, QuantizedArray]:
+        """The newest `width` tokens of all rows."""
+        keys, values = zip(*(buffer.view(width) for buffer in self._parts), strict=True)
+        return QuantizedArray(self._form, *keys), QuantizedArray(self._form, *values)
+
+    def copy_row(self, index: int, width: int) -> QuantizedRow:
+        """Copy of one row's newest `width` tokens, in packed form."""
+        return QuantizedRow(tuple(buffer.copy_row(index, width) for buffer in self._parts), width)
+
+    def add_rows(self, rows: Sequence[RowKeysValues | QuantizedRow], width: int, expected: int = 0) -> None:
+        """As KVBuffer.add_rows; rows that are not in packed form yet are quantised."""
+        packed = [row if isinstance(row, QuantizedRow) else self._quantise_row(row) for row in rows]
+        for part, buffer in enumerate(self._parts):
+            buffer.add_rows([row.parts[part] for row in packed], width, expected)
+
+    def remove_row(self, index: int) -> None:
+        """Drop a row; the last row takes its place."""
+        for buffer in self._parts:
+            buffer.remove_row(index)
+
+    def trim(self, width: int) -> None:
+        """Give memory back where most rows have left."""
+        for buffer in self._parts:
+            buffer.trim(width)
+
+    def _quantise(self, keys: mx.array, values: mx.array) -> tuple[tuple[mx.array, ...], ...]:
+        return self._form.quantise(keys).parts, self._form.quantise(values).parts
+
+    def _quantise_row(self, row: RowKeysValues) -> QuantizedRow:
+        # The spare space too: it is zeros, and a lone row's arrays become the buffer without a copy.
+        parts = zip(*self._quantise(row.keys, row.values), strict=True)
+        return QuantizedRow(tuple(RowKeysValues(k, v, row.length) for k, v in parts), row.length)
+
+
+def make_buffer(form: KVQuantization | None, window: int | None) -> KVBuffer | QuantizedBuffer:
+    """The buffer of a layer. A window bounds its memory by itself, so its tokens are not quantised."""
+    return KVBuffer(window) if form is None or window is not None else QuantizedBuffer(form)
+
+
+def attend_quantised(
+    queries: mx.array,
+    keys: QuantizedArray,
+    values: QuantizedArray,
+    scale: float,
+    mask: mx.array | None,
+    sinks: mx.array | None = None,
+) -> mx.array:
+    """Attention of one token a row, [rows, Hq, 1, D] -> [rows, Hq, 1, Dv], over packed keys and values.
+
+    `mask`: bool [rows, 1, 1, tokens]. `sinks`: [Hq], a score of each head that no value belongs to. On a CPU
+    it computes in float32, since its quantised products are slow and coarse in half precision.
+    """
+    if mx.default_device() == mx.cpu and queries.dtype != mx.float32:
+        keys, values = keys.astype(mx.float32), values.astype(mx.float32)
+        full = attend_quantised(queries.astype(mx.float32), keys, values, scale, mask, sinks)
+        return full.astype(queries.dtype)
+    rows, heads, length, size = queries.shape
+    folded = (queries * scale).reshape(rows, keys.shape[1], -1, size)  # heads that share keys: one product
+    scores = keys.multiply(folded, transpose=True)
+    if mask is not None:
+        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+    if sinks is not None:
+        own = sinks.astype(scores.dtype).reshape(1, scores.shape[1], -1, 1)
+        scores = mx.concatenate([scores, mx.broadcast_to(own, (*scores.shape[:-1], 1))], axis=-1)
+    weights = mx.softmax(scores, axis=-1, precise=True)[..., : keys.shape[2]]
+    return values.multiply(weights, transpose=False).reshape(rows, heads, length, -1)

@@ -1,0 +1,155 @@
+"""Packs the arrays of one row into few arrays with memory of their own: arrays of equal shape are stacked.
+
+Everything here is lazy, and packed arrays share no memory with the row once they are evaluated. Keys and
+values may be stored in 8 or 4 bits (`Quantiser`); recurrent states and windows are stored exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from mlxrun.core.errors import ConfigError
+
+Stack = tuple[mx.array, ...]  # one array, or three: quantised values, scales, biases
+_FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+
+
+class ArrayLayout(NamedTuple):
+    """Shape and type of an array [1, ...] of a row. `window`: the most tokens that its axis 2 holds; 0: as
+    many as the row has; None: its shape is always the same."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+    window: int | None
+
+    @staticmethod
+    def from_array(array: mx.array, window: int | None) -> ArrayLayout:
+        return ArrayLayout(tuple(array.shape), array.dtype, window)
+
+    def get_shape(self, tokens: int) -> tuple[int, ...]:
+        """The shape when the row has so many tokens."""
+        if self.window is None:
+            return self.shape
+        return (*self.shape[:2], min(tokens, self.window or tokens), *self.shape[3:])
+
+    def __str__(self) -> str:
+        sizes = "x".join(str(n) for n in self.get_shape(1))
+        return f"{sizes} {self.dtype} window {self.window}"
+
+
+class StackPacker:
+    """Stacks arrays of these layouts: equal layouts share a stack. `bits`: of each value, None for exact."""
+
+    def __init__(self, layouts: Sequence[ArrayLayout], bits: int | None = None) -> None:
+        self.layouts = tuple(layouts)
+        groups: dict[ArrayLayout, list[int]] = {}
+        for index, layout in enumerate(self.layouts):
+            if not layout.shape or layout.shape[0] != 1:
+                raise ValueError(f"an array of shape {layout.shape} is not of one row")
+            groups.setdefault(layout._replace(shape=layout.get_shape(1)), []).append(index)
+        self.groups = tuple(groups.values())
+        firsts = [self.layouts[members[0]] for members in self.groups]
+        self._quantisers = [None if bits is None else Quantiser.for_layout(first, bits) for first in firsts]
+
+    def pack(self, arrays: Sequence[mx.array], tokens: int) -> tuple[Stack, ...]:
+        """The arrays as stacks. ValueError if they are not what a row of so many tokens has."""
+        for array, layout in zip(arrays, self.layouts, strict=True):
+            expected = (layout.get_shape(tokens), layout.dtype)
+            if (tuple(array.shape), array.dtype) != expected:
+                raise ValueError(f"{tuple(array.shape)} {array.dtype} where {expected} should be")
+        packed = []
+        for members, quantiser in zip(self.groups, self._quantisers, strict=True):
+            stack = copy_stacked([arrays[i] for i in members])
+            packed.append((stack,) if quantiser is None else quantiser.quantise(stack))
+        return tuple(packed)
+
+    def dequantise(self, stacks: Sequence[Stack]) -> list[mx.array]:
+        """Each stack as one array [layouts, ...] of the row's own type."""
+        return [
+            stack[0] if quantiser is None else quantiser.dequantise(stack)
+            for quantiser, stack in zip(self._quantisers, stacks, strict=True)
+        ]
+
+    def unstack(self, stacks: Sequence[mx.array]) -> list[mx.array]:
+        """New array objects [1, ...] in the order of `layouts`, that share memory with `stacks`."""
+        found: dict[int, mx.array] = {}
+        for members, stack in zip(self.groups, stacks, strict=True):
+            found |= {index: stack[i : i + 1] for i, index in enumerate(members)}
+        return [found[i] for i in range(len(self.layouts))]
+
+    def fits(self, stacks: Sequence[Stack], tokens: int) -> bool:
+        """Whether these are stacks of a row of exactly so many tokens."""
+        found = [[(tuple(a.shape), a.dtype) for a in stack] for stack in stacks]
+        return found == self._list_expected(tokens)
+
+    def count_bytes(self, tokens: int) -> int:
+        """Bytes of the stacks of a row of so many tokens."""
+        arrays = [array for stack in self._list_expected(tokens) for array in stack]
+        return sum(math.prod(shape) * dtype.size for shape, dtype in arrays)
+
+    def _list_expected(self, tokens: int) -> list[list[tuple[tuple[int, ...], mx.Dtype]]]:
+        expected = []
+        for members, quantiser in zip(self.groups, self._quantisers, strict=True):
+            layout = self.layouts[members[0]]
+            shape = (len(members), *layout.get_shape(tokens)[1:])
+            expected.append([(shape, layout.dtype)] if quantiser is None else quantiser.list_shapes(shape))
+        return expected
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiser:
+    """Stores [layouts, H, n, D] in groups of `group` values of D, or of H * D where D alone is too small."""
+
+    bits: int
+    group: int
+    heads: int
+    size: int
+    joined: bool
+    dtype: mx.Dtype
+
+    @staticmethod
+    def for_layout(layout: ArrayLayout, bits: int) -> Quantiser:
+        """ConfigError if the model's dimensions allow none."""
+        _, heads, _, size = layout.shape
+        if layout.dtype in _FLOATS and size > 0:
+            for joined, last in ((False, size), (True, heads * size)):
+                group = next((g for g in (64, 32) if last % g == 0), None)
+                if group is not None:
+                    return Quantiser(bits, group, heads, size, joined, layout.dtype)
+        raise ConfigError(
+            f"cache.stored_bits: {bits} is not possible for this model: its keys or values, "
+            f"{heads} x {size} {layout.dtype}, do not divide into groups of 32"
+        )
+
+    def quantise(self, stack: mx.array) -> Stack:
+        if self.joined:
+            stack = stack.transpose(0, 2, 1, 3).flatten(2)
+        return tuple(mx.quantize(stack, group_size=self.group, bits=self.bits))
+
+    def dequantise(self, stack: Stack) -> mx.array:
+        values, scales, biases = stack
+        exact = mx.dequantize(values, scales, biases, group_size=self.group, bits=self.bits)
+        if self.joined:
+            exact = mx.unflatten(exact, 2, (self.heads, self.size)).transpose(0, 2, 1, 3)
+        return exact.astype(self.dtype)
+
+    def list_shapes(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], mx.Dtype]]:
+        """What `quantise` makes of a stack of this shape."""
+        count, _, tokens, _ = shape
+        lead = (count, tokens) if self.joined else (count, self.heads, tokens)
+        last = self.heads * self.size if self.joined else self.size
+        groups = ((*lead, last // self.group), self.dtype)
+        return [((*lead, last * self.bits // 32), mx.uint32), groups, groups]
+
+
+def copy_stacked(arrays: Sequence[mx.array]) -> mx.array:
+    """The arrays concatenated along the first axis, in new memory, even if there is only one."""
+    if len(arrays) > 1:
+        return mx.concatenate(list(arrays), axis=0)
+    # Concatenating one array returns that array, and `contiguous` may return a view; `take` always copies.
+    return mx.take(arrays[0], mx.arange(arrays[0].shape[0]), axis=0)

@@ -1,0 +1,126 @@
+"""The memory that a model and its rows take on this device, for the scheduler's admission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from mlxrun.config.settings import CacheSettings, SchedulerSettings
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.memory_budget import Footprint, MemoryBudget
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import LayerKind
+from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
+from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
+from mlxrun.model.machine.device import get_memory_limit
+
+# Activations of one prompt token, in units of the hidden size: attention and MLP of one layer.
+ACTIVATION_FACTOR = 24
+# Padding to a group's longest row, and spare rows and tokens: measured 1.25 to 1.7 for rows of 300
+# tokens and more, up to 3.6 where most are far shorter than 256.
+PADDING_FACTOR = 1.5
+
+
+def choose_quantization(settings: CacheSettings, cache: Sequence[Any]) -> KVQuantization | None:
+    """What `cache.kv_bits` means for a model, read off caches [1, ...] that hold a few tokens. ConfigError if
+    it has no layer that keeps all tokens, or if no group size divides the sizes of its heads."""
+    bits, group_size = settings.kv_bits, settings.kv_group_size
+    if bits is None:
+        return None
+    keyed = [x for x in layer_caches.flatten_caches(cache) if layer_caches.get_kind(x) is LayerKind.KV]
+    heads = sorted({array.shape[-1] for layer in keyed for array in (layer.keys, layer.values)})
+    problem = "no layer of it keeps the keys of all tokens"
+    if heads:
+        for size in (group_size,) if group_size else GROUP_SIZES:
+            if all(head % size == 0 for head in heads):
+                return KVQuantization(bits, size, settings.kv_start)
+        found = " and ".join(map(str, heads))
+        problem = f"its heads of {found} values do not divide into groups of {group_size or GROUP_SIZES[-1]}"
+    raise ConfigError(f"cache.kv_bits: {bits} is not possible for this model: {problem}")
+
+
+def measure_footprint(cache: Sequence[Any], quantization: KVQuantization | None = None) -> Footprint:
+    """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
+    per_token, packed, fixed, windows = 0, 0, 0, []
+    for layer in layer_caches.flatten_caches(cache):
+        if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
+            fixed += sum(a.nbytes for a in layer_caches.list_arrays(layer))
+            continue
+        if layer.keys is None:  # the model never fills it
+            continue
+        window = layer_caches.get_window(layer)
+        size = sum(a.shape[1] * a.shape[3] * a.itemsize for a in (layer.keys, layer.values))
+        if window is None:
+            per_token += size
+            packed += sum(_count_packed_bytes(a, quantization) for a in (layer.keys, layer.values))
+        else:
+            windows.append((window, int(size * PADDING_FACTOR)))
+    full = int(per_token * PADDING_FACTOR)
+    if quantization is None:
+        return Footprint(full, fixed, tuple(windows), BUFFER_STEP)
+    packed = int(packed * PADDING_FACTOR)
+    return Footprint(full, fixed, tuple(windows), BUFFER_STEP, packed, quantization.start)
+
+
+def _count_packed_bytes(array: mx.array, quantization: KVQuantization | None) -> int:
+    """Bytes of a token in [1, H, n, D], in packed form if there is one."""
+    heads, values = array.shape[1], array.shape[1] * array.shape[3]
+    if quantization is None:
+        return int(values * array.itemsize)
+    scales = 2 * array.itemsize * (array.shape[3] // quantization.group_size)
+    return int(values * quantization.bits // 8 + heads * scales)
+
+
+def read_hidden_size(config: Mapping[str, Any]) -> int:
+    """The hidden size of the model with this config; a guess if it does not say."""
+    for source in (config.get("text_config") or {}, config):
+        for key in ("hidden_size", "d_model", "n_embd", "dim"):
+            if isinstance(source.get(key), int):
+                return int(source[key])
+    return 4096
+
+
+def count_weight_bytes(model: nn.Module) -> int:
+    """Bytes of all parameters of a model."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
+def make_encoder_budget(settings: SchedulerSettings, hidden: int, weights: int) -> MemoryBudget:
+    """The sum for a model that only gives vectors, whose texts have no caches. `hidden`: width of the model;
+    `weights`: its bytes."""
+    return MemoryBudget(_get_limit(settings), weights, hidden * mx.float32.size * ACTIVATION_FACTOR)
+
+
+def _get_limit(settings: SchedulerSettings) -> int:
+    """Bytes that may be used, without the headroom; 0 if the device does not say."""
+    given = settings.memory_limit or get_memory_limit()
+    return max(1, int(given * (1 - settings.memory_headroom))) if given else 0
+
+
+def make_memory_budget(
+    settings: SchedulerSettings,
+    model: nn.Module,
+    hidden: int,
+    cache: Sequence[Any],
+    vocab: int,
+    beside: int = 0,
+    images: int = 0,
+    quantization: KVQuantization | None = None,
+) -> MemoryBudget:
+    """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
+    `beside`: bytes that count as weights: a draft model; `images`: what front ends may take for decoded
+    images."""
+    itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
+    weights = count_weight_bytes(model)
+    logits = settings.max_running * vocab * 4 * 4
+    return MemoryBudget(
+        limit=_get_limit(settings),
+        weights=weights + logits + beside + images,
+        images=images,
+        transient=hidden * itemsize * ACTIVATION_FACTOR,
+        footprint=measure_footprint(cache, quantization),
+    )

@@ -1,0 +1,126 @@
+"""The architectures of GGUF files that are read: their configs in mlx-lm's keys, and their tensors' names.
+
+GGUF files have llama.cpp's conventions. The rotary pairs of `llama` files are neighbours
+(`rope_traditional`), since their query and key weights were permuted for that; those of `qwen2` and `qwen3`
+files are not.
+What a file says beyond what is known here is refused by name, where ignoring it would change answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.gguf.header import GgufHeader
+
+ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"rope_traditional": True},
+    "smollm3": {"rope_traditional": True},
+    "qwen2": {},
+    "qwen3": {},
+}
+# Q2_K and Q4_K are not among them: MLX reads half of the values of a Q4_K block wrongly.
+TENSOR_TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q6_K")
+_LAYER_NAMES = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ROPE_FACTORS = "rope_freqs.weight"
+# Metadata that changes what is computed, which these architectures have in mlx-lm only without it.
+_UNKNOWN = ("expert_count", "logit_scale", "embedding_scale", "residual_scale", "attention.scale")
+_END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_SCALINGS = ("none", "linear", "yarn")
+
+
+def check_tensor_types(header: GgufHeader) -> None:
+    """ModelLoadError that names the types of tensors which MLX does not read, or not rightly."""
+    types = {tensor.type for tensor in header.tensors.values()} - set(TENSOR_TYPES)
+    if types:
+        raise ModelLoadError(
+            f"{header.path}: its tensors are of type {', '.join(sorted(types))}; "
+            f"GGUF files of {', '.join(TENSOR_TYPES)} can be read"
+        )
+
+
+def make_config(header: GgufHeader) -> dict[str, Any]:
+    """What config.json would say. ModelLoadError for an architecture or a feature that is not known."""
+    name = header.read("general.architecture", str)
+    if name not in ARCHITECTURES:
+        raise ModelLoadError(
+            f"{header.path}: a GGUF file of the architecture {name!r:.60}; those of "
+            f"{', '.join(ARCHITECTURES)} can be read. Convert the original model with mlx_lm.convert instead"
+        )
+    if header.read("split.count", int, 1) > 1:
+        raise ModelLoadError(f"{header.path}: one of several files; join them with llama-gguf-split --merge")
+    for key in _UNKNOWN:
+        if header.metadata.get(f"{name}.{key}"):
+            raise ModelLoadError(f"{header.path}: {name}.{key} is set, which is not supported for GGUF files")
+    heads = _require(header, f"{name}.attention.head_count", int)
+    hidden = _require(header, f"{name}.embedding_length", int)
+    head_dim = header.read(f"{name}.attention.key_length", int, hidden // heads)
+    if header.read(f"{name}.rope.dimension_count", int, head_dim) != head_dim:
+        raise ModelLoadError(f"{header.path}: only a part of each head is rotated, which is not supported")
+    if "token_embd.weight" not in header.tensors:
+        raise ModelLoadError(f"{header.path}: token_embd.weight is missing, so it is not a whole model")
+    ends = [header.read(f"tokenizer.ggml.{key}", int) for key in _END_TOKENS]
+    return {
+        "model_type": name,
+        "hidden_size": hidden,
+        "num_hidden_layers": _require(header, f"{name}.block_count", int),
+        "intermediate_size": _require(header, f"{name}.feed_forward_length", int),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.read(f"{name}.attention.head_count_kv", int, heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": _require(header, f"{name}.attention.layer_norm_rms_epsilon", float),
+        "vocab_size": header.tensors["token_embd.weight"].shape[0],
+        "max_position_embeddings": _require(header, f"{name}.context_length", int),
+        "rope_theta": header.read(f"{name}.rope.freq_base", float, 10_000.0),
+        "rope_scaling": _read_rope_scaling(header, name),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+        "bos_token_id": header.read("tokenizer.ggml.bos_token_id", int),
+        "eos_token_id": [each for each in ends if each is not None],
+        **ARCHITECTURES[name],
+    }
+
+
+def _require(header: GgufHeader, key: str, kind: type) -> Any:
+    value = header.read(key, kind)
+    if value is None:
+        raise ModelLoadError(f"{header.path}: the metadata has no {key}")
+    if value <= 0:
+        raise ModelLoadError(f"{header.path}: {key} is {value}, which must be more than 0")
+    return value
+
+
+def _read_rope_scaling(header: GgufHeader, name: str) -> dict[str, Any] | None:
+    kind = header.read(f"{name}.rope.scaling.type", str, "none")
+    if kind not in _SCALINGS:
+        raise ModelLoadError(f"{header.path}: rope scaling {kind!r:.60} is not supported for GGUF files")
+    if kind == "none":
+        return None
+    factor = _require(header, f"{name}.rope.scaling.factor", float)
+    original = header.read(f"{name}.rope.scaling.original_context_length", int)
+    more = {"original_max_position_embeddings": original} if original else {}
+    return {"rope_type": kind, "factor": factor, **more}
+
+
+def rename_tensor(name: str) -> str:
+    """The name in mlx-lm of a GGUF tensor, or of its scales or biases; unknown names stay as they are."""
+    match name.split("."):
+        case ["blk", layer, part, kind] if part in _LAYER_NAMES:
+            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
+        case [part, kind] if part in _NAMES:
+            return f"{_NAMES[part]}.{kind}"
+    return name

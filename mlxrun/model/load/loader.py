@@ -1,0 +1,143 @@
+"""Loads a model's weights: text models with mlx-lm, vision models with mlx-vlm. On the engine thread only."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.model.hooks import attention
+from mlxrun.model.hooks.adapted_layers import attach_adapters
+from mlxrun.model.hooks.drafted_state import route_states
+from mlxrun.model.hooks.linear_layers import transpose_weights
+from mlxrun.model.hooks.softcapped_attention import route_softcaps
+from mlxrun.model.hooks.weight_form import settle_weights
+from mlxrun.model.load.gguf.weights import load_gguf_model
+from mlxrun.model.load.load_progress import evaluate_parameters
+from mlxrun.model.load.model_digests import digest_adapter
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load.tensor_files import check_tensor_files
+from mlxrun.model.load.weight_check import check_loading
+from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
+from mlxrun.model.lora.row_adapters import RowAdapters
+from mlxrun.model.pooling.trunk_weights import get_trunk_classes
+from mlxrun.model.run.adapter import Adapter, VisionAdapter
+
+
+def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
+    """The model with its weights evaluated, their form settled and its attention routed."""
+    settings = config.model
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        model, unused = _load_vision(settings, info) if info.vision else _load_text(settings, info)
+        if settings.adapter is not None:
+            model = apply_adapter(model, settings.adapter, vision=info.vision)
+        adapters = read_adapters(model, settings.adapters, vision=info.vision)
+        _check_digests(settings, info)
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
+        if isinstance(error, RuntimeError):
+            check_tensor_files(info.folder)
+        raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
+    dtype = choose_dtype(settings)
+    if dtype is None and info.gguf is not None:
+        # Norms are in float32 beside matrices in float16; mixed, every activation would become float32.
+        is_bfloat = any(tensor.type == "BF16" for tensor in info.gguf.tensors.values())
+        dtype = mx.bfloat16 if is_bfloat else _find_dtype(model)
+    if dtype is not None:
+        model.set_dtype(dtype)
+    model.eval()
+    form = replace(settle_weights(model, config, dtype or _find_dtype(model)), unused=unused)
+    rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
+    attach_adapters(model, rows, adapters, dtype)
+    evaluate_parameters(model, info.name)
+    transpose_weights(model)
+    attention.route_attention(model)
+    route_softcaps(model)
+    route_states(model)
+    if mx.metal.is_available():
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    if not info.vision:
+        return Adapter(model, form, rows)
+    # Features of images are reused bit by bit only where all images of a prompt are the same.
+    line_break = getattr(info.processor, "image_break_token_id", None)
+    return VisionAdapter(model, config.cache.image_bytes, config.engine.reproducible, line_break, form, rows)
+
+
+def _check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
+    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more:
+    the prefix cache would keep its states under the name of other weights."""
+    for adapter in info.adapters:
+        folder = settings.adapters[adapter.name]
+        if digest_adapter(Path(folder)) != adapter.digest:
+            text = f"the files of {folder} were changed while the model was loaded; start again"
+            raise ConfigError(f"model.adapters: {adapter.name}: {text}")
+
+
+def _find_dtype(model: Any) -> mx.Dtype:
+    """The type of activations: that of most floating-point parameters of the language model, without those of
+    LoRA adapters, which are in float32 whatever the model's type is."""
+    parameters = tree_flatten(getattr(model, "language_model", model).parameters())
+    dtypes = [array.dtype for name, array in parameters if ".lora_" not in name]
+    found = Counter(dtype for dtype in dtypes if mx.issubdtype(dtype, mx.floating))
+    return found.most_common(1)[0][0] if found else mx.bfloat16
+
+
+def _load_text(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tuple[str, ...]]:
+    """The model, and the names of weights that it does not use."""
+    from mlx_lm.utils import _get_classes, load_model
+
+    unused: Sequence[str] = ()
+    if info.gguf is not None:
+        model, unused = load_gguf_model(info.folder, info.config)
+    elif "model_file" in info.config:
+        model, _ = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    else:
+        is_trunk = info.pooled is not None and not info.pooled.generates
+        classes = get_trunk_classes if is_trunk else _get_classes
+        with check_loading(_get_classes(dict(info.config))[0], info.folder, _is_tied(info)) as unused:
+            model, _ = load_model(info.folder, lazy=True, get_model_classes=classes)
+    return model, tuple(unused)
+
+
+def _load_vision(settings: ModelSettings, info: LoadedModelInfo) -> tuple[Any, tuple[str, ...]]:
+    """As `_load_text`."""
+    from mlx_vlm.utils import get_model_and_args, load_model
+
+    unused: Sequence[str] = ()
+    if "model_file" in info.config:
+        model = load_model(info.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+    else:
+        module, _ = get_model_and_args(dict(info.config))
+        with check_loading(module.Model, info.folder, _is_tied(info)) as unused:
+            model = load_model(info.folder, lazy=True)
+    return model, tuple(unused)
+
+
+def _is_tied(info: LoadedModelInfo) -> bool:
+    sources = (info.config, info.config.get("text_config") or {})
+    return any(source.get("tie_word_embeddings") for source in sources)
+
+
+def choose_dtype(settings: ModelSettings) -> mx.Dtype | None:
+    """The dtype to cast to; None keeps the file's. Half precision is several times slower on a CPU."""
+    if settings.dtype == "auto":
+        return mx.float32 if mx.default_device() == mx.cpu else None
+    return {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}[settings.dtype]
+
+
+def _describe_error(error: Exception) -> str:
+    """The error, with the library versions if they do not know the model type."""
+    text = f"the model cannot be loaded: {type(error).__name__}: {error}"
+    if "not supported" in str(error):
+        versions = ", ".join(f"{n} {importlib.metadata.version(n)}" for n in ("mlx-lm", "mlx-vlm"))
+        text += f" (by {versions})"
+    return text

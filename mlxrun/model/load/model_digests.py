@@ -1,0 +1,115 @@
+"""Computes the digests that identify a model's files in a manifest, when they are asked for: those of a large
+model take seconds to read.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.gguf.header import GgufHeader
+from mlxrun.model.load.load_progress import LoadProgress
+from mlxrun.model.load.model_files import find_draft_folder, list_weight_files
+
+_FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
+_BLOCK = 1 << 16
+_SAMPLES = 1024
+
+
+class LateDigests(Mapping[str, str]):
+    """Digests by name, for which files are read when they are asked for. `sources`: for each name, what
+    computes its digest and perhaps others."""
+
+    def __init__(self, sources: Mapping[str, Callable[[], Mapping[str, str]]]) -> None:
+        self._sources = sources
+
+    def __getitem__(self, name: str) -> str:
+        return self._sources[name]()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def make_digests(
+    settings: ModelSettings, folder: Path, template: str | None, gguf: GgufHeader | None, weights: bool
+) -> LateDigests:
+    """The digests of the model, and `draft`, of the files of the draft model, which may take part in what
+    answers are. ConfigError if there is no such model."""
+
+    @functools.cache
+    def digest_model() -> dict[str, str]:
+        adapter = Path(settings.adapter) if settings.adapter else None
+        found = compute_digests(folder, adapter, template, code=settings.trust_remote_code)
+        return found if gguf is None else found | {"tokenizer": gguf.digest_tokenizer()}
+
+    own = dict.fromkeys(("model", "tokenizer", "template"), digest_model)
+    if settings.draft is None:
+        return LateDigests(own)
+    draft = find_draft_folder(settings, weights)
+
+    @functools.cache
+    def digest_draft() -> dict[str, str]:
+        return {"draft": compute_digests(draft, None, None)["model"]}
+
+    return LateDigests(own | {"draft": digest_draft})
+
+
+def compute_digests(
+    folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
+) -> dict[str, str]:
+    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: whether Python
+    files of the folder may run, and are part of the model."""
+    weights = list_weight_files(folder) + (sorted(adapter.glob("*")) if adapter else [])
+    weights += sorted(folder.rglob("*.py")) if code else []
+    weights += sorted(folder.glob("*sentence*.json"))  # of sentence-transformers: prompts, the activation
+    if (folder / "modules.json").is_file():  # and pooling, further layers
+        weights += [folder / "modules.json"]
+        weights += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
+    tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
+    tokenizer += [folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]
+    total = sum(path.stat().st_size for path in weights if path.is_file())
+    progress = LoadProgress(f"reading the files of {folder.name} for their digests", total)
+    return {
+        "model": _hash_files([folder / "config.json", *weights], progress),
+        "tokenizer": _hash_files(tokenizer, progress),
+        "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
+    }
+
+
+def digest_adapter(folder: Path) -> str:
+    """sha256 of the files of a LoRA adapter."""
+    return _hash_files(sorted(folder.glob("*")), LoadProgress(f"reading {folder.name} for its digest", 0))
+
+
+def _hash_files(paths: list[Path], progress: LoadProgress) -> str:
+    total = hashlib.sha256()
+    for path in paths:
+        if path.is_file():
+            total.update(f"{path.name}:{path.stat().st_size}:".encode())
+            try:
+                _hash_file(total, path, progress)
+            except OSError as error:
+                raise ModelLoadError(f"{path}: it cannot be read: {error.strerror}") from error
+    return total.hexdigest()
+
+
+def _hash_file(total: hashlib._Hash, path: Path, progress: LoadProgress) -> None:
+    """Hash the file, or evenly spaced blocks of it if all of it would take seconds."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= _FULL_HASH_BYTES:
+            while block := file.read(1 << 20):
+                total.update(block)
+                progress.add(len(block))
+            return
+        for i in range(_SAMPLES):
+            file.seek(i * (size - _BLOCK) // (_SAMPLES - 1))
+            total.update(file.read(_BLOCK))
+        progress.add(size)

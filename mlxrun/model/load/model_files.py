@@ -1,0 +1,164 @@
+"""Finds a model's files and those of its draft model, and reads the small ones."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mlxrun.config.contradictions import explain_missing_config
+from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.core.text_files import open_regular, read_text_file
+from mlxrun.model.load.load_progress import note_download
+
+log = logging.getLogger(__name__)
+GGUF = ".gguf"
+_MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
+EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
+_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
+
+
+def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
+    """The folder of the model, or its GGUF file. A model on the hub is downloaded; `weights`: whether with
+    its weights."""
+    if settings.path == "embedded":
+        return EMBEDDED
+    folder = Path(settings.path).expanduser()
+    try:
+        is_file = folder.is_file()
+    except OSError as error:  # the path is too long, or may not be looked at
+        raise ConfigError(f"model.path: {folder}: {error.strerror}") from error
+    if is_file:
+        if folder.suffix != GGUF:
+            raise ConfigError(f"model.path: {folder} is neither a folder nor a {GGUF} file")
+        return folder
+    if folder.is_dir():
+        if not (folder / "config.json").exists():
+            raise ConfigError(f"model.path: {explain_missing_config(folder)}")
+        return folder
+    if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
+        raise ModelLoadError(f"model.path: there is no folder {folder}")
+    return _download(settings, weights)
+
+
+def make_draft_settings(settings: ModelSettings) -> ModelSettings:
+    """The settings of the draft model beside a model with these."""
+    assert settings.draft is not None
+    own = ModelSettings(path=settings.draft, kind="text", dtype=settings.dtype)
+    return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
+
+
+def make_draft_error(error: MlxrunError) -> ConfigError:
+    """What a user who named a draft model is told, for an error of loading a model with such settings."""
+    reason = str(error).removeprefix("model.path: ").removeprefix("model.kind: ")
+    return ConfigError(f"model.draft: {reason}")
+
+
+def find_draft_folder(settings: ModelSettings, weights: bool = True) -> Path:
+    """The folder of the draft model beside a model with these settings, as `find_model_folder` has it.
+    ConfigError if there is none."""
+    try:
+        return find_model_folder(make_draft_settings(settings), weights)
+    except MlxrunError as error:
+        raise make_draft_error(error) from error
+
+
+def _download(settings: ModelSettings, weights: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    log.info("looking for %s in the local cache and on the hub", settings.path)
+    patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
+    try:
+        with note_download():
+            return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
+    except LocalEntryNotFoundError as error:  # its text has the texts of others, over several lines
+        raise ModelLoadError(
+            f"model.path: {settings.path!r} is neither a local folder nor a model in the local cache of the "
+            "hub, and the hub cannot be reached"
+        ) from error
+    except (OSError, ValueError, HfHubHTTPError) as error:
+        raise ModelLoadError(
+            f"model.path: {settings.path!r} is neither a local folder nor a model on the hub: {error}"
+        ) from error
+
+
+def check_small_files(folder: Path) -> None:
+    """ModelLoadError if a file of the model beside its weights is a FIFO or a device: a library would wait
+    for it."""
+    for path in sorted(file for pattern in _TEXT_FILES for file in folder.glob(pattern)):
+        if not path.is_dir():
+            check_plain_file(path)
+
+
+def list_weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of the model in `folder`, or the GGUF file itself."""
+    return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
+
+
+def check_weights(folder: Path) -> None:
+    """ModelLoadError if there are none."""
+    if not list_weight_files(folder):
+        raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+
+
+def check_plain_file(path: Path) -> None:
+    """ModelLoadError if this is no file on a disk: to open a pipe would wait for good."""
+    try:
+        open_regular(path).close()
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+
+
+def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
+    """ModelLoadError if the config in `folder` does not name the architecture."""
+    name = config.get("model_type")
+    if (name and isinstance(name, str)) or (name is None and "model_file" in config):
+        return
+    wrong = "is missing" if name is None else f"is {name!r:.60}"
+    raise ModelLoadError(
+        f"{folder / 'config.json'}: model_type {wrong}; it must name the model's architecture, such as llama"
+    )
+
+
+def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> None:
+    """ModelLoadError if the model is Python code in its folder, which the libraries would run."""
+    if "model_file" in config and not settings.trust_remote_code:
+        raise ModelLoadError(
+            f"{folder}: config.json names Python code of its own (model_file), which is not run because it "
+            "could do anything on this machine: read it, and set model.trust_remote_code to run it"
+        )
+
+
+def _read_value(path: Path, absent: Any) -> Any:
+    """The JSON value of a file, `absent` if there is no such file; else ModelLoadError."""
+    try:
+        return json.loads(read_text_file(path, _MAX_JSON))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return absent
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    except RecursionError as error:
+        raise ModelLoadError(f"{path}: its values are nested too deeply") from error
+    except ValueError as error:  # no UTF-8, no JSON, or integers of thousands of digits
+        raise ModelLoadError(f"{path}: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object of a file, {} if the file is absent; ModelLoadError if it is something else."""
+    value = _read_value(path, {})
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: not a JSON object")
+    return value
+
+
+def read_json_list(path: Path) -> list[dict[str, Any]]:
+    """The JSON objects of a file that has a list of them, [] if the file is absent; else ModelLoadError."""
+    value = _read_value(path, [])
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise ModelLoadError(f"{path}: not a list of JSON objects")
+    return value

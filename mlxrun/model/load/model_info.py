@@ -1,0 +1,281 @@
+"""The part of a model without weights: tokenizer, template, limits and image processor.
+
+Front ends prepare prompts with it on any thread while the engine thread computes; `--dry-run` needs nothing
+else. It implements mlxrun.api.text.model_info.ModelInfo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.config.video_sampling import VideoSampling
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
+from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
+from mlxrun.model.load.config_check import check_config, check_sizes
+from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
+from mlxrun.model.load.gguf.header import GgufHeader, read_header
+from mlxrun.model.load.gguf.tokenizer import make_tokenizer
+from mlxrun.model.load.model_digests import digest_adapter, make_digests
+from mlxrun.model.load.model_facts import (
+    GENERATION,
+    collect_eos_ids,
+    read_context_length,
+    read_sampling_defaults,
+    read_template,
+)
+from mlxrun.model.load.model_files import (
+    check_architecture,
+    check_remote_code,
+    check_small_files,
+    check_weights,
+    find_model_folder,
+    list_weight_files,
+    read_json,
+)
+from mlxrun.model.load.model_kind import ModelKind, choose_kind
+from mlxrun.model.load.shard_check import check_shards
+from mlxrun.model.load.tokenizer_files import load_tokenizer
+from mlxrun.model.lora.adapter_files import check_adapter_files
+from mlxrun.model.pooling.pooled_model import read_pooled_model
+from mlxrun.model.vision.image_units import MediaRegion, MediaTokens, find_regions, read_media_token
+from mlxrun.model.vision.video_inputs import (
+    compute_video_digest,
+    list_video_arguments,
+    read_video_sampling,
+)
+
+log = logging.getLogger(__name__)
+_ASPECT_RATIO = re.compile(r"aspect ratio must be smaller than (?P<least>[\d.]+)(?:, got (?P<got>[\d.]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModelInfo:
+    """A model without its weights. `digests` identify the contents of its files; one may take seconds when it
+    is first asked for. `gguf`: the header of the file that `folder` is, if it is a GGUF file. `kind_note`:
+    why it takes no images though its config has them. `refused_media`: filled when the model is loaded, for
+    all who prepare prompts with this object."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tokenizer: Any
+    chat_template: str | None
+    eos_ids: frozenset[int]
+    context_length: int
+    vision: bool
+    defaults: Mapping[str, float]
+    name: str
+    names: tuple[str, ...]
+    digests: Mapping[str, str]
+    processor: Any = None
+    processor_digest: bytes = b""
+    aliases: tuple[str, ...] = ()
+    pooled: PooledModel | None = None
+    video_sampling: VideoSampling | None = None
+    adapters: tuple[LoraAdapter, ...] = ()
+    gguf: GgufHeader | None = None
+    kind_note: str = ""
+    refused_media: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
+        """Tokens and pixels of a rendered prompt with one placeholder an image and a video (api/text/media/videos.py).
+        Thread-safe."""
+        from mlx_vlm.utils import prepare_inputs
+
+        given: dict[str, Any] = {"images": list(images)} if images else {}
+        with self._lock:  # a processor keeps padding settings on its tokenizer
+            try:
+                made = prepare_inputs(self.processor, prompts=[text], **given, **list_video_arguments(videos))
+                arrays = {key: np.array(value) for key, value in made.items() if value is not None}
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                reason = _explain_refusal(error)
+                raise MediaError(
+                    f"the model's processor refused the {'videos' if videos else 'images'}: {reason}"
+                ) from error
+        ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
+        arrays.pop("attention_mask", None)
+        image, video = (read_media_token(self.config, kind) for kind in ("image", "video"))
+        tokens = MediaTokens(image, video, getattr(self.processor, "image_break_token_id", None))
+        regions = find_regions(ids, tokens, arrays)
+        return ProcessedPrompt(
+            ids,
+            tuple(span for region in regions for span in region.spans),
+            arrays,
+            self._digest_spans(regions, images, videos),
+        )
+
+    def _digest_spans(
+        self, regions: Sequence[MediaRegion], images: Sequence[Any], videos: Sequence[Any]
+    ) -> tuple[bytes, ...]:
+        """A digest of each span: of its own image or video where that is known, else of all in order."""
+        own = {
+            False: [compute_image_digest(image, self.processor_digest) for image in images],
+            True: [compute_video_digest(video, self.processor_digest) for video in videos],
+        }
+        if [region.is_video for region in regions].count(True) == len(own[True]) and len(regions) == sum(
+            map(len, own.values())
+        ):
+            take = {kind: iter(digests) for kind, digests in own.items()}
+            pairs = [(next(take[region.is_video]), len(region.spans)) for region in regions]
+        else:
+            every = hashlib.blake2b(b"".join([*own[False], *own[True]]), digest_size=16).digest()
+            pairs = [(every, len(region.spans)) for region in regions]
+        return tuple(digest for digest, count in pairs for _ in range(count))
+
+
+def _explain_refusal(error: Exception) -> str:
+    """The text of an image processor's error; in our words where many processors have the same limit."""
+    found = _ASPECT_RATIO.search(str(error))
+    if found is None:
+        return str(error)
+    least, got = found["least"], found["got"]
+    size = f"{float(got):,.0f} times" if got else "too many times"
+    return f"a side of an image is {size} as long as the other; it must be less than {least} times"
+
+
+def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
+    """A digest of 16 bytes of an image's decoded pixels and of its processor's settings."""
+    found = hashlib.blake2b(settings, digest_size=16)
+    found.update(f"{image.mode} {image.size}".encode())
+    if image.mode in ("P", "PA"):
+        found.update(bytes(image.getpalette() or b""))
+    found.update(image.tobytes())
+    return found.digest()
+
+
+def load_model_info(
+    settings: ModelSettings, weights: bool = False, *, announce: bool = True, digest: bool = True
+) -> LoadedModelInfo:
+    """Load everything except the weights. `weights`: download them too if the model comes from the hub;
+    `announce`: log that they are about to be loaded. Who does not know yet whether they will be calls
+    `log_weights` later. `digest`: read its files for digests now, not when one is first asked for, perhaps on
+    a thread that must not wait. Those of its draft model are read when asked for."""
+    folder = find_model_folder(settings, weights)
+    gguf = read_header(folder) if folder.is_file() else None
+    if gguf is None:
+        check_small_files(folder)
+    if weights and announce:
+        log_weights(settings, folder)
+    if weights and gguf is None:
+        check_weights(folder)
+        check_shards(folder)
+    if gguf is not None:
+        check_tensor_types(gguf)
+    config = read_json(folder / "config.json") if gguf is None else make_config(gguf)
+    if gguf is None:
+        check_architecture(config, folder)
+    check_remote_code(settings, config, folder)
+    if gguf is not None:
+        check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, folder)
+    elif weights:
+        check_config(config, folder)
+    kind = choose_kind(settings, config, folder) if gguf is None else _get_gguf_kind(settings)
+    vision = kind.vision
+    generation = read_json(folder / GENERATION) if gguf is None else {}
+    tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
+    template = read_template(folder, settings, tokenizer)
+    pooled = read_pooled_model(folder, config, settings, tokenizer)
+    context_length = read_context_length(settings, config)
+    if pooled is not None and not pooled.generates:
+        context_length = pooled.max_tokens
+    processor = _load_processor(folder, config, settings) if vision else None
+    digests = make_digests(settings, folder, template, gguf, weights)
+    if digest:
+        digests["model"]
+    return LoadedModelInfo(
+        folder=folder,
+        config=config,
+        tokenizer=tokenizer,
+        chat_template=template,
+        eos_ids=collect_eos_ids(folder, config, generation, tokenizer),
+        context_length=context_length,
+        vision=vision,
+        defaults=read_sampling_defaults(folder, generation),
+        name=settings.names[0] if settings.names else _get_own_name(settings, folder),
+        names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
+        aliases=(settings.path,),
+        pooled=pooled,
+        digests=digests,
+        adapters=_read_adapters(settings, pooled, _get_own_name(settings, folder)),
+        gguf=gguf,
+        kind_note=kind.note,
+        processor=processor,
+        video_sampling=read_video_sampling(processor, config) if vision else None,
+        processor_digest=_digest_processor(folder) if vision else b"",
+    )
+
+
+def log_weights(settings: ModelSettings, folder: Path) -> None:
+    """Log which weights are about to be loaded, and their size. `folder`: that of the model's info."""
+    size = sum(path.stat().st_size for path in list_weight_files(folder))
+    name = _get_own_name(settings, folder)
+    log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))
+
+
+def _read_adapters(
+    settings: ModelSettings, pooled: PooledModel | None, own_name: str
+) -> tuple[LoraAdapter, ...]:
+    """The adapters of which requests choose; ConfigError for what cannot be one."""
+    if settings.adapters and pooled is not None and not pooled.generates:
+        raise ConfigError("model.adapters: only models that generate have several; set model.adapter")
+    if settings.adapter is not None:
+        check_adapter_files("model.adapter", settings.adapter)
+    found = []
+    for name, path in settings.adapters.items():
+        if name == own_name:
+            raise ConfigError(f"model.adapters: {name}: the model itself has this name; choose another")
+        check_adapter_files(f"model.adapters: {name}", path)
+        found.append(LoraAdapter(name, digest_adapter(Path(path))))
+    return tuple(found)
+
+
+def _get_own_name(settings: ModelSettings, folder: Path) -> str:
+    """The model's own name: the hub id, or the name of the folder or of the GGUF file."""
+    path = Path(settings.path).expanduser()
+    if path.is_file():
+        return path.stem
+    return folder.resolve().name if path.is_dir() else settings.path
+
+
+def _get_gguf_kind(settings: ModelSettings) -> ModelKind:
+    """Text: the weights of a vision tower are in a file of their own (mmproj), which is not read."""
+    if settings.kind != "text" and settings.kind != "auto":
+        raise ModelLoadError(f"model.kind: {settings.kind}, but GGUF files are loaded as text models only")
+    return ModelKind(False)
+
+
+def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
+    from mlx_vlm.utils import get_model_and_args, load_image_processor, load_processor
+
+    for path in sorted(folder.glob("*processor*.json")):
+        read_json(path)  # names the file that is wrong, which a library would not
+    try:
+        get_model_and_args(dict(config))  # the model's module registers its own processor
+        processor = load_processor(
+            folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code
+        )
+        image_processor = load_image_processor(folder)
+    except Exception as error:  # the libraries raise what they like for damaged files
+        raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
+    if image_processor is not None:
+        processor.image_processor = image_processor
+    return processor
+
+
+def _digest_processor(folder: Path) -> bytes:
+    """A digest of all files that determine how images become pixels."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*processor*.json")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.digest()

@@ -1,0 +1,122 @@
+"""Reads safetensors files, and refuses damaged ones by name; MLX loads many of them without a word.
+
+A header is read before any weight is. Its tensors have to lie side by side and fill the file, as the format
+demands: a tensor on the place of another one, a hole, or an end beyond the file is damage, or a trick.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import mlx.core as mx
+
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.model_files import check_plain_file, list_weight_files
+
+_MAX_HEADER = 100_000_000  # bytes, as in the format's own library
+_METADATA = "__metadata__"
+# Bits of a value, by the name of its type; a file with others is left to MLX, which refuses it.
+_BITS = {"BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "BF16": 16}
+_BITS[f"C{2 * 32}"] = 2 * 32  # a complex number
+_BITS |= {f"{kind}{bits}": bits for kind in "UIF" for bits in (8, 16, 32, 64) if (kind, bits) != ("F", 8)}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """What a header says of a tensor. `dtype` as the format calls it; `start` and `stop` count from the end
+    of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_entries(path: Path) -> dict[str, TensorEntry]:
+    """The tensors of a safetensors file by name, without their values. ModelLoadError if the header is
+    damaged, or if the file is not what the header says."""
+    check_plain_file(path)
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size - 8, _MAX_HEADER):
+                raise ValueError(f"its header would have {length} bytes")
+            found = json.loads(file.read(length), object_pairs_hook=_refuse_twins)
+        if not isinstance(found, dict):
+            raise ValueError("its header is not a JSON object")
+        entries = {name: _read_entry(name, value) for name, value in found.items() if name != _METADATA}
+        _check_places(entries, size - 8 - length)
+    except (OSError, ValueError, RecursionError, struct.error) as error:
+        reason = "the header of the weights cannot be used, perhaps after an incomplete download"
+        raise ModelLoadError(f"{path}: {reason}: {str(error) or type(error).__name__}") from error
+    return entries
+
+
+def read_folder_entries(folder: Path) -> dict[str, TensorEntry]:
+    """The tensors of all files of weights in a folder by name, as `read_entries` has those of one."""
+    files = list_weight_files(folder)
+    return {name: entry for file in files for name, entry in read_entries(file).items()}
+
+
+def read_tensors(path: Path) -> dict[str, mx.array]:
+    """The tensors of a safetensors file, which are read when they are used. ModelLoadError if its header is
+    damaged, or the file is not what it says."""
+    read_entries(path)
+    try:
+        found: dict[str, mx.array] = mx.load(str(path))
+    except RuntimeError as error:
+        raise ModelLoadError(f"{path}: it is damaged, perhaps an incomplete download: {error}") from error
+    return found
+
+
+def check_tensor_files(folder: Path) -> None:
+    """ModelLoadError if a safetensors file in the folder is damaged: for a library that could not load it."""
+    for file in sorted(folder.glob("*.safetensors")):
+        read_tensors(file)
+
+
+def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. ValueError if a name occurs twice in it, of which readers would take either."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"it has {name!r:.100} twice")
+        found[name] = value
+    return found
+
+
+def _read_entry(name: str, value: Any) -> TensorEntry:
+    fields = value if isinstance(value, dict) else {}
+    dtype, shape, offsets = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not (isinstance(dtype, str) and _is_counts(shape) and _is_counts(offsets) and len(offsets) == 2):
+        raise ValueError(f"{name!r:.100} has no type, shape and place")
+    start, stop = offsets
+    bits = _BITS.get(dtype)
+    if bits is not None and (stop - start) * 8 != math.prod(shape) * bits:
+        raise ValueError(f"{name!r:.100} of shape {shape!r:.60} and type {dtype} has {stop - start} bytes")
+    return TensorEntry(dtype, tuple(shape), start, stop)
+
+
+def _is_counts(value: Any) -> TypeGuard[list[int]]:
+    """Whether this is a list of numbers that are not negative."""
+    return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+
+
+def _check_places(entries: Mapping[str, TensorEntry], size: int) -> None:
+    """ValueError unless the tensors lie side by side and fill `size` bytes."""
+    place = 0
+    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if entry.start < place:
+            raise ValueError(f"{name!r:.100} begins inside another tensor")
+        if entry.start > place:
+            raise ValueError(f"there are {entry.start - place} bytes before {name!r:.100} that are no tensor")
+        place = entry.stop
+    if place != size:
+        raise ValueError(f"its tensors have {place} bytes, and the file has {size}")

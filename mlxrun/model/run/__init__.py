@@ -1,0 +1,1 @@
+"""Computes the steps that the scheduler plans."""

@@ -1,0 +1,105 @@
+"""Which prompt chunks share a forward: first chunks of plain text, of equal or nearly equal length.
+
+A shared forward starts from empty caches, so it is exact without padding for every family. Rows that are
+padded on the right stay exact where attention is the only state (causal: no token sees what comes after
+it); recurrent layers would take the padding in, so there only equal lengths share. Consecutive chunks of one
+request may be merged: the grid of chunks only matters for the prefix cache and for reproducible results.
+
+Tails are what is left of prompts after a hit, where nothing follows: the rows are scored and never decode.
+Those of rows with equally long caches share a forward too, for which the caches are stacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from mlxrun.core.step_plan import PrefillChunk
+
+MAX_WASTE = 1.25  # a shared forward may compute this many times its useful tokens
+MAX_TAIL = 256  # tokens: chunks of a tail are merged up to this, although it crosses the grid
+NO_LIMIT = 1 << 40
+FEW_TOKENS = 64  # forwards of fewer tokens cost about the same: their time goes into reading the weights
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSharing:
+    """`max_rows`: most chunks in a forward. `max_padded`: longest chunk to pad to; 0: equal lengths only.
+    `merge_chunks`: consecutive chunks of a request share a forward (faster where attention is fused and takes
+    every shape). `tails`: tails share forwards. `max_shared`: longest chunk that shares one.
+    """
+
+    max_rows: int = 1
+    max_padded: int = 0
+    merge_chunks: bool = False
+    tails: bool = False
+    max_shared: int = NO_LIMIT
+
+
+def group_chunks(
+    chunks: Sequence[PrefillChunk],
+    shareable: Collection[str],
+    sharing: PrefillSharing,
+    forward_ends: Collection[tuple[str, int]] = (),
+    ends: Mapping[str, int] | None = None,
+) -> list[list[PrefillChunk]]:
+    """The chunks of each forward, in an order that keeps each request's chunks in sequence.
+
+    `shareable`: requests without images whose chunk does not sample. `forward_ends`: (request, position)
+    where a forward has to end because a snapshot of the state is due. `ends`: where the prefill of rows ends
+    that never decode.
+    """
+    ends = ends or {}
+    limits = dict.fromkeys(ends, MAX_TAIL) if sharing.tails and not sharing.merge_chunks else {}
+    if limits or sharing.merge_chunks:
+        chunks = _merge_chunks(chunks, forward_ends, limits, 0 if limits else NO_LIMIT)
+    first = [c for c in chunks if c.start == 0 and c.request_id in shareable]
+    later = [c for c in chunks if c.start > 0 or c.request_id not in shareable]
+    may_share = {c for c in later if sharing.tails and c.request_id in shareable}
+    tails = {c for c in may_share if c.stop == ends.get(c.request_id)}
+    forwards: list[list[PrefillChunk]] = []
+    for chunk in sorted(first, key=lambda c: -c.stop):
+        if not (forwards and _fits(forwards[-1], chunk, sharing)):
+            forwards.append([])
+        forwards[-1].append(chunk)
+    return forwards + [[c] for c in later if c not in tails] + _group_tails(tails, sharing)
+
+
+def _merge_chunks(
+    chunks: Sequence[PrefillChunk],
+    forward_ends: Collection[tuple[str, int]],
+    limits: Mapping[str, int],
+    default: int,
+) -> list[PrefillChunk]:
+    """Merge consecutive chunks up to a limit of tokens: that of their request, or the default."""
+    merged: list[PrefillChunk] = []
+    for chunk in chunks:
+        last = merged[-1] if merged else None
+        start = (chunk.request_id, chunk.start)
+        follows = last is not None and (last.request_id, last.stop) == start and start not in forward_ends
+        if last and follows and chunk.stop - last.start <= limits.get(chunk.request_id, default):
+            merged[-1] = PrefillChunk(chunk.request_id, last.start, chunk.stop)
+        else:
+            merged.append(chunk)
+    return merged
+
+
+def _group_tails(tails: Collection[PrefillChunk], sharing: PrefillSharing) -> list[list[PrefillChunk]]:
+    forwards: list[list[PrefillChunk]] = []
+    for chunk in sorted(tails, key=lambda c: (c.start, -c.stop, c.request_id)):
+        if not (forwards and forwards[-1][0].start == chunk.start and _fits(forwards[-1], chunk, sharing)):
+            forwards.append([])
+        forwards[-1].append(chunk)
+    return forwards
+
+
+def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: PrefillSharing) -> bool:
+    """Whether a chunk that is not longer than the others may join them."""
+    start, longest = forward[0].start, forward[0].stop - forward[0].start
+    if len(forward) >= sharing.max_rows or longest > sharing.max_shared:
+        return False
+    if chunk.stop == forward[0].stop:
+        return True
+    useful, computed = sum(c.stop - start for c in (*forward, chunk)), longest * (len(forward) + 1)
+    is_cheap = computed <= MAX_WASTE * useful or (start > 0 and computed <= FEW_TOKENS)
+    return longest <= sharing.max_padded and is_cheap

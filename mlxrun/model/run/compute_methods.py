@@ -1,0 +1,121 @@
+"""How a model is computed: the fastest methods that passed the probe.
+
+Decode methods: `paged` (one forward, attention by one kernel for all rows, on GPUs), `compiled` (the same,
+compiled), `ragged` (one forward, attention by row groups), `grouped` (one forward a row group) and
+`row_by_row` (one forward a row). All are exact; each is slower than the one before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from mlxrun.model.hooks.draft_layout import DraftRecurrence
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.paged.paged_cache import Attend
+from mlxrun.model.kv.ragged.decode_batch import DecodeBatch
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, get_window
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.kv.ragged.row_by_row import RowByRowBatch
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+
+AttentionMethod = Literal["engine", "library"]
+AnyDecodeBatch = PagedDecodeBatch | DecodeBatch | RowByRowBatch
+LIBRARY_CHUNK = 2048  # tokens: the prefill step of mlx-lm and of mlx-vlm
+DecodeMethod = Literal["compiled", "paged", "ragged", "grouped", "row_by_row"]
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeMethods:
+    """`fixed_width`: rows of every decode forward, padded with dummy rows; 0: as many as there are. With a
+    fixed width each row also attends by itself, so that its result does not depend on the others.
+    `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
+    `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
+    split as the library splits it, because it is computed differently if it is split otherwise.
+    `whole_media`: a prompt with images is computed at once up to the last of them.
+    `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
+    tokens at whose multiples the chunks of all prompts end; 1: without. `draft_problem`: why rows may not
+    take several tokens in a forward although they lie in pages; empty: they may, or it was not compared.
+    `attention`: whose attention forwards over plain arrays use.
+    `recurrence`: how recurrent layers compute drafts (ragged/draft_layout.py); with `wide_passes` each token
+    in as many rows as a step has.
+    """
+
+    decode: DecodeMethod = "ragged"
+    sharing: PrefillSharing = field(default_factory=PrefillSharing)
+    fixed_width: int = 0
+    launch_first: bool = False
+    snapshots: bool = True
+    library_chunks: bool = False
+    whole_media: bool = False
+    quantization: KVQuantization | None = None
+    grid: int = 1
+    draft_problem: str = ""
+    recurrence: DraftRecurrence = "wide_passes"
+    attention: AttentionMethod = "engine"
+
+    @property
+    def shares_pages(self) -> bool:
+        """Whether rows that begin with the same tokens hold them once: where one may go on from another's."""
+        return uses_pages(self.decode) and self.snapshots
+
+    def split_as_library(self) -> ComputeMethods:
+        """The same, with each prompt split as the library splits it: nothing may go on from elsewhere."""
+        sharing = replace(self.sharing, merge_chunks=False, tails=False)
+        return replace(self, sharing=sharing, snapshots=False, library_chunks=True)
+
+
+def make_decode_batch(
+    template: Sequence[Any],
+    methods: ComputeMethods,
+    shortest: int | None = None,
+    attend: Attend | None = None,
+    *,
+    compiled_at_once: bool = False,
+) -> AnyDecodeBatch:
+    """An empty decode batch that works by these methods. `shortest`: see DecodeBatch. `attend`,
+    `compiled_at_once`: see PagedDecodeBatch."""
+    one_pass, width = methods.decode == "ragged", methods.fixed_width
+    if uses_pages(methods.decode) and can_batch(template):
+        return PagedDecodeBatch(
+            template,
+            width=width,
+            compiled=methods.decode == "compiled",
+            recurrence=methods.recurrence,
+            attend=attend,
+            compiled_at_once=compiled_at_once,
+        )
+    if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
+        return RowByRowBatch()
+    return DecodeBatch(
+        template,
+        one_pass=one_pass,
+        split_rows=bool(width),
+        width=width,
+        shortest=shortest,
+        quantization=methods.quantization,
+    )
+
+
+def uses_pages(method: DecodeMethod) -> bool:
+    """Whether rows lie in pages."""
+    return method in ("compiled", "paged")
+
+
+def can_batch(template: Sequence[Any]) -> bool:
+    """Whether every cache of the model is of a class that the decode batch supports."""
+    return all(get_kind(layer) is not LayerKind.OTHER for layer in flatten_caches(template))
+
+
+def can_stack(template: Sequence[Any]) -> bool:
+    """Whether rows that hold equally many tokens can be stacked: a window may have turned, which cannot."""
+    return {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.STATE}
+
+
+def find_padding_limit(template: Sequence[Any], chunk: int) -> int:
+    """Tokens of the longest first chunk that may be padded (see chunk_grouping.py); 0: none."""
+    layers = flatten_caches(template)
+    if not {get_kind(layer) for layer in layers} <= {LayerKind.KV, LayerKind.WINDOW}:
+        return 0
+    return min([chunk, *(window for layer in layers if (window := get_window(layer)) is not None)])

@@ -1,0 +1,146 @@
+"""Decode steps: the decode batch, and what its rows need besides caches, in the batch's order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+import mlx.core as mx
+
+from mlxrun.model.kv.ragged.decode_batch import ExpectedRow, JoiningRow
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.sampler import Sampler
+from mlxrun.model.run.step_output import LogitsBatch, RowState, SampledRows
+from mlxrun.model.speculation.drafted_rows import DraftedRows
+
+if TYPE_CHECKING:
+    from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+    from mlxrun.model.speculation.mtp_source import MTPSource
+
+NO_DRAFTS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+
+
+class DecodeRunner:
+    """`sampler` and `newest_tokens` [rows], the output of the last decode step, follow `order`.
+    `mtp`: drafts, and wants the hidden states of all rows."""
+
+    def __init__(
+        self, adapter: Adapter, vocab: int, methods: ComputeMethods, mtp: MTPSource | None = None
+    ) -> None:
+        self._adapter = adapter
+        self._mtp = mtp
+        self._vocab = vocab
+        self.batch = make_decode_batch(adapter.make_cache(), methods)
+        self.order: list[str] = []
+        self.sampler: Sampler | None = None
+        self.newest_tokens: mx.array | None = None
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Take rows out of the batch that were freed in this step and decode again from the prefix cache."""
+        if ids:
+            self.batch.update(set(self.batch.ids).difference(ids), ())
+            self.order = ["" if rid in ids else rid for rid in self.order]
+
+    def forward(
+        self,
+        ids: Sequence[str],
+        rows: Mapping[str, RowState],
+        drafts: Mapping[str, tuple[int, ...]] = NO_DRAFTS,
+    ) -> list[LogitsBatch]:
+        """Logits of one token for each of these rows, and of the drafted ones, in one batch; rows that are
+        not named leave. `accept` must follow a forward with drafts."""
+        present = set(self.batch.ids)
+        joining = {rid: rows[rid] for rid in ids if rid not in present}
+        waiting = rows.keys() - present - joining.keys() if joining else ()
+        prefilling = [rid for rid in waiting if not rows[rid].ends_unsampled]
+        self.batch.update(
+            set(ids),
+            [JoiningRow(rid, row.cached, row.cache, row.page_keys) for rid, row in joining.items()],
+            [ExpectedRow(len(rows[rid].tokens), rows[rid].page_keys) for rid in prefilling],
+        )
+        for row in joining.values():
+            row.cache = []
+        if not ids:
+            self.order, self.sampler, self.newest_tokens = [], None, None
+            return []
+        self._reorder(rows)
+        lengths = self.batch.lengths
+        positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
+        assert self.newest_tokens is not None and self.sampler is not None
+        after = [n + 1 for n in lengths]
+        if not drafts.keys().isdisjoint(self.order):
+            return [self._forward_drafts(rows, drafts, positions, after)]
+        with self._adapter.use_attention():
+            output = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
+        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
+        return [LogitsBatch(tuple(self.order), logits, self.sampler, after, hidden=hidden)]
+
+    def _forward_drafts(
+        self,
+        rows: Mapping[str, RowState],
+        drafts: Mapping[str, tuple[int, ...]],
+        positions: Sequence[int],
+        after: Sequence[int],
+    ) -> LogitsBatch:
+        """`after`: positions, without rotary deltas, of the tokens behind the newest ones."""
+        assert self.newest_tokens is not None
+        batch = cast("PagedDecodeBatch", self.batch)
+        blocks = [drafts.get(rid, ()) for rid in self.order]
+        drafted = DraftedRows.start(blocks, [rows[rid].sampling for rid in self.order])
+        tokens = drafted.expand_tokens(self.newest_tokens)
+        places = drafted.expand_positions(positions)
+        with self._adapter.use_attention():
+            output = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
+        sampler, ends = drafted.make_sampler(self._vocab), drafted.expand_positions(after)
+        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
+        return LogitsBatch(tuple(self.order), logits, sampler, ends, drafted, hidden)
+
+    def _make_decode(
+        self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None
+    ) -> Callable[..., mx.array]:
+        """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
+        pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
+        numbers = (rows[rid].adapter for rid, count in pairs for _ in range(count))
+        return (self._mtp or self._adapter).make_decode(numbers)
+
+    def accept(self, sampled: SampledRows, rows: Mapping[str, RowState]) -> None:
+        """Drop the rejected tokens of the forward before, which has been sampled. Waits for it."""
+        assert sampled.drafted is not None and self.sampler is not None
+        batch = cast("PagedDecodeBatch", self.batch)
+        tokens: list[int] = sampled.batch.tokens.tolist()
+        counts, kept = sampled.drafted.counts, sampled.drafted.count_accepted(tokens)
+        held = dict(zip(batch.ids, batch.lengths, strict=True))
+        parts = zip(sampled.ids, counts, kept, strict=True)
+        batch.accept({rid: held[rid] - count + size for rid, count, size in parts})
+        firsts = itertools.accumulate(counts, initial=0)
+        newest = [tokens[first + size - 1] for first, size in zip(firsts, kept, strict=False)]
+        self.newest_tokens = mx.array(newest, sampled.batch.tokens.dtype)
+        for rid, forks, size in zip(sampled.ids, sampled.drafted.forks, kept, strict=True):
+            if rid in rows:
+                rows[rid].sampling.follow(forks[size - 1])
+        if self._mtp is not None and sampled.hidden is not None:
+            self._mtp.read_step(sampled.ids, sampled.hidden, sampled.batch.tokens, counts, kept)
+        if self.sampler.list_arrays():  # it has counted other tokens
+            self.sampler = Sampler(self.sampler.rows, self._vocab)
+
+    def _reorder(self, rows: Mapping[str, RowState]) -> None:
+        """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""
+        order = self.batch.ids
+        if order == self.order and self.newest_tokens is not None:
+            return
+        index = {rid: i for i, rid in enumerate(self.order)}
+        joined = [rid for rid in order if rid not in index]
+        index |= {rid: len(self.order) + i for i, rid in enumerate(joined)}
+        present = [] if self.newest_tokens is None else [self.newest_tokens]
+        tokens = mx.concatenate([*present, *(rows[rid].newest_token for rid in joined)])
+        self.newest_tokens = tokens[mx.array([index[rid] for rid in order])]
+        self.sampler = Sampler([rows[rid].sampling for rid in order], self._vocab)
+        self.order = order
+
+    def list_arrays(self) -> list[mx.array]:
+        """State to evaluate in each step: no logits consume it, so its graph would grow."""
+        sampling = [] if self.sampler is None else self.sampler.list_arrays()
+        return sampling + self.batch.list_state_arrays()

@@ -1,0 +1,186 @@
+"""Prefill steps: chunks of prompts, one or several in a forward, and the snapshots due after them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from mlxrun.core.step_plan import PrefillChunk, SnapshotRequest, SnapshotResult
+from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
+from mlxrun.model.kv.snapshot.copier import DueSnapshots, SnapshotCopier
+from mlxrun.model.load.footprint import count_weight_bytes
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.chunk_grouping import group_chunks
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+from mlxrun.model.run.prompt_scorer import (
+    PrefillForward,
+    PromptScorer,
+    ScoredForward,
+    ScoredPart,
+    ScoredSlice,
+    choose_slice_bytes,
+)
+from mlxrun.model.run.sampler import Sampler
+from mlxrun.model.run.step_output import LogitsBatch, RowState, compute_capacity
+from mlxrun.model.speculation.mtp_source import MTPSource
+
+LAYERS_PER_LAUNCH = 7  # layers of a prompt that are launched together where launching takes the time
+RECOMPUTE_CHUNK = 2048  # tokens of a forward that computes a prefix which could not be restored
+
+
+@dataclass(slots=True)
+class PrefillOutput:
+    """Logits of the rows whose prompt is complete, arrays to evaluate, and snapshots (lazy until then)."""
+
+    logits: list[LogitsBatch] = field(default_factory=list)
+    arrays: list[mx.array] = field(default_factory=list)
+    snapshots: list[SnapshotResult] = field(default_factory=list)
+    scores: list[ScoredSlice] = field(default_factory=list)
+
+
+class PrefillRunner:
+    """Fills the rows' own caches. `mtp`: drafts, and wants the hidden states of prompts."""
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        vocab: int,
+        methods: ComputeMethods,
+        copier: SnapshotCopier,
+        mtp: MTPSource | None = None,
+    ) -> None:
+        self._adapter = adapter
+        self._mtp = mtp
+        self._vocab = vocab
+        self._methods = methods
+        self._copier = copier
+        slice_bytes = choose_slice_bytes(count_weight_bytes(adapter.model))
+        self._scorer = PromptScorer(adapter, vocab, slice_bytes, aligned=methods.fixed_width > 0)
+
+    def forward(
+        self,
+        chunks: Sequence[PrefillChunk],
+        requests: Sequence[SnapshotRequest],
+        rows: Mapping[str, RowState],
+    ) -> PrefillOutput:
+        """Compute the chunks, whose images are encoded, and copy what `requests` ask for as soon as a row has
+        that many tokens."""
+        output, due = PrefillOutput(), DueSnapshots(requests)
+        if not chunks:
+            return output
+        shareable = {c.request_id for c in chunks if self._is_shareable(c, rows[c.request_id])}
+        ends = {rid: len(row.tokens) - 1 for rid, row in rows.items() if row.ends_unsampled}
+        for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends, ends):
+            if len(group) > 1:
+                output.scores += self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
+            else:
+                logits, scores = self._forward_single(group[0], rows[group[0].request_id])
+                output.logits += logits
+                output.scores += scores
+            for chunk in group:
+                output.arrays += list_all_arrays(rows[chunk.request_id].cache)
+                ready = due.pop_ready(chunk.request_id, chunk.stop)
+                output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
+        output.arrays += self._copier.list_arrays(output.snapshots)
+        output.arrays += [array for part in output.scores for array in part.list_arrays()]
+        return output
+
+    def _is_shareable(self, chunk: PrefillChunk, row: RowState) -> bool:
+        """Whether a chunk needs token ids only and samples nothing, and its scores take no small forwards."""
+        if self._methods.library_chunks and chunk.stop >= row.prompt_length:
+            return False
+        needs_ids_only = row.inputs is TEXT_ONLY and (chunk.stop < len(row.tokens) or row.ends_unsampled)
+        return needs_ids_only and (not _list_parts([chunk], [row]) or self._scorer.tap is not None)
+
+    def compute_prefix(self, row: RowState, length: int) -> None:
+        """Fill the row's empty cache with its first `length` tokens, and wait for them."""
+        for start in range(0, length, RECOMPUTE_CHUNK):
+            stop = min(start + RECOMPUTE_CHUNK, length)
+            row.inputs = self._adapter.encode_images(row.inputs, start, stop)
+            ids = [row.tokens[start:stop]]
+            self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)))
+            mx.eval(list_all_arrays(row.cache))
+        row.cached = length
+
+    def _forward_single(
+        self, chunk: PrefillChunk, row: RowState
+    ) -> tuple[list[LogitsBatch], list[ScoredSlice]]:
+        """Logits if the chunk ends the row's tokens: then nothing is left for a decode step to compute. And
+        the scores of the chunk."""
+        layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
+        scores: list[ScoredSlice] = []
+        for part in self._split_chunk(chunk, row):
+            ids = [row.tokens[part.start : part.stop]]
+            forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers)
+            done = self._call_model(forward, _list_parts([part], [row]), [part], [row])
+            scores += done.slices
+        row.cached = chunk.stop
+        if chunk.stop < len(row.tokens) or row.ends_unsampled:
+            return [], scores
+        sampler = Sampler([row.sampling], self._vocab)
+        return [
+            LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop], hidden=done.hidden)
+        ], scores
+
+    def _split_chunk(self, chunk: PrefillChunk, row: RowState) -> list[PrefillChunk]:
+        """The forwards of a chunk: one, or as the library computed them first for tokens that the row had
+        decoded before it was preempted, where that matters."""
+        if not self._methods.library_chunks:
+            return [chunk]
+        decoded = max(chunk.start, min(row.prompt_length - 1, chunk.stop))
+        edges = [chunk.start, *range(max(decoded, chunk.start + 1), chunk.stop), chunk.stop]
+        return [PrefillChunk(chunk.request_id, a, b) for a, b in itertools.pairwise(edges)]
+
+    def _forward_shared(self, chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredSlice]:
+        """Chunks of several rows, which begin at the same position, in one forward, padded on the right.
+        Returns their scores."""
+        start, longest = chunks[0].start, max(chunk.stop for chunk in chunks)
+        ids = [
+            row.tokens[start : c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, chunks, strict=True)
+        ]
+        if start:
+            cache = layer_caches.stack_rows([row.cache for row in rows], longest - start)
+        else:
+            cache = reserve_capacity(self._adapter.make_cache(), longest)
+        forward = PrefillForward(ids, cache, start, TEXT_ONLY, tuple(row.adapter for row in rows))
+        done = self._call_model(forward, _list_parts(chunks, rows), chunks, rows)
+        for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
+            # A row that joins the decode batch in the next step is copied then, so it needs no copy now; a
+            # row that never decodes is freed.
+            is_freed = row.ends_unsampled or self._methods.decode != "row_by_row"
+            copied = not (is_freed and chunk.stop == len(row.tokens) - 1)
+            own = layer_caches.split_row(cache, index, chunk.stop, copied=copied)
+            row.cache = reserve_capacity(own, compute_capacity(row.tokens, row.params))
+            row.cached = chunk.stop
+        return done.slices
+
+    def _call_model(
+        self,
+        forward: PrefillForward,
+        parts: Sequence[ScoredPart] = (),
+        chunks: Sequence[PrefillChunk] = (),
+        rows: Sequence[RowState] = (),
+    ) -> ScoredForward:
+        """Compute a forward of these chunks; the head that drafts does not see those that are scored."""
+        if parts:
+            return self._scorer.forward(forward, parts)
+        if self._mtp is None:
+            return ScoredForward([], forward.call(self._adapter)[:, -1])
+        logits, hidden = self._mtp.call_prefill(forward)
+        for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
+            self._mtp.read_chunk(chunk, hidden[index], row.tokens)
+        return ScoredForward([], logits[:, -1], hidden[:, -1])
+
+
+def _list_parts(chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredPart]:
+    """The chunks of a forward that have wanted tokens; each row has one chunk."""
+    return [
+        ScoredPart(index, chunk, row.scoring)
+        for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True))
+        if row.scoring is not None and row.scoring.list_positions(chunk.start, chunk.stop)
+    ]

@@ -1,0 +1,170 @@
+"""Rows, the logits of a step, the step that the device computes, and its tokens once they are known."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlxrun.core.request import SamplingParams
+from mlxrun.core.step_plan import CacheHit, SampledToken, SnapshotResult
+from mlxrun.model.kv.ragged.layer_caches import RowView, view_row
+from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
+from mlxrun.model.run.grammar_masks import RowGrammar
+from mlxrun.model.run.prompt_inputs import PromptInputs
+from mlxrun.model.run.prompt_scorer import RowScoring, ScoredSlice
+from mlxrun.model.run.sampler import RowSampling, SampledBatch, Sampler, read_sampled
+from mlxrun.model.speculation.drafted_rows import DraftedRows
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """What was sampled for rows: a token each, or several for those with drafts. `grammars`: what masked each
+    row of the forward; empty: nothing did. `hidden`: as in LogitsBatch."""
+
+    ids: tuple[str, ...]
+    batch: SampledBatch
+    drafted: DraftedRows | None = None
+    grammars: Sequence[RowGrammar | None] = ()
+    hidden: mx.array | None = None
+
+    def read(self, params: Sequence[SamplingParams]) -> list[tuple[SampledToken, ...]]:
+        """The tokens that each row gets; waits for the step to be computed."""
+        if self.drafted is None:
+            return [(token,) for token in read_sampled(self.batch, params)]
+        counts = self.drafted.counts
+        repeated = [p for p, count in zip(params, counts, strict=True) for _ in range(count)]
+        sampled = read_sampled(self.batch, repeated)
+        firsts = itertools.accumulate(counts, initial=0)
+        kept = self.drafted.count_accepted([each.token for each in sampled])
+        return [tuple(sampled[first : first + size]) for first, size in zip(firsts, kept, strict=False)]
+
+    def list_forks(self) -> list[Sequence[RowGrammar | None]]:
+        """The grammars that masked each row, along its draft."""
+        if not self.grammars:
+            return [()] * len(self.ids)
+        counts = [1] * len(self.ids) if self.drafted is None else self.drafted.counts
+        firsts = itertools.accumulate(counts, initial=0)
+        return [self.grammars[first : first + size] for first, size in zip(firsts, counts, strict=False)]
+
+
+@dataclass(slots=True, eq=False)
+class RowState:
+    """A running request. Its `cache` is empty once the row has joined the decode batch."""
+
+    tokens: list[int]  # the prompt, and the answer so far if the request was preempted
+    inputs: PromptInputs
+    sampling: RowSampling
+    cache: list[Any]
+    newest_token: mx.array  # [1]: input of the first decode step
+    cached: int = 0  # tokens in `cache`
+    hit: CacheHit | None = None  # to be restored before the row is computed; `cache` is empty until then
+    has_sampled: bool = False  # a token of this row was launched
+    grammar: RowGrammar | None = None  # knows all tokens that were read
+    scoring: RowScoring | None = None
+    prompt_length: int = 0  # tokens that the row did not sample
+    media: Any = None  # see scheduler.request.Request
+    adapter: int = 0  # number of its LoRA adapter; see lora/row_adapters.py
+    page_keys: Sequence[bytes] = ()  # of pages that it may share; see paged/page_keys.py
+
+    def view_cache(self) -> tuple[int, RowView]:
+        """The number of tokens in the row's own cache, and what it holds."""
+        return self.cached, view_row(self.cache)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling.params
+
+    @property
+    def ends_unsampled(self) -> bool:
+        """Whether the request ends with its prompt, so that the row never decodes."""
+        return self.params.max_tokens == 0
+
+
+def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
+    """Tokens that a row's cache should hold before it has to grow."""
+    return len(tokens) + min(params.max_tokens, BUFFER_STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsBatch:
+    """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample. With
+    `drafted`, a row of `ids` has several rows of logits. `hidden` [rows, D]: from which they are made, where
+    a head drafts."""
+
+    ids: tuple[str, ...]
+    logits: mx.array
+    sampler: Sampler
+    positions: Sequence[int]
+    drafted: DraftedRows | None = None
+    hidden: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedStep:
+    """A step that the device computes: sampled tokens, prefilled arrays to wait for, snapshots and scores."""
+
+    sampled: Sequence[SampledRows] = ()
+    prefilled: Sequence[mx.array] = ()
+    snapshots: tuple[SnapshotResult, ...] = ()
+    scores: tuple[ScoredSlice, ...] = ()
+    first_tokens: bool = False  # every sampled token is the first of its request
+
+    @property
+    def drafted(self) -> SampledRows | None:
+        """The rows that verify drafts, and the others of the same forward."""
+        return next((rows for rows in self.sampled if rows.drafted is not None), None)
+
+
+def list_grammars(rows: Sequence[RowState], drafted: DraftedRows | None) -> list[RowGrammar | None]:
+    """The grammar of each row of logits; those of a draft, as they are behind the tokens before. Empty if no
+    row has one."""
+    if all(row.grammar is None for row in rows):
+        return []
+    drafts = [()] * len(rows) if drafted is None else drafted.drafts
+    forks = [
+        [None] * (len(draft) + 1) if row.grammar is None else row.grammar.fork_along(draft)
+        for row, draft in zip(rows, drafts, strict=True)
+    ]
+    return [grammar for found in forks for grammar in found]
+
+
+def collect_tokens(
+    launched: LaunchedStep, rows: Mapping[str, RowState], freed: Mapping[str, SamplingParams | None]
+) -> tuple[dict[str, tuple[SampledToken, ...]], dict[str, Exception]]:
+    """Wait for a step and read its tokens; rows whose grammar failed have an error in place of a token.
+
+    `freed`: rows that were freed since the launch, whose tokens count if they were preempted. None for ids
+    that were admitted since: what was sampled before is not theirs.
+    """
+    tokens: dict[str, tuple[SampledToken, ...]] = {}
+    errors: dict[str, Exception] = {}
+    for batch in launched.sampled:
+        ids = batch.ids
+        params = [freed[rid] if rid in freed else rows[rid].params if rid in rows else None for rid in ids]
+        found = batch.read([p or SamplingParams() for p in params])
+        for rid, known, sampled, forks in zip(ids, params, found, batch.list_forks(), strict=True):
+            row = None if rid in freed else rows.get(rid)
+            masked_by = next(iter(forks), None) if known is not None and row is None else None
+            if masked_by is not None and masked_by.error is not None:  # preempted, or ended, after a bad mask
+                errors[rid] = masked_by.error
+                continue
+            try:
+                if row is not None and row.grammar is not None:
+                    sampled = row.grammar.accept_all(sampled, forks)
+                if known is not None:
+                    tokens[rid] = sampled
+            except Exception as error:  # a grammar that raises fails its own row only
+                log.warning("request %s fails: %s", rid, error)
+                errors[rid] = error
+                if row is not None:
+                    row.grammar = None
+    if launched.prefilled:
+        mx.eval(launched.prefilled)  # so that at most two steps of prefill are in flight
+    return tokens, errors

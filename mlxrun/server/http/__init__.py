@@ -1,0 +1,1 @@
+"""What requests of every API have in common."""

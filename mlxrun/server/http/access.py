@@ -1,0 +1,151 @@
+"""Who may use the server: API keys, the host names that requests may be for, and the origins of web pages."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from mlxrun.config.hosts import is_address, is_loopback, normalize_host
+from mlxrun.config.settings import ServerSettings
+from mlxrun.core.errors import ConfigError, Forbidden, Unauthorized
+from mlxrun.core.field_errors import quote
+
+_KEY_NAME = web.RequestKey("key_name", str)
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class ApiKeys:
+    """The API keys of a config, which has a name for each. Without any keys every request is accepted."""
+
+    def __init__(self, keys: Mapping[str, str]) -> None:
+        self._digests = {name: _hash_secret(secret) for name, secret in keys.items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def find_name(self, secret: str) -> str | None:
+        """The name of a key, or None. All keys are compared, so the time taken tells nothing about them."""
+        given, found = _hash_secret(secret), None
+        for name, digest in self._digests.items():
+            if hmac.compare_digest(given, digest):
+                found = name
+        return found
+
+    def check(self, request: web.Request) -> None:
+        """Raise Unauthorized unless the request has a valid key; `key_name` then returns the key's name."""
+        if not self._digests:
+            return
+        secrets = _read_secrets(request)
+        if not secrets:
+            raise Unauthorized("no API key was given: send `Authorization: Bearer KEY` or `x-api-key: KEY`")
+        names = [name for secret in secrets if (name := self.find_name(secret)) is not None]
+        if not names:
+            raise Unauthorized("the API key is not valid")
+        request[_KEY_NAME] = names[0]
+
+
+API_KEYS = web.AppKey("api_keys", ApiKeys)
+
+
+def key_name(request: web.Request) -> str:
+    """The name of the key that a request was sent with; empty if the server has no keys."""
+    return request.get(_KEY_NAME) or ""
+
+
+def may_access(key: str, owner: str) -> bool:
+    """Whether requests with the key of this name may see what the key named `owner` created. Without keys all
+    may see all."""
+    return not key or owner in ("", key)
+
+
+def _read_secrets(request: web.Request) -> list[str]:
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    found = [token.strip()] if scheme.lower() == "bearer" and token.strip() else []
+    other = request.headers.get("x-api-key", "").strip()
+    return [*found, other] if other and other not in found else found
+
+
+def is_same_secret(given: str, secret: str) -> bool:
+    """Whether two texts are equal, in a time that tells nothing about them. A header's text may have lone
+    surrogates, for bytes that are not UTF-8."""
+    return hmac.compare_digest(_hash_secret(given), _hash_secret(secret))
+
+
+def _hash_secret(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+class AllowedSites:
+    """The host names that the server may be called by, and the web pages that may use it.
+
+    A page can have its own name resolve to this machine (DNS rebinding). Its browser then takes the server
+    for the page's own site, but the Host header still has that name. Raises ConfigError for an item of
+    server.allowed_hosts that is not a host name.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        names = [_parse_allowed_host(host) for host in settings.allowed_hosts]
+        self._any_host = "*" in names
+        self._names = frozenset(names) | ({_strip_port(settings.host)} - {"0.0.0.0", "::"})
+        self._origins = settings.cors_origins
+        # With API keys the key protects the server. Names for other machines are known to the operator alone.
+        is_limited = is_loopback(settings.host) or bool(names)
+        self._checks_hosts = is_limited and not settings.api_keys and not self._any_host
+
+    def check_host(self, request: web.Request) -> None:
+        """Raise Forbidden if the request is for a name that is not allowed. A request without a Host header
+        comes from no browser; an IP address cannot be made to resolve to this machine."""
+        if not self._checks_hosts:
+            return
+        for host in request.headers.getall("Host", ()):
+            name = _strip_port(host)
+            if not self._is_allowed_host(name):
+                raise Forbidden(
+                    f"the host name {quote(name)} (the Host header) is not allowed: add it to "
+                    "server.allowed_hosts, or have clients send API keys (server.api_keys)"
+                )
+
+    def check_origin(self, request: web.Request) -> None:
+        """Raise Forbidden if a page of another site makes a browser change something here: browsers send
+        such requests without asking first, and only hide the response from the page."""
+        origin = request.headers.get("Origin")
+        if origin is None or request.method in _SAFE_METHODS:
+            return
+        is_own = origin.partition("://")[2] == request.host and self._is_allowed_host(
+            _strip_port(request.host)
+        )
+        if not is_own and self.find_allowed_origin(request) is None:
+            raise Forbidden(f"web pages of {quote(origin)} may not use this server: see server.cors_origins")
+
+    def find_allowed_origin(self, request: web.Request) -> str | None:
+        """The value of Access-Control-Allow-Origin for the request's page; None if it is not allowed."""
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return None
+        return "*" if "*" in self._origins else origin if origin in self._origins else None
+
+    def _is_allowed_host(self, name: str) -> bool:
+        """Whether no stranger can make this name resolve to this machine."""
+        if self._any_host or name in self._names or is_address(name):
+            return True
+        return is_loopback(name) or name.endswith(".localhost")
+
+
+ALLOWED_SITES = web.AppKey("allowed_sites", AllowedSites)
+
+
+def _strip_port(host: str) -> str:
+    """The name or address of a Host header, without port and brackets."""
+    name = host.rpartition(":")[0] if re.search(r"(^[^:]*|\]):\d*$", host) else host
+    return name.strip("[]").lower().removesuffix(".")
+
+
+def _parse_allowed_host(host: str) -> str:
+    name = normalize_host(host)
+    if name is None:
+        raise ConfigError(f"server.allowed_hosts: {host!r} is neither a host name, an IP address nor '*'")
+    return name

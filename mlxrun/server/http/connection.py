@@ -1,0 +1,99 @@
+"""The responses to bytes that are not an HTTP request, and to connections above the limit.
+
+They belong to no known surface, so both have the shape of OpenAI's errors. An expectation that aiohttp
+refuses is answered here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from aiohttp import web
+
+from mlxrun import __version__
+from mlxrun.api.openai.response import build_error
+from mlxrun.core.errors import MlxrunError, RequestError
+from mlxrun.core.field_errors import quote, shorten
+from mlxrun.server.http.json_bodies import json_response
+from mlxrun.server.http.request_context import ID_HEADER, request_id
+from mlxrun.server.http.routes import ROUTES
+
+
+class HttpConnection(web.RequestHandler):
+    """One connection. What aiohttp itself refuses, such as a broken request line, headers that are too long
+    or invalid chunks, is answered in JSON like every other error."""
+
+    __slots__ = ()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it waits for a request, or for the rest of its head."""
+        return self._waiter is not None and not self._waiter.done() and self._current_request is None
+
+    @property
+    def idle_until(self) -> float:
+        """When it is closed if no request comes, by the loop's clock: of idle ones, the first is the one that
+        has been idle longest."""
+        return self._next_keepalive_close_time
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """aiohttp's hook: answers unreadable requests, and errors outside the middleware."""
+        super().handle_error(request, status, exc, message)  # logs; raises if an answer has begun
+        error: MlxrunError = MlxrunError("internal error")
+        if status < 500:
+            # aiohttp's message is the reason, and below it what was sent, with a mark at the mistake.
+            reason = (message or "").strip().partition("\n")[0].rstrip(": ")
+            error = RequestError(f"the HTTP request cannot be read: {shorten(reason)}")
+        headers = {ID_HEADER: request_id(request), "Server": f"mlxrun/{__version__}"}
+        response = json_response(build_error(error), status, headers)
+        response.force_close()
+        return response
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """aiohttp's hook: sends a response. It has plain text for an unknown `Expect`, which it refuses
+        before the middleware."""
+        if isinstance(resp, web.HTTPExpectationFailed) and isinstance(request, web.Request):
+            value = quote(request.headers.get("Expect", ""))
+            error = RequestError(f"the header Expect: {value} is not supported; only 100-continue is")
+            surface = request.app[ROUTES].find(request)[0]
+            body = surface.error_body(error, request_id(request))
+            resp = json_response(body, resp.status, {"Connection": "close"})
+        return await super().finish_response(request, resp, start_time)
+
+
+def close_idle(connections: Iterable[web.RequestHandler]) -> bool:
+    """Close the connection that has been idle longest, if one is idle: clients that keep connections and say
+    nothing do not lock out others."""
+    idle = [each for each in connections if isinstance(each, HttpConnection) and each.is_idle]
+    if not idle:
+        return False
+    min(idle, key=lambda each: each.idle_until).force_close()
+    return True
+
+
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+    b"Connection: close\r\nContent-Length: %d\r\n\r\n%s"
+)
+_FULL_BODY = (
+    b'{"error":{"message":"too many connections (server.max_connections): try again later",'
+    b'"type":"server_error","param":null,"code":"overloaded"}}'
+)
+
+
+class RefusedConnection(asyncio.Protocol):
+    """A connection above server.max_connections while none is idle: it gets a 503 and is closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_FULL % (len(_FULL_BODY), _FULL_BODY))
+        transport.close()

@@ -1,0 +1,149 @@
+"""The one middleware: gives each request an id, checks who sent it, and turns exceptions into responses.
+
+An error has the shape of the surface that the path belongs to; errors of unknown paths have OpenAI's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from mlxrun import __version__
+from mlxrun.core.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
+from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.http.access import ALLOWED_SITES, API_KEYS
+from mlxrun.server.http.json_bodies import check_length, get_max_body_bytes, json_response
+from mlxrun.server.http.request_context import ACTIVE_IDS, CONFIG, ID_HEADER, request_id
+from mlxrun.server.http.request_log import describe_end, describe_error, log_end
+from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.http.surface import Endpoint, Handler, Surface, is_anthropic
+from mlxrun.server.metrics import METRICS
+
+_HEADERS_SENT = web.RequestKey("headers_sent", bool)
+
+
+@web.middleware
+async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer one request, whatever its handler raises."""
+    app = request.app
+    active, clock = app[ACTIVE_IDS], app[ENGINE].clock
+    rid, started = request_id(request, active), clock()
+    surface, endpoint = app[ROUTES].find(request)
+    surface = surface.adapt(request)
+    failure: Exception | None = None
+    status: int | None = None  # of the response; None if the client disconnected
+    active.add(rid)
+    try:
+        response = await _check_and_run(request, handler, endpoint)
+        status = response.status
+        return response
+    except ConnectionError:
+        raise  # the client disconnected
+    except Exception as error:
+        status = surface.status(error)
+        failure = error
+        return _respond_with_error(request, surface, error)
+    finally:
+        active.discard(rid)
+        counted, end = describe_end(request, surface, status)
+        app[METRICS].requests.labels(surface.name, str(counted)).inc()
+        if failure is not None:
+            end += describe_error(request, failure, with_text=app[CONFIG].log.prompts)
+        log_end(request, endpoint, status, clock() - started, end, failure)
+
+
+async def _check_and_run(
+    request: web.Request, handler: Handler, endpoint: Endpoint | None
+) -> web.StreamResponse:
+    app = request.app
+    if endpoint is None or not endpoint.public:
+        app[ALLOWED_SITES].check_host(request)
+    if endpoint is None:
+        return _answer_unmatched(request)
+    app[ALLOWED_SITES].check_origin(request)
+    if not endpoint.public:
+        app[API_KEYS].check(request)
+    check_length(request, endpoint.max_body or get_max_body_bytes(app))
+    if not endpoint.engine:
+        return await _run(request, handler)
+    error = app[ENGINE].find_unavailability()
+    if error is not None:
+        raise error
+    with app[ENGINE].active.hold():
+        return await _run(request, handler)
+
+
+async def _run(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Call the handler. A body that ends early, or is not compressed as it says, is the client's mistake."""
+    try:
+        return await handler(request)
+    except web.RequestPayloadError as error:
+        reason = " ".join(str(error).removeprefix("400, message:").split())[:200]
+        raise RequestError(f"the body cannot be read: {reason}", code="invalid_body") from error
+    except web.HTTPException as error:
+        if error.status >= 500:
+            raise
+        refused = RequestError(error.reason, code="invalid_request")
+        refused.http_status = error.status
+        raise refused from error
+
+
+def _answer_unmatched(request: web.Request) -> web.StreamResponse:
+    """The response to OPTIONS, also of a browser's preflight; an error for an unknown path or method."""
+    error = request.match_info.http_exception
+    is_path = isinstance(error, web.HTTPMethodNotAllowed)
+    if not is_path or request.app[ROUTES].find_lacking(request) is not None:
+        raise request.app[ROUTES].make_not_found(request)
+    methods = request.app[ROUTES].list_methods(request.path)
+    if request.method == "OPTIONS":
+        return _answer_options(request, methods)
+    text = f"{request.method} is not allowed for {request.path}; use {' or '.join(methods)}"
+    raise MethodNotAllowed(text, methods)
+
+
+def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Response:
+    headers = {"Allow": ", ".join(sorted([*methods, "OPTIONS"]))}
+    is_preflight = "Access-Control-Request-Method" in request.headers
+    if is_preflight and request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
+        headers |= {
+            "Access-Control-Allow-Methods": ", ".join(methods),
+            "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),
+            "Access-Control-Max-Age": "600",
+        }
+    return web.Response(status=204, headers=headers)
+
+
+async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the headers of every response, streams included. A handler of aiohttp's on_response_prepare."""
+    app, active = request.app, request.app[ACTIVE_IDS]
+    request[_HEADERS_SENT] = True
+    response.headers["Server"] = f"mlxrun/{__version__}"
+    if ID_HEADER not in response.headers:
+        response.headers[ID_HEADER] = request_id(request, active)
+    if is_anthropic(request):
+        response.headers["request-id"] = request_id(request, active)  # which Anthropic's clients read
+    if app[CONFIG].server.cors_origins:
+        response.headers["Vary"] = "Origin"
+        allowed = app[ALLOWED_SITES].find_allowed_origin(request)
+        if allowed is not None:
+            response.headers["Access-Control-Allow-Origin"] = allowed
+            response.headers["Access-Control-Expose-Headers"] = f"{ID_HEADER}, retry-after"
+
+
+def _respond_with_error(request: web.Request, surface: Surface, error: Exception) -> web.StreamResponse:
+    if request.get(_HEADERS_SENT):
+        # It is too late for a status. The connection is cut, so that no client takes the answer for complete.
+        if request.transport is not None:
+            request.transport.abort()
+        raise ConnectionResetError("the stream failed") from error
+    headers: dict[str, str] = {}
+    if isinstance(error, MlxrunError) and error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        headers["Allow"] = ", ".join(error.methods)
+    if isinstance(error, BodyTooLarge) or not request.content.is_eof():
+        headers["Connection"] = "close"  # the rest of the body is not read
+    return json_response(surface.error_body(error, request_id(request)), surface.status(error), headers)

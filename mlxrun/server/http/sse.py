@@ -1,0 +1,117 @@
+"""One stream of server-sent events, kept alive while no event comes, and ended with its request.
+
+`send` waits for a slow reader, which holds up only its own request: the engine's client merges events
+meanwhile. A reader that takes nothing until its request has timed out is disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.http.json_bodies import encode_json, encode_utf8
+from mlxrun.server.http.request_context import CONFIG
+from mlxrun.server.live_requests import LiveRequest
+
+EventData = Mapping[str, Any] | str
+MakePing = Callable[[], tuple[str | None, EventData]]
+DONE = "[DONE]"  # the end of a stream of OpenAI's APIs
+_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # or proxies would hold the events back
+}
+
+
+class EventStream:
+    """One stream, to be opened by `open_stream`. `response` is what the handler returns. `live` is None for
+    events that have all come.
+
+    The headers are sent with the first event, so an error before it has its own status. While there is no
+    event to send, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
+    """
+
+    def __init__(
+        self, request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
+    ) -> None:
+        self.response = web.StreamResponse(headers=_HEADERS)
+        self._request = request
+        self._live = live
+        self._ping = ping
+        self._clock = request.app[ENGINE].clock
+        self._pending = 0  # writes that have not finished
+        self._last_write = self._clock()
+        self._starting = asyncio.Lock()
+
+    @property
+    def started(self) -> bool:
+        """Whether the headers have been sent: from then on an error must be an event."""
+        return self.response.prepared
+
+    async def send(self, data: EventData, event: str | None = None) -> None:
+        """Send one event. A str is sent as it is: JSON already, or a word such as [DONE]."""
+        text = data if isinstance(data, str) else encode_json(data)
+        if "\n" in text:
+            text = text.replace("\n", "\ndata: ")
+        name = "" if event is None else f"event: {event}\n"
+        await self._write(f"{name}data: {text}\n\n")
+
+    async def _write(self, frame: str) -> None:
+        async with self._starting:
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+        self._pending += 1
+        self._last_write = self._clock()
+        try:
+            await self.response.write(encode_utf8(frame))
+        finally:
+            self._pending -= 1
+
+    async def keep_alive(self) -> None:
+        """Send pings, or comments, whenever no event was sent for server.keepalive seconds."""
+        interval = self._request.app[CONFIG].server.keepalive
+        live = self._live
+        if live is None:
+            return
+        try:
+            while True:
+                left = self._last_write + interval - self._clock()
+                await asyncio.sleep(max(left, interval / 10))
+                if self._pending:
+                    if live.aborted_by is not None:
+                        self._disconnect()
+                elif self._clock() - self._last_write < interval:
+                    continue
+                elif self._ping is None:
+                    await self._write(f": {live.describe_progress()}\n\n")
+                else:
+                    event, data = self._ping()
+                    await self.send(data, event)
+        except ConnectionError:
+            pass  # the client disconnected; the next `send` raises that too
+
+    def _disconnect(self) -> None:
+        """Cut the connection of a reader that takes nothing, though its request has been ended."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+@asynccontextmanager
+async def open_stream(
+    request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
+) -> AsyncIterator[EventStream]:
+    """A stream that is kept alive during the block, and ended after it unless the block raises."""
+    stream = EventStream(request, live, ping=ping)
+    keep_alive = asyncio.create_task(stream.keep_alive())
+    try:
+        yield stream
+    finally:
+        keep_alive.cancel()
+        await asyncio.gather(keep_alive, return_exceptions=True)
+    if stream.started:
+        await stream.response.write_eof()

@@ -1,0 +1,1 @@
+"""Responses that are stored, or that run in the background."""

@@ -1,0 +1,26 @@
+"""The cases of plain JSON, for models of no known format."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlxrun.api.parsers.answer_parser import AnswerParser
+from mlxrun.api.parsers.registry import find_tool_call_family
+from tests.helpers.family_cases import FamilyCases
+
+
+class TestPlainJson(FamilyCases):
+    names = ("json",)
+
+
+@pytest.mark.parametrize(
+    "cut", ['{"name": "f", "arguments": {"place": "Du', '{"name": "f", "arguments": {"place": "Du"}']
+)
+def test_a_call_that_is_cut_off_is_content(cut: str) -> None:
+    """An answer is a call only if all of it is JSON. The twin, a format that is known, has the call."""
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    found = {}
+    for name in ("json", "hermes"):
+        parser = AnswerParser(find_tool_call_family(name), None, tools)
+        found[name] = {delta.kind for delta in (*parser.feed(cut), *parser.finish())}
+    assert found == {"json": {"content"}, "hermes": {"call"}}

@@ -1,0 +1,170 @@
+"""Pages of PDFs: their size, their order, what is refused, and processes that never outlive their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.api.text.media import media_process, pdf_process
+from mlxrun.api.text.media.pdf_process import MAX_PAGE_PIXELS, draw_pages, measure_pages
+from mlxrun.core.errors import MediaError
+from mlxrun.core.workers import Lane
+from tests.helpers.command_processes import suspend
+from tests.helpers.pdf_files import (
+    RGB,
+    build_pdf,
+    list_colours,
+    make_nested_forms,
+    make_pages,
+    make_pdf,
+    stream,
+)
+
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+CATALOG = b"<< /Type /Catalog /Pages 2 0 R >>"
+# A standard security handler with a password that is not empty.
+ENCRYPTED = b"/ID [<00> <00>] /Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <%b> /U <%b> >>" % (
+    *(b"11" * 32,),
+    b"22" * 32,
+)
+
+
+def test_pages_in_their_order() -> None:
+    order = ["red", "blue", "green", "red"]
+    assert list_colours(make_pdf(*order)) == order
+    assert list_colours(make_pdf(*order[::-1])) == order[::-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "dpi", "pixels"),
+    [
+        ((32, 48), 72, (32, 48)),
+        ((32, 48), 144, (64, 96)),
+        ((33.5, 48), 72, (34, 48)),
+        ((14400, 14400), 144, (2000, 2000)),
+        ((14400, 3600), 600, (4000, 1000)),
+        ((100000, 1), 144, (200000, 2)),
+    ],
+)
+def test_the_size_of_a_page(size: tuple[float, float], dpi: int, pixels: tuple[int, int]) -> None:
+    """At most 4 megapixels, however large the page is."""
+    data = make_pdf("blue", size=size)
+    assert measure_pages(data, 1, dpi) == [pixels]
+    assert pixels[0] * pixels[1] <= MAX_PAGE_PIXELS
+    (page,) = draw_pages(data, [pixels], dpi)
+    assert (page.size, page.mode) == (pixels, "RGB")
+    assert page.getpixel((pixels[0] // 2, pixels[1] // 2)) == RGB["blue"]
+
+
+def test_pages_are_drawn_always_alike_on_white() -> None:
+    data = make_pdf("red", circles=True)
+    first, second = (draw_pages(data, [(64, 96)], 144)[0] for _ in range(2))
+    assert first.tobytes() == second.tobytes()
+    assert (first.getpixel((0, 0)), first.getpixel((32, 48))) == (RGB["white"], RGB["red"])
+
+
+def test_files_of_the_current_folder_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "resource.py").write_text("raise SystemExit(1)")
+    monkeypatch.chdir(tmp_path)
+    assert measure_pages(make_pdf("red"), 1, 72) == [(32, 48)]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "not a readable PDF"),
+        (b"\x89PNG\r\n\x1a\n", "not a readable PDF"),
+        (make_pdf("red")[:200], "not a readable PDF"),
+        (b"%PDF-1.7 " + bytes(1000), "not a readable PDF"),
+        (make_pdf("red", trailer=ENCRYPTED), "the PDF is encrypted; send it without a password"),
+        (make_pdf(*["red"] * 4), "the PDF has 4 pages, and media.max_pages allows 3"),
+        (make_pages([b""] * 10_000), "the PDF has 10000 pages"),
+        (build_pdf([CATALOG, b"<< /Type /Pages /Kids [] /Count 2 >>"]), "page 1 of the PDF is damaged"),
+    ],
+)
+def test_what_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(MediaError, match=message):
+        measure_pages(data, 3, 72)
+
+
+def test_other_sizes_than_those_measured_are_refused() -> None:
+    with pytest.raises(MediaError, match="its process was ended"):
+        draw_pages(make_pdf("red"), [(32, 49)], 72)
+
+
+def test_a_page_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is processor time, so it ends on any machine."""
+    data = make_nested_forms()
+    sizes = measure_pages(data, 1, 72)
+    monkeypatch.setattr(pdf_process, "SECONDS", 2)
+    with pytest.raises(MediaError, match="more than 2 seconds of processor time"):
+        draw_pages(data, sizes, 72)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS limits no address space")
+def test_a_page_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small stream that unpacks to 600 MB."""
+    packer = zlib.compressobj(1)
+    packed = b"".join([*(packer.compress(bytes(10**7)) for _ in range(60)), packer.flush()])
+    data = make_pages([stream(packed, packed=True)])
+    assert len(data) < 4_000_000
+    monkeypatch.setattr(pdf_process, "MEMORY", 500_000_000)
+    with pytest.raises(MediaError, match=r"more than 0\.5 GB of memory"):
+        draw_pages(data, measure_pages(data, 1, 72), 72)
+
+
+async def test_it_ends_with_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(command: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(popen(SLEEPS, **options))
+        return started[-1]
+
+    monkeypatch.setattr(media_process.subprocess, "Popen", start)
+    task = asyncio.create_task(Lane("test", 1).run(measure_pages, make_pdf("red"), 1, 72))
+    async with asyncio.timeout(60):
+        while not started:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert started[0].returncode not in (0, None)
+
+
+WAITS = """
+import sys
+import time
+from mlxrun.config import running_clock
+from mlxrun.api.text.media.media_process import _end_after
+{twin}
+with _end_after(2.0, lambda: print("ended", flush=True)):
+    print("waits", flush=True)
+    sys.stdin.readline()
+print("over")
+"""
+
+
+@pytest.mark.parametrize(
+    ("twin", "said"),
+    [("", "over\n"), ("running_clock.GAP = float('inf')", "ended\nover\n")],
+    ids=["guard", "twin"],
+)
+def test_a_child_has_its_time_after_a_suspension(twin: str, said: str) -> None:
+    """What waits for it was suspended for longer than it may take."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS.format(twin=twin)], stdin=pipe, stdout=pipe, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        suspend([process.pid], 3.2)
+        time.sleep(0.3)
+        assert process.communicate("\n", timeout=60)[0] == said

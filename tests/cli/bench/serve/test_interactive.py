@@ -1,0 +1,134 @@
+"""`mlxrun bench serve --workload interactive`: a round over a scripted server and its clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from mlxrun.cli.bench.serve import interactive
+from mlxrun.cli.bench.serve.interactive import MEASURES, run_interactive_round
+from mlxrun.cli.bench.serve.rounds import RoundResult, ServePlan
+from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
+from mlxrun.cli.bench.serve.workloads import PromptSize
+from tests.cli.bench.serve.test_benchmark import Script, chunk, text
+
+SIZE = PromptSize(20, 8, 200)
+
+
+class Desk(Script):
+    """Its clock moves by the seconds that each kind of request takes until its first token. A long prompt is
+    under way until a short one has come, or its client has gone. `late`: it is done before that."""
+
+    def __init__(self, full: str = "", late: bool = False, status: int = 200) -> None:
+        super().__init__()
+        self.full, self.late, self.status = full, late, status
+        self.now = 0.0
+        self.kinds: list[str] = []
+        self.long_prompts = 0
+        self.calls: Counter[str] = Counter()
+        self.written = False  # the first delta of a short request beside a long one
+        self.answered = asyncio.Event()  # it was read, and its time taken
+
+    def read_clock(self) -> float:
+        if self.written:
+            self.answered.set()
+        return self.now
+
+    def app(self) -> web.Application:
+        app = super().app()
+        app.router.add_get("/health", self.get)
+        app.router.add_get("/v1/status", self.get)
+        return app
+
+    async def get(self, request: web.Request) -> web.Response:
+        self.calls[request.path] += 1
+        if self.calls[request.path] == 2:  # the first one finds out whether the path is there
+            self.now += 0.125 if request.path == "/health" else 0.25
+        return web.Response(status=self.status if self.calls[request.path] > 1 else 200)
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        is_long = len(body["messages"][0]["content"].split()) == SIZE.long
+        kind = "long" if is_long else "behind" if self.long_prompts else "alone"
+        self.kinds.append(kind)
+        if kind == self.full:
+            self.answered.set()
+            return web.json_response({"error": {"message": "full"}}, status=429)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        self.long_prompts += is_long
+        try:
+            if is_long and not self.late:
+                await self.answered.wait()
+            self.now += {"long": 10, "behind": 3, "alone": 1}[kind]
+            self.written = kind == "behind"
+            await response.write(chunk(**text("a")))
+        finally:
+            self.long_prompts -= is_long
+        await response.write(chunk(choices=[], usage={"prompt_tokens": 9, "completion_tokens": 1}))
+        await response.write(b"data: [DONE]\n\n")
+        if is_long:
+            self.answered.clear()
+        return response
+
+
+async def round_of(script: Desk, monkeypatch: pytest.MonkeyPatch) -> RoundResult:
+    monkeypatch.setattr(interactive, "DELAY", 0.2)
+    async with TestServer(script.app(), handler_cancellation=True) as server:
+        target = Target("t", str(server.make_url("/v1")), "tiny")
+        plan = ServePlan((target,), ("interactive",), SIZE, 1, LoadPattern(1))
+        return await run_interactive_round(target, plan, "0", script.read_clock)
+
+
+async def test_the_times_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Desk()
+    found = await round_of(script, monkeypatch)
+    assert found.errors == ()
+    numbers = found.numbers
+    assert (numbers["alone"], numbers["behind"], numbers["ratio"]) == (1, 3, 3)
+    assert (numbers["after_cancel"], numbers["long_tokens"], numbers["errors"]) == (1, 9, 0)
+    assert (numbers["long_ttft"] or 0) >= 13
+    assert (numbers["health_max"] or 0) >= 0.125 and (numbers["status_max"] or 0) >= 0.25
+    assert set(numbers) == set(MEASURES)
+    assert script.kinds == [
+        *["alone"] * interactive.ALONE,
+        "long",
+        "behind",
+        "alone",
+        "long",
+        "alone",
+        "alone",
+    ]
+    prompts = [body["messages"][0]["content"] for body in script.bodies]
+    assert len(set(prompts)) == len(prompts)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"full": "alone"}, "a short request before the round: 429"),
+        ({"full": "behind"}, "the short one behind it: 429"),
+        ({"full": "long"}, "the long prompt: 429"),
+        ({"late": True}, "the short one behind it: the long prompt was done before it came"),
+    ],
+)
+async def test_what_fails_leaves_no_numbers(
+    options: dict[str, Any], error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interactive, "DELAY", 0.05)
+    script = Desk(**options)
+    found = await round_of(script, monkeypatch)
+    assert found.errors[0].startswith(error)
+    assert {key for key, value in found.numbers.items() if value is not None} == {"errors"}
+
+
+async def test_a_status_that_is_refused_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = await round_of(Desk(status=503), monkeypatch)
+    assert set(found.errors) == {"/health: 503", "/v1/status: 503"}
+    assert found.numbers["status_max"] is None and found.numbers["behind"] == 3

@@ -1,0 +1,169 @@
+"""Short prompts overtake a long one, and background requests stay behind all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mlxrun.core.errors import Overloaded
+from mlxrun.core.memory_budget import Footprint, MemoryBudget
+from mlxrun.core.request import FinishReason, Request
+from mlxrun.core.step_plan import StepPlan
+from mlxrun.engine.engine import Engine
+from tests.helpers.engine_fakes import FakeRunner, finish_all, make_engine, make_request, make_settings
+
+POLICIES = ("fcfs", "priority", "shortest", "fair")
+CHUNK = 8
+
+
+def busy(policy: str, **fields: Any) -> tuple[FakeRunner, Engine]:
+    """Four rows decode, and a prompt of 400 tokens has started."""
+    runner = FakeRunner()
+    settings = make_settings(policy=policy, chunk=CHUNK, prefill_budget=24, max_running=12, **fields)
+    engine = make_engine(runner, settings, context=600)
+    for i in range(4):
+        engine.add(make_request(f"d{i}", 3, 90))
+    for _ in range(3):
+        engine.step()
+    engine.add(make_request("long", 400, 2))
+    engine.step()
+    return runner, engine
+
+
+def prefilled(plan: StepPlan, rid: str | None = None) -> int:
+    return sum(c.stop - c.start for c in plan.prefill if rid in (None, c.request_id))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("when", range(4))
+def test_a_short_prompt_waits_for_two_chunks_at_most(policy: str, when: int) -> None:
+    """With every policy, and whenever it comes."""
+    runner, engine = busy(policy)
+    for _ in range(when):
+        engine.step()
+    engine.add(make_request("short", 7, 2))
+    before = len(runner.plans)
+    for _ in range(4):
+        engine.step()
+    after = runner.plans[before:]
+    done = next(i for i, plan in enumerate(after) if prefilled(plan, "short"))
+    assert prefilled(after[done], "short") == 6
+    assert sum(prefilled(plan) for plan in after[: done + 1]) <= 2 * CHUNK
+    assert all(len(plan.decode) >= 4 for plan in after)
+    assert runner.broken == []
+
+
+def test_the_head_of_the_queue_keeps_every_other_step() -> None:
+    """With a new short prompt in every step, the long one still gets half of the steps."""
+    runner, engine = busy("fcfs")
+    before = len(runner.plans)
+    for i in range(40):
+        engine.add(make_request(f"s{i}", 7, 1))
+        engine.step()
+    steps = runner.plans[before:]
+    long = [prefilled(plan, "long") for plan in steps]
+    assert long[::2] == [0] * 20 and long[1::2] == [CHUNK] * 20 or long[1::2] == [0] * 20
+    assert sum(long) == 20 * CHUNK
+
+
+def test_a_prompt_that_is_nearly_as_long_overtakes_nobody() -> None:
+    """fcfs stays first come, first served among prompts of similar length."""
+    runner, engine = busy("fcfs")
+    engine.add(make_request("other", 300, 2))
+    for _ in range(10):
+        engine.step()
+    assert all(prefilled(plan, "other") == 0 for plan in runner.plans)
+
+
+def test_a_less_urgent_prompt_overtakes_nobody() -> None:
+    runner, engine = busy("priority")
+    engine.add(make_request("short", 7, 2, priority=1))
+    for _ in range(10):
+        engine.step()
+    assert all(prefilled(plan, "short") == 0 for plan in runner.plans)
+
+
+def background(rid: str, size: int, max_tokens: int, **fields: Any) -> Request:
+    return replace(make_request(rid, size, max_tokens, **fields), background=True)
+
+
+def test_background_prompts_get_spare_capacity() -> None:
+    """A step computes no background prompt while another prompt could use its tokens."""
+    runner = FakeRunner()
+    engine = make_engine(runner, make_settings(max_running=8))
+    engine.add(background("b", 60, 4))
+    engine.step()
+    engine.add(make_request("a", 40, 4))
+    before = len(runner.plans)
+    answers = finish_all(engine)
+    order = [c.request_id for plan in runner.plans[before:] for c in plan.prefill]
+    assert order.index("a") == 0 and "b" not in order[: len([r for r in order if r == "a"])]
+    assert {answers.finish(rid) for rid in "ab"} == {FinishReason.LENGTH}
+
+
+def test_background_rows_are_preempted_for_a_row() -> None:
+    """If a batch has all rows, a live request gets one at once, and the batch continues later."""
+    runner = FakeRunner()
+    engine = make_engine(runner, make_settings(max_running=4))
+    for i in range(6):
+        engine.add(background(f"b{i}", 5, 30))
+    for _ in range(4):
+        engine.step()
+    assert len(runner.admissions) == 4
+    engine.add(make_request("a", 5, 3))
+    engine.step()
+    assert "a" in runner.admissions and "b3" in runner.plans[-1].free
+    answers = finish_all(engine)
+    assert all(answers.finish(f"b{i}") is FinishReason.LENGTH for i in range(6))
+    assert runner.broken == []
+
+
+def test_background_rows_are_preempted_for_memory() -> None:
+    memory = MemoryBudget(limit=120, transient=1, footprint=Footprint(per_token=1, step=1))
+    runner = FakeRunner(memory=memory)
+    engine = make_engine(runner, make_settings(max_running=8), memory=memory)
+    engine.add(background("b", 40, 8))
+    for _ in range(6):
+        engine.step()
+    engine.add(make_request("a", 40, 4))
+    engine.step()
+    assert runner.plans[-1].free == ("b",) and runner.admissions[-1] == "a"
+    finish_all(engine)
+    assert runner.broken == []
+
+
+def test_background_requests_get_half_of_the_rows_beside_others() -> None:
+    """They slow down each step, so beside live rows they get at most half of all rows."""
+    runner = FakeRunner()
+    engine = make_engine(runner, make_settings(max_running=8))
+    engine.add(make_request("a", 3, 60))
+    for i in range(8):
+        engine.add(background(f"b{i}", 3, 20))
+    for _ in range(20):
+        engine.step()
+    assert max(len(plan.decode) for plan in runner.plans) == 5
+
+
+def test_live_and_background_requests_are_counted_apart() -> None:
+    """A batch does not fill the queue of live requests, and they do not fill that of the batch."""
+    engine = make_engine(FakeRunner(), make_settings(max_queue=2))
+    for rid in "xy":
+        engine.add(background(rid, 5, 2))
+    engine.add(make_request("a", 5, 2))
+    with pytest.raises(Overloaded):
+        engine.add(background("z", 5, 2))
+    engine.add(make_request("b", 5, 2))
+    with pytest.raises(Overloaded):
+        engine.add(make_request("c", 5, 2))
+
+
+def test_aging_moves_no_background_request_forward() -> None:
+    runner = FakeRunner()
+    engine = make_engine(runner, make_settings(max_running=1, aging=0.001))
+    engine.add(make_request("a", 30, 2))
+    engine.add(background("b", 5, 2))
+    engine.add(make_request("c", 30, 2))
+    finish_all(engine)
+    assert "".join(runner.admissions) == "acb"

@@ -1,0 +1,66 @@
+"""Scores by group, as data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlxrun.jobs.scoring.score_groups import Scores
+
+
+def test_scores_as_data() -> None:
+    """What the table shows, and the answers that were cut, with and without an `eval`."""
+    scores = Scores()
+    body = {"choices": [{"text": "a", "finish_reason": "length"}]}
+    for good in (1, 0):
+        result = {"score": good, "match": "exact", "group": "a"}
+        scores.add({"error": None, "response": {"body": body}, "eval": result})
+    scores.add({"error": None, "response": {"body": body}})
+    scores.add({"error": {}, "response": None, "eval": {"score": 0, "match": "exact", "group": "b"}})
+    wilson = {"unscored": 0, "interval_method": "wilson"}
+    a: dict[str, Any] = {"lines": 2, "correct": 1, "failed": 0, "cut_by_length": 2, "share": 0.5, **wilson}
+    b: dict[str, Any] = {"lines": 1, "correct": 0, "failed": 1, "cut_by_length": 0, "share": 0.0, **wilson}
+    total: dict[str, Any] = {
+        "lines": 3,
+        "correct": 1,
+        "failed": 1,
+        "cut_by_length": 2,
+        "share": 0.3333333333,
+        **wilson,
+    }
+    a["interval"], b["interval"] = [0.0945312057, 0.9054687943], [0.0, 0.7934506856]
+    total["interval"] = [0.0614919447, 0.7923403992]
+    assert scores.describe() == {"groups": {"a": a, "b": b}, "total": total}
+    assert scores.cut_by_length == 3
+    nothing: dict[str, Any] = {"lines": 0, "correct": 0, "failed": 0, "cut_by_length": 0, "share": 0.0}
+    nothing |= {"unscored": 0, "interval": None, "interval_method": None}
+    assert Scores().describe() == {"groups": {}, "total": nothing}
+
+
+def test_fractions_metrics_and_answers_that_were_not_scored() -> None:
+    """`share` is the mean score; metrics are means over the lines that have them."""
+    scores = Scores()
+    body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+    for result in (
+        {"score": 0.2, "group": "a", "scores": {"pass@2": 1}},
+        {"score": 1, "group": "a", "scores": {"pass@2": 0}, "cluster": "c"},
+        {"score": 0, "group": "a", "note": "the scorer failed", "cluster": "c"},
+        {"score": 0.5, "group": "b"},
+    ):
+        scores.add({"error": None, "response": {"body": body}, "eval": result})
+    found = scores.describe()["groups"]["a"]
+    assert (found["lines"], found["correct"], found["share"], found["unscored"]) == (3, 1, 0.4, 1)
+    assert found["metrics"] == {"pass@2": 0.5} and found["interval_method"] == "clustered"
+    total = scores.compute_total()
+    assert (total.lines, total.unscored, round(total.share, 9)) == (4, 1, 0.425)
+    assert total.compute_metrics() == {"pass@2": 0.5}
+    assert total.interval is not None and total.interval.method == "clustered"
+    assert scores.groups["b"].interval is None
+
+
+def test_a_score_that_is_shown_with_fewer_digits_is_rounded_once() -> None:
+    """The bound for none of 5 is 43.448 %: with 4 digits it would be shown as 43.5."""
+    scores = Scores()
+    for _ in range(5):
+        body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+        scores.add({"error": None, "response": {"body": body}, "eval": {"score": 0}})
+    assert f"{100 * scores.describe()['total']['interval'][1]:.1f}" == "43.4"

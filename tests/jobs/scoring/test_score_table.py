@@ -1,0 +1,50 @@
+"""The score table."""
+
+from __future__ import annotations
+
+import io
+
+from mlxrun.jobs.scoring.score_groups import Scores
+from mlxrun.jobs.scoring.score_table import format_share, print_scores
+
+
+def test_the_table() -> None:
+    """Failed lines count as 0 and are shown; lines without eval do not count; plain text in a pipe."""
+    scores = Scores()
+    for group, good, error in (("b", 1, None), ("b", 0, None), ("b", 0, {}), ("a", 1, None)):
+        body = {"choices": [{"text": "a", "finish_reason": "length" if group == "a" else "stop"}]}
+        result = {"score": good, "match": "exact", "group": group}
+        scores.add({"error": error, "response": {"body": body}, "eval": result})
+    scores.add({"error": None, "response": {"body": body}})
+    out = io.StringIO()
+    print_scores(scores, out)
+    assert out.getvalue().splitlines() == [
+        "group  lines  correct           score [95 %]  failed",
+        "a          1        1  100.0 % [20.7, 100.0]       0",
+        "b          3        1     33.3 % [6.1, 79.2]       1",
+        "total      4        2    50.0 % [15.0, 85.0]       1",
+    ]
+    out = io.StringIO()
+    print_scores(Scores(), out)
+    assert out.getvalue() == ""
+
+
+def test_columns_that_are_needed() -> None:
+    """Metrics, and answers that could not be scored; a group of one fraction has no interval."""
+    scores = Scores()
+    body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+    results = [
+        {"score": 0.5, "group": "a", "note": "x"},
+        {"score": 1, "group": "b", "scores": {"pass@2": 0.25}},
+    ]
+    for result in results:
+        scores.add({"error": None, "response": {"body": body}, "eval": result})
+    out = io.StringIO()
+    print_scores(scores, out)
+    assert out.getvalue().splitlines() == [
+        "group  lines  correct           score [95 %]  failed  unscored  pass@2",
+        "a          1        0                 50.0 %       0         1        ",
+        "b          1        1  100.0 % [20.7, 100.0]       0         0  25.0 %",
+        "total      2        1    75.0 % [0.0, 100.0]       0         1  25.0 %",
+    ]
+    assert format_share(scores.groups["a"]) == "50.0 %"

@@ -1,0 +1,228 @@
+"""Child processes of scorers: they are kept, limited, killed, and end with the process that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.jobs.scoring import scorer_process
+from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
+
+LIMITS = ScorerLimits(30.0, 1_000_000_000)
+
+
+@pytest.fixture
+def pool() -> Iterator[ScorerPool]:
+    pool = ScorerPool(LIMITS)
+    yield pool
+    scorer_process._close_all(pool._idle)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_child_is_kept(pool: ScorerPool) -> None:
+    first = pool.call("os:getpid")
+    assert first != os.getpid()
+    assert [pool.call("os:getpid") for _ in range(5)] == [first] * 5
+    assert pool.call("builtins:sorted", [3, 1.5, 2]) == [1.5, 2, 3]
+    text = "\ud800\u2028" * 1_000_000
+    assert pool.call("builtins:str", text) == text
+
+
+def test_as_many_children_as_calls(pool: ScorerPool) -> None:
+    found: list[int] = []
+
+    def call() -> None:
+        pool.call("time:sleep", 0.5)
+        found.append(pool.call("os:getpid"))
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(pool._idle) <= 3 and len(found) == 3
+
+
+def test_limits_of_time(pool: ScorerPool) -> None:
+    pool.limits = ScorerLimits(0.5, LIMITS.memory)
+    pid = pool.call("os:getpid")
+    with pytest.raises(ScorerEnded, match=r"it took more than 0\.5 s"):
+        pool.call("time:sleep", 600)
+    assert has_ended(pid)
+    assert pool.call("os:getpid") != pid
+
+
+def test_limits_of_memory() -> None:
+    pool = ScorerPool(ScorerLimits(60.0, 300_000_000))
+    with pytest.raises(ScorerEnded, match=r"it took more than 0\.3 GB of memory"):
+        pool.call("builtins:bytearray", 1_000_000_000)
+    with pytest.raises(ScorerEnded):  # a megabyte of it is no JSON, which is another end than that of memory
+        pool.call("builtins:bytearray", 1_000_000)
+
+
+def test_a_call_is_killed_from_another_thread(pool: ScorerPool) -> None:
+    """By what `end_scorers_by` gets; its own error is raised by the next call."""
+    pid = pool.call("os:getpid")
+
+    @contextlib.contextmanager
+    def end_by(kill: Callable[[], None]) -> Iterator[None]:
+        timer = threading.Timer(0.2, kill)
+        timer.start()
+        yield
+        timer.cancel()
+
+    with end_scorers_by(end_by), pytest.raises(ScorerEnded, match="ended by SIGKILL"):
+        pool.call("time:sleep", 600)
+    assert has_ended(pid)
+
+
+def test_a_child_ends_with_its_pool() -> None:
+    pool = ScorerPool(LIMITS)
+    pid = pool.call("os:getpid")
+    del pool
+    gc.collect()
+    assert has_ended(pid)
+
+
+def test_a_child_ends_with_a_parent_that_has_not_read_its_reply() -> None:
+    """Its socket is then reset, not only closed."""
+    child = scorer_process._Child(LIMITS)
+    select.select([child._socket], [], [], 60)  # the child has sent that it is ready
+    child._socket.close()
+    wait_until(lambda: child._process.poll() is not None)
+    assert child._process.returncode == 0
+
+
+CODE = """
+import threading, time
+from mlxrun.jobs.scoring.scorer_process import *
+pool = ScorerPool(ScorerLimits(600.0, 10**9))
+print(pool.call("os:getpid"), flush=True)
+threading.Thread(target=pool.call, args=("time:sleep", 600), daemon=True).start()
+time.sleep(600)
+"""
+
+
+INTERRUPTED_CODE = """
+from mlxrun.jobs.scoring.scorer_process import *
+pool = ScorerPool(ScorerLimits(600.0, 10**9))
+print(pool.call("os:getpid"), flush=True)
+try:
+    pool.call("time:sleep", 600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    input()
+"""
+
+
+def test_an_interrupt_kills_the_child() -> None:
+    """Ctrl-C is raised where the main thread waits, and the process itself goes on."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED_CODE], stdin=pipe, stdout=pipe, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stdin is not None
+        pid = int(parent.stdout.readline())
+        time.sleep(0.3)
+        parent.send_signal(signal.SIGINT)
+        assert parent.stdout.readline() == "interrupted\n"
+        wait_until(lambda: has_ended(pid))
+        parent.stdin.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_ends_with_its_parent(number: int) -> None:
+    """However that ends, and also while it is busy."""
+    with subprocess.Popen([sys.executable, "-c", CODE], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(number)
+    wait_until(lambda: has_ended(pid))
+
+
+def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool) -> None:
+    """A call that never comes back is ended by its own alarm, where the parent cannot do it any more."""
+    pool.limits = ScorerLimits(0.5, LIMITS.memory)
+    pid = pool.call("os:getpid")
+    child: Any = pool._idle[0]
+    request = b'["time:sleep", [600]]'
+    child._socket.sendall(scorer_process.HEAD.pack(0.5, len(request)) + request)
+    wait_until(lambda: has_ended(pid))
+    assert child._process.wait() == -signal.SIGALRM
+    assert pool.call("os:getpid") != pid  # it is not the next call that has taken too long
+
+
+SUSPENDED_CODE = """
+from mlxrun.config import running_clock
+from mlxrun.jobs.scoring.scorer_process import *
+{twin}
+pool = ScorerPool(ScorerLimits(1.5, 10**9))
+print(pool.call("os:getpid"), flush=True)
+try:
+    print(pool.call("slow_scorer:note_and_sleep"))
+except ScorerEnded as error:
+    print(error)
+print(pool.call("os:getpid"), flush=True)
+"""
+SLOW = """
+import pathlib, time
+
+def note_and_sleep():
+    pathlib.Path("called").touch()
+    time.sleep(1.0)
+"""
+COUNTED = "running_clock.GAP = float('inf')"
+
+
+@pytest.mark.parametrize(
+    ("twin", "whole", "said"),
+    [("", True, "None"), (COUNTED, True, "it took more than 1.5 s"), ("", False, "None")],
+    ids=["both", "twin", "parent"],
+)
+def test_suspended_time_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin: str, whole: bool, said: str
+) -> None:
+    """If the child was suspended too, its alarm has ended it, and the call begins anew. If only the parent
+    was, the reply is there already."""
+    (tmp_path / "slow_scorer.py").write_text(SLOW)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), *sys.path)))
+    command = [sys.executable, "-c", SUSPENDED_CODE.format(twin=twin)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        wait_until((tmp_path / "called").exists)
+        stopped = [parent.pid, child] if whole else [parent.pid]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3.2)  # longer than the child's alarm
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        assert parent.stdout.readline() == f"{said}\n"
+        assert (int(parent.stdout.readline()) == child) is (not whole)
+        assert parent.wait(60) == 0

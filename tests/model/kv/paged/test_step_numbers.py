@@ -1,0 +1,59 @@
+"""Numbers of a step: computed from those of the last one, or made anew, they are what was asked for."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.model.kv.paged import step_numbers
+from mlxrun.model.kv.paged.step_numbers import FEWEST, StepNumbers
+
+
+def _read(array: mx.array) -> list[int]:
+    assert array.dtype == mx.int32
+    numbers: list[int] = array.tolist()
+    return numbers
+
+
+def test_any_sequence_of_steps_gives_the_numbers_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_numbers, "MOST_STEPS", 5)
+    rng, numbers = random.Random(0), StepNumbers()
+    values, rows, dummies = [3, 9], 2, 0
+    for _ in range(2000):
+        kind = rng.randrange(12)
+        if kind == 0:  # rows join or leave
+            rows, dummies = rng.randrange(1, 7), rng.randrange(3)
+            values = rng.choices(range(100), k=rows)
+        elif kind == 1:  # a row begins a page, or gives drafts back
+            values[rng.randrange(rows)] = rng.randrange(100)
+        elif kind == 2:  # nothing was sampled
+            pass
+        else:
+            values = [n + 1 for n in values]
+        asked = [*values, *[0] * dummies]
+        found = _read(numbers.follow(asked, rows))
+        assert found == asked + [0] * (FEWEST - len(asked))
+
+
+def test_steps_of_growing_rows_take_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers, made = StepNumbers(), []
+    make = mx.array
+    monkeypatch.setattr(step_numbers.mx, "array", lambda *a, **k: made.append(a) or make(*a, **k))
+    for step in range(20):
+        numbers.follow([5 + step, 700 + step, 0], 2)
+    assert len(made) == 2  # the first numbers, and what a step adds
+    numbers.follow([25, 512, 0], 2)
+    assert len(made) == 3
+
+
+def test_numbers_that_nobody_asks_for_make_no_endless_graph() -> None:
+    numbers, depth = StepNumbers(), 0
+    last = numbers.follow([1], 1)
+    for step in range(2, 2000):
+        new = numbers.follow([step], 1)
+        depth = 0 if numbers._steps == 0 else depth + 1
+        assert depth <= step_numbers.MOST_STEPS
+        last = new
+    assert _read(last)[0] == 1999

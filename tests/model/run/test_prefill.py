@@ -1,0 +1,116 @@
+"""Chunks fill the rows' own caches, alone or several in a forward, and the last one gives logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from mlxrun.core.request import SamplingParams
+from mlxrun.core.step_plan import PrefillChunk, SnapshotKind, SnapshotRequest
+from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
+from mlxrun.model.kv.snapshot.copier import SnapshotCopier
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.prefill import PrefillOutput, PrefillRunner
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+from mlxrun.model.run.sampler import RowSampling
+from mlxrun.model.run.step_output import RowState
+from tests.helpers import text_models
+from tests.helpers.model_fixtures import Zoo
+from tests.helpers.runner_driver import load_tiny_adapter
+
+LONG, SHORT, EQUAL = text_models.prompts(7, (40, 38, 40))
+
+
+class Prefill:
+    """A PrefillRunner and its rows."""
+
+    def __init__(self, zoo: Zoo, sharing: PrefillSharing | None = None, **methods: bool) -> None:
+        self.adapter: Adapter = load_tiny_adapter(zoo.text("llama"))
+        cache, vocab = run_trial_forward(self.adapter)
+        self.vocab = vocab
+        chosen = ComputeMethods(sharing=sharing or PrefillSharing(), **methods)  # type: ignore[arg-type]
+        self.runner = PrefillRunner(self.adapter, vocab, chosen, SnapshotCopier(SnapshotCodec(cache)))
+        self.rows: dict[str, RowState] = {}
+
+    def add(self, name: str, prompt: Sequence[int]) -> RowState:
+        sampling = RowSampling.start(SamplingParams(), prompt, (), self.vocab)
+        row = RowState(list(prompt), TEXT_ONLY, sampling, self.adapter.make_cache(), mx.array(prompt[-1:]))
+        self.rows[name] = row
+        return row
+
+    def run(self, *chunks: tuple[str, int, int], snapshots: Sequence[SnapshotRequest] = ()) -> PrefillOutput:
+        output = self.runner.forward([PrefillChunk(*chunk) for chunk in chunks], snapshots, self.rows)
+        mx.eval(output.arrays)
+        return output
+
+    def last_logits(self, prompt: Sequence[int]) -> np.ndarray:
+        """The reference: the library's model in one forward."""
+        return np.array(self.adapter.model(mx.array([list(prompt)]))[:, -1])
+
+
+def finish(prefill: Prefill, name: str) -> np.ndarray:
+    """The logits of a row's last token, computed in a chunk of its own."""
+    row = prefill.rows[name]
+    (batch,) = prefill.run((name, row.cached, len(row.tokens))).logits
+    assert batch.ids == (name,) and batch.positions == [len(row.tokens)]
+    return np.array(batch.logits)
+
+
+@pytest.mark.parametrize("launch_first", [False, True])
+@pytest.mark.parametrize("chunk", [7, 16, 40])
+def test_chunks_of_any_size_give_the_logits_of_one_forward(zoo: Zoo, chunk: int, launch_first: bool) -> None:
+    prefill = Prefill(zoo, launch_first=launch_first)
+    prefill.add("a", LONG)
+    for start in range(0, 39, chunk):
+        assert prefill.run(("a", start, min(start + chunk, 39))).logits == []
+    assert np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() < 1e-4
+
+
+def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    prefill = Prefill(zoo, PrefillSharing(8, max_padded=64))
+    for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
+        prefill.add(name, prompt)
+    shapes: list[tuple[int, ...]] = []
+    call = prefill.adapter.prefill
+
+    def watch(ids: mx.array, *rest: object) -> mx.array:
+        shapes.append(ids.shape)
+        return call(ids, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(prefill.adapter, "prefill", watch)
+    prefill.run(("a", 0, 39), ("b", 0, 37), ("c", 0, 39))
+    assert shapes == [(3, 39)]
+    for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
+        assert np.abs(finish(prefill, name) - prefill.last_logits(prompt)).max() < 1e-4
+
+
+def test_a_snapshot_is_taken_as_soon_as_the_row_has_its_tokens(zoo: Zoo) -> None:
+    prefill = Prefill(zoo)
+    prefill.add("a", LONG)
+    asked = SnapshotRequest("a", SnapshotKind.DELTA, 0, 16, entry=None)
+    assert prefill.run(("a", 0, 10)).snapshots == []
+    (found,) = prefill.run(("a", 10, 20), snapshots=[asked]).snapshots
+    assert found.request is asked and found.payload is not None
+
+
+def test_a_prefix_that_was_lost_is_computed(zoo: Zoo) -> None:
+    prefill = Prefill(zoo)
+    row = prefill.add("a", LONG)
+    prefill.runner.compute_prefix(row, 32)
+    assert row.cached == 32 and list_all_arrays(row.cache)
+    assert np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() < 1e-4
+
+
+def test_the_comparison_sees_a_lost_token(zoo: Zoo) -> None:
+    """The mutation twin: the row's cache lacks one token."""
+    prefill = Prefill(zoo)
+    row = prefill.add("a", LONG)
+    prefill.run(("a", 0, 38))
+    row.cached = 39
+    assert np.abs(finish(prefill, "a") - prefill.last_logits(LONG)).max() > 1e-3
