@@ -28,19 +28,19 @@ test-slice: .venv/.installed-dev
 
 # What matters most in the product's own environment: its threads of BLAS, its kernels, its lengths of steps.
 PRODUCT := helpers/test_environment.py parity/test_text.py parity/test_prefix_cache_engine.py parity/test_speculation.py engine/test_engine.py \
-  batch/test_job_run.py server/test_app.py
+  jobs/run/test_job_run.py server/test_app.py
 test-product: .venv/.installed-dev
 	env -u OPENBLAS_NUM_THREADS -u OPENBLAS_CORETYPE TEST_ENVIRONMENT=product $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not sweep and not slow' $(addprefix tests/,$(PRODUCT))
 
 # The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
-APART := parity clients robustness server bench benchmarks tools model/snapshot model/probe \
-  model/test_weight_form.py model/vision/test_features.py structured/test_matcher.py parsers/families \
-  engine/test_engine_real_models.py helpers/test_fixtures.py api/test_body_schema_numbers.py \
-  api/test_body_schema_ignored.py batch/test_line_index.py batch/test_reconciliation.py \
-  scheduler/test_scheduler_properties.py text/test_token_bounds.py structured/test_schemas.py \
-  structured/test_thinking_budget.py model/test_loader_adapters.py model/test_sampler.py batch/test_partial_answers.py \
-  evals harnesses model/test_hidden_tap.py $(addprefix cli/test_,$(addsuffix .py,compare eval export replay report \
-  score verify))
+APART := parity clients robustness server cli/bench benchmarks tools evals model/kv/snapshot model/probe \
+  api/parsers/families engine/test_engine_real_models.py helpers/test_fixtures.py \
+  $(addprefix api/test_body_schema_,numbers.py ignored.py) api/text/tokens/test_token_bounds.py \
+  $(addprefix api/structured/test_,matcher.py schemas.py thinking_budget.py) \
+  $(addprefix model/,hooks/test_weight_form.py vision/test_features.py load/test_loader_adapters.py run/test_sampler.py run/test_hidden_tap.py) \
+  $(addprefix jobs/,lines/test_line_index.py records/test_reconciliation.py run/test_partial_answers.py) \
+  engine/scheduler/test_scheduler_properties.py \
+  $(addprefix cli/commands/test_,$(addsuffix .py,compare eval export replay report score verify))
 test-fast: .venv/.installed-dev
 	$(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow and not sweep' $(addprefix --ignore=tests/,$(APART))
 

@@ -60,8 +60,7 @@ _SLICE = pytest.StashKey[tuple[int, int]]()
 # These have processes and sockets in them. CI gives them a second try, and names those that needed it. What
 # computes an answer has to be right at the first one.
 _WITH_PROCESSES = {
-    *("batch", "bench", "benchmarks", "cli", "clients", "distributed", "evals", "harnesses"),
-    *("robustness", "scoring", "server"),
+    *("benchmarks", "cli", "clients", "cluster", "evals", "jobs", "robustness", "server"),
 }
 
 

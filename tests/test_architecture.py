@@ -35,7 +35,7 @@ def test_both_paths_are_listed_step_by_step() -> None:
 
 
 def test_every_package_is_in_the_table() -> None:
-    packages = {path.parent.name for path in (ROOT / "mlxrun").glob("*/__init__.py")} | {"embedded"}
+    packages = {path.parent.name for path in (ROOT / "mlxrun").glob("*/__init__.py")}
     assert packages == set(re.findall(r"^\| `(\w+)/` \|", PAGE, re.MULTILINE))
 
 

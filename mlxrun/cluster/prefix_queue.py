@@ -1,6 +1,6 @@
 """The lines that wait for a worker, by prefix: a worker gets those whose prefix it has computed.
 
-A *prefix group* is the lines with equal prefix hashes (jobs/lines/lookahead.py). A worker that had a line of a
+A *prefix group* is the lines with equal prefix hashes (lookahead.py). A worker that had a line of a
 group owns it, together with other owners. It is given, in this order: the oldest of its own groups; a group
 that nobody owns, first one with the system prompt of its last line; and, if it would idle otherwise, the
 oldest group of all, which it owns too from then on.

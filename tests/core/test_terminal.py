@@ -113,5 +113,5 @@ def list_prints(path: Path) -> list[str]:
 def test_all_of_mlxrun_prints_here() -> None:
     """One place: no other module prints, nor makes a console."""
     others = [path for path in sorted(ROOT.rglob("*.py")) if "recipe" not in path.parts]
-    assert len(list_prints(ROOT / "config" / "terminal.py")) == 3
+    assert len(list_prints(ROOT / "core" / "terminal.py")) == 3
     assert [each for path in others if path.name != "terminal.py" for each in list_prints(path)] == []

@@ -1,4 +1,4 @@
-"""Runs a reader of `mlxrun.parsers.readers` on a text, in chunks of any size."""
+"""Runs a reader of `mlxrun.api.parsers.readers` on a text, in chunks of any size."""
 
 from __future__ import annotations
 

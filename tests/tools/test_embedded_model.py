@@ -19,7 +19,7 @@ from tools.embedded_model.score import Runner, matches
 from tools.embedded_model.skills import Example, assistant, system, user
 
 ROOT = Path(__file__).parents[2]
-MODEL = ROOT / "mlxrun" / "embedded" / "model"
+MODEL = ROOT / "mlxrun" / "model" / "embedded" / "model"
 JOBS = ROOT / "jobs"
 WEATHER = tool_calls.offer(random.Random(0), tool_calls.TOOLS[0]).schema
 

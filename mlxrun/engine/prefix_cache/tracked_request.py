@@ -86,7 +86,7 @@ class TrackedRequest:
 
     @property
     def longest_useful_hit(self) -> int:
-        """Tokens of the longest useful hit: one is left to compute, as in engine/scheduler/request_state.py."""
+        """Tokens of the longest useful hit: one is left to compute, as in request_state.py."""
         known = len(self.chain)
         ends_in_image = any(start < known <= stop for start, stop in self.request.image_spans)
         return known if ends_in_image else known - 1

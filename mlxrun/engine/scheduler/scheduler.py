@@ -15,6 +15,7 @@ from mlxrun.config.settings import SchedulerSettings, SpeculationSettings
 from mlxrun.core.errors import Overloaded, RequestError, is_out_of_memory, wrap_model_error
 from mlxrun.core.memory_budget import RequestLimits
 from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
 from mlxrun.core.step_plan import Admission, SampledToken, ScoredTokens, SnapshotRequest, StepPlan, StepResult
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
 from mlxrun.engine.scheduler.preemption import Preemption
@@ -22,10 +23,8 @@ from mlxrun.engine.scheduler.prefill_planner import PrefillPlanner
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.request_state import RequestState
 from mlxrun.engine.scheduler.row_limit import RowLimit
-from mlxrun.engine.scheduler.token_budget import StepCosts, TokenBudget
+from mlxrun.engine.scheduler.token_budget import TokenBudget
 from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
-
-DEFAULT_CHUNK = 512  # tokens, if neither the config nor the device sets it
 
 
 class Scheduler:

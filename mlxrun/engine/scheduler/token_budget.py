@@ -7,11 +7,10 @@ outgrow the memory are preempted by the scheduler, least urgent first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.memory_budget import MemoryBudget
-from mlxrun.core.request import Request
+from mlxrun.core.step_costs import StepCosts
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.request_state import RequestState
@@ -19,42 +18,6 @@ from mlxrun.engine.scheduler.request_state import RequestState
 # Admission reserves memory for this many output tokens. If rows outgrow the memory later, some are preempted.
 DECODE_RESERVE = 256
 MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
-SINGLE_TOKEN_CHUNK = 512  # tokens
-MIN_CHUNK = 64  # tokens; neither short memory nor slow steps make chunks smaller than this
-
-
-@dataclass(frozen=True, slots=True)
-class StepCosts:
-    """What the parts of a step cost on this device.
-
-    `max_sampling_chunk`: after a hit, up to this many tokens are computed by one forward that also samples,
-    if a forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a
-    decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
-    this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
-    `few_lengths`: a chunk that is shortened gets one of few lengths, if the device prepares for each new one.
-    `min_chunk`: tokens that take no longer than fewer would, because a forward is bound by its launches;
-    `least_fitting`: a chunk is halved if a step has time for less than this share of it.
-    """
-
-    max_sampling_chunk: int = 0
-    waiting_weight: int = 1
-    deep_prompt: int = 0
-    few_lengths: bool = False
-    min_chunk: int = MIN_CHUNK
-    least_fitting: float = 1.0
-
-    def limit_chunk(self, remaining: int, budget: int) -> int:
-        """The most tokens of a step's first chunk, where `remaining` are left of its prompt."""
-        if not self.few_lengths or remaining <= budget:
-            return budget
-        return 1 << (budget.bit_length() - 1)
-
-    def get_max_sampling_chunk(self, request: Request) -> int:
-        """The most tokens after a hit that are computed by one forward that also samples. A scored prompt
-        with one token of output would join the decode batch, with a copy of all its keys, for one step."""
-        params = request.params
-        is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
-        return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk
 
 
 class TokenBudget:

@@ -14,10 +14,11 @@ from typing import Protocol
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.errors import EngineDead
 from mlxrun.core.memory_budget import MemoryBudget
+from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import TokenEvent
+from mlxrun.core.step_costs import MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace
-from mlxrun.engine.scheduler.token_budget import MIN_CHUNK
-from mlxrun.engine.workloads.pooling_queue import PoolingBatch, PoolingQueue
+from mlxrun.engine.workloads.pooling_queue import PoolingQueue
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
 
 log = logging.getLogger(__name__)

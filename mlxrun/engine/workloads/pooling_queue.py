@@ -8,7 +8,6 @@ Each request gets exactly one event with `finish` set.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from mlxrun.core.errors import (
     InternalError,
@@ -19,27 +18,11 @@ from mlxrun.core.errors import (
     RequestError,
 )
 from mlxrun.core.memory_budget import MemoryBudget
+from mlxrun.core.pooling_batch import MAX_ROWS, PoolingBatch
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 
-MAX_ROWS = 256  # texts in a batch
 LOOKED_AT = 1024  # waiting requests among which those of similar length are looked for
 MIN_FILLED = 0.5  # of the tokens of a padded batch, those that are no padding
-
-
-@dataclass(slots=True)
-class PoolingBatch:
-    """Texts that are computed together. `nbytes`: the memory that they take; `computed`: tokens of each row
-    that are done; `state`: the runner's own."""
-
-    requests: tuple[Request, ...]
-    nbytes: int = 0
-    computed: int = 0
-    state: object | None = None
-
-    @property
-    def length(self) -> int:
-        """Tokens of the longest text."""
-        return max(len(request.prompt) for request in self.requests)
 
 
 class PoolingQueue:

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 from mlxrun.config.settings import PrefillSettings, SchedulerSettings
 from mlxrun.core.errors import Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.core.step_costs import DEFAULT_CHUNK, MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
-from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
-from mlxrun.engine.scheduler.token_budget import MIN_CHUNK
 
 log = logging.getLogger(__name__)
 REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the same prompt

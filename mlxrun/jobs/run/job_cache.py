@@ -56,7 +56,7 @@ def delete_cache(folder: Path) -> None:
 
 
 def summarize_counters(counters: Mapping[str, int]) -> dict[str, Any]:
-    """Counters of the engine's cache (engine/prefix_cache/entry.py) as manifest.json and status.json contain them."""
+    """Counters of the engine's cache (entry.py) as manifest.json and status.json contain them."""
     hits = {kind.value: counters.get(kind.value, 0) for kind in HitKind}
     return {"hits": hits, **{name: counters.get(name, 0) for name in (*_SUMS, *_LEVELS)}}
 

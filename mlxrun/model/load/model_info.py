@@ -89,7 +89,7 @@ class LoadedModelInfo:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
-        """Tokens and pixels of a rendered prompt with one placeholder an image and a video (api/text/media/videos.py).
+        """Tokens and pixels of a rendered prompt with one placeholder an image and a video (media/videos.py).
         Thread-safe."""
         from mlx_vlm.utils import prepare_inputs
 

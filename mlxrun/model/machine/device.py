@@ -8,8 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxrun.config.settings import Config
-from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
-from mlxrun.engine.scheduler.token_budget import StepCosts
+from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
 from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_memory, list_limits
 
 CPU_SHARE = 0.8  # of the memory that is free at start

@@ -11,8 +11,8 @@ import numpy as np
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.pooling_batch import MAX_ROWS, PoolingBatch
 from mlxrun.core.request import Request, SamplingParams
-from mlxrun.engine.workloads.pooling_queue import MAX_ROWS, PoolingBatch
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.pooling.encoder_loader import load_encoder

@@ -1,7 +1,7 @@
 """How much attention the newest tokens pay to each token of a prompt, while a model computes them.
 
 A ScoringCache takes the place of a layer's cache. Its keys are an object on which the model's attention calls
-`attend` (ragged/attention.py), so the model's own queries are seen without a change of the model.
+`attend` (hooks/attention.py), so the model's own queries are seen without a change of the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One entry as one file: what is written is read back, and nothing else is accepted (engine/prefix_cache/entry_file.py)."""
+"""One entry as one file: what is written is read back, and nothing else is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How prompts meet the prefix cache (engine/prefix_cache/radix_index.py, PrefixCache.lookup), and what a lookup costs."""
+"""How prompts meet the prefix cache (radix_index.py, PrefixCache.lookup), and what a lookup costs."""
 
 from __future__ import annotations
 

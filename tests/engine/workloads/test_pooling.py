@@ -11,11 +11,11 @@ import pytest
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.core.errors import EngineDead, RequestError
 from mlxrun.core.memory_budget import Footprint, MemoryBudget
+from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import FinishReason, Request, SamplingParams
 from mlxrun.engine.factory import build_engine
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 from mlxrun.engine.workloads.pooling import PoolingSteps
-from mlxrun.engine.workloads.pooling_queue import PoolingBatch
 from tests.helpers import engine_fakes
 from tests.helpers.text_models import build
 

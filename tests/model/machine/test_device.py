@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
-from mlxrun.engine.scheduler.scheduler import DEFAULT_CHUNK
-from mlxrun.engine.scheduler.token_budget import StepCosts
+from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
 from mlxrun.model.machine import device
 from mlxrun.model.machine.memory_limits import MemoryLimit
 

@@ -1,4 +1,4 @@
-"""Runs the tasks of tests/evals/harnesses/tasks with lm-evaluation-harness: over HTTP, in this process, and with
+"""Runs the tasks of ../tasks with lm-evaluation-harness: over HTTP, in this process, and with
 mlx-lm's own model. Prints the results and the harness' samples as JSON in its last line."""
 
 from __future__ import annotations

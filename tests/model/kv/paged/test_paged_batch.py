@@ -1,4 +1,4 @@
-"""Compiled forwards, drafts and memory of the batch; tests/model/kv/ragged/test_decode_batch.py has its rows."""
+"""Compiled forwards, drafts and memory of the batch; ragged/test_decode_batch.py has its rows."""
 
 from __future__ import annotations
 
