@@ -108,7 +108,7 @@ def compute_together(engine: Engine, requests: Sequence[Request]) -> list[np.nda
 
 
 def _build(config: Config) -> Engine:
-    from mlxrun.engine.factory import build_engine
+    from mlxrun.engine.build import build_engine
 
     return build_engine(replace(config, scheduler=replace(config.scheduler, max_queue=1_000_000, step_ms=0)))
 

@@ -25,7 +25,7 @@ class MeasurePlan:
 
     def build_report(self, model: BenchModel, workloads: Mapping[str, Any]) -> dict[str, Any]:
         """The report of what was measured on the plan's model, as `--json` writes it."""
-        from mlxrun.model.machine.device_facts import describe_device
+        from mlxrun.model.machine.device import describe_device
         from mlxrun.model.machine.versions import list_library_versions
 
         return {

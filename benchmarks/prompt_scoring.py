@@ -151,7 +151,7 @@ def _run_http(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
 
 def _run_engine(config: Config, items: Sequence[ChoiceItem], *, scored: bool) -> ScoringRun:
     """All choices in one engine. Not `scored`: the same prompts, each with one token of output."""
-    from mlxrun.engine.factory import build_engine
+    from mlxrun.engine.build import build_engine
     from mlxrun.model.machine import memory_meter
 
     engine = build_engine(config)

@@ -41,7 +41,7 @@ class FirstToken:
 
 def build_sparse_engine(plan: MeasurePlan, model: Path, draft: Path, keep: float) -> Engine:
     """An engine without a prefix cache, whose requests are computed sparsely unless they forbid it."""
-    from mlxrun.engine.factory import build_engine
+    from mlxrun.engine.build import build_engine
 
     config = plan.config
     settings = replace(config.model, path=str(model), draft=str(draft))

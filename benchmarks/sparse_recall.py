@@ -94,8 +94,7 @@ def _list_requests(
     engine: Engine, prompt: RecallPrompt, number: int, keeps: Sequence[float]
 ) -> dict[float | None, Request]:
     """The same prompt whole, and with shares of its tokens."""
-    from mlxrun.model.sparse.prompt_draft import PromptDraft
-    from mlxrun.model.sparse.token_choice import choose_tokens
+    from mlxrun.model.sparse.prompt_draft import PromptDraft, choose_tokens
 
     assert engine.selection is not None and isinstance(engine.selection.draft, PromptDraft)
     tokenizer, draft = engine.model_info.tokenizer, engine.selection.draft

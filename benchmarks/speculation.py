@@ -175,7 +175,7 @@ def _fails(seed: int, position: int, acceptance: float) -> bool:
 
 
 def _build(plan: MeasurePlan, model: BenchModel, method: Any, small: BenchModel | None = None) -> Engine:
-    from mlxrun.engine.factory import build_engine
+    from mlxrun.engine.build import build_engine
 
     config = plan.config
     speculation = replace(config.speculation, method=method)

@@ -110,7 +110,7 @@ def _make_loader(
     side: str, model: BenchModel, config: Config, work: Workload
 ) -> Callable[[], GrammarContender]:
     from mlxrun.api.structured.grammar import compile_grammar
-    from mlxrun.engine.factory import build_engine
+    from mlxrun.engine.build import build_engine
 
     settings = replace(config.model, path=str(model.folder))
 

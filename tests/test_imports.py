@@ -117,7 +117,7 @@ def test_the_table_knows_every_package() -> None:
 
 def test_the_table_forbids() -> None:
     """The rule itself: a mistake of each kind is seen."""
-    assert not is_allowed("mlxrun.engine.scheduler.policy", "mlxrun.engine.client.EngineClient")
+    assert not is_allowed("mlxrun.engine.scheduler.waiting_queue", "mlxrun.engine.client.EngineClient")
     assert not is_allowed("mlxrun.jobs.run.line_runner", "mlxrun.engine.engine.Engine")
     assert not is_allowed("mlxrun.jobs.run.line_runner", "mlxrun.server.app")
     assert not is_allowed("mlxrun.api.openai.request", "mlxrun.engine.scheduler.scheduler.Scheduler")

@@ -64,8 +64,7 @@ class CachePlan:
 def run_cache_bench(plan: CachePlan, say: Say) -> dict[str, Any]:
     """Measure everything; the report, as `--json` writes it."""
     from benchmarks.prefix_cache.lookup import measure_lookup
-    from mlxrun.model.machine.device import resolve_config
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device, resolve_config
     from mlxrun.model.machine.versions import list_library_versions
 
     plan = replace(plan, config=resolve_config(plan.config))

@@ -69,8 +69,8 @@ def _draw_picture(rng: random.Random) -> str:
 
 def _prepare(model_info: Any, config: Config, system: str, image: str, question: str) -> Any:
     """The Request that a front end makes of such a chat."""
-    from mlxrun.api.context import ApiContext
     from mlxrun.api.openai.request import prepare_request
+    from mlxrun.api.prepared import ApiContext
     from mlxrun.api.text.media.images import MediaLoader
 
     content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": question}]

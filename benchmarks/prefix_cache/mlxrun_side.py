@@ -30,7 +30,7 @@ class MlxrunSide:
     def open(cls, config: Config, count: bool = False) -> MlxrunSide:
         """Load the model that the config names; `count`: count its vision tower's calls."""
         from benchmarks.prefix_cache.image import count_calls
-        from mlxrun.engine.factory import build_engine
+        from mlxrun.engine.build import build_engine
 
         engine: Any = build_engine(config)
         return cls(engine, count_calls(engine._runner._adapter.model) if count else None)

@@ -47,7 +47,7 @@ class ReproducePlan:
 def run_reproduce_bench(plan: ReproducePlan, say: Say) -> dict[str, Any]:
     """Run the plan; the report is JSON-ready."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     started, rows = time.monotonic(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory(prefix="mlxrun-reproduce-") as temporary:

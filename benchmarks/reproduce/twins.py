@@ -36,35 +36,35 @@ def sample_from_global_state() -> Iterator[None]:
 @contextmanager
 def hit_off_the_grid() -> Iterator[None]:
     """Cached prefixes are used up to any token, not only up to a multiple of the chunk."""
-    from mlxrun.engine import cache_factory
+    from mlxrun.engine import build
     from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 
     def make_cache(*arguments: Any, **options: Any) -> Any:
         return PrefixCache(*arguments, **{**options, "grid_only": False})
 
-    with replace_name(cache_factory, "PrefixCache", make_cache):
+    with replace_name(build, "PrefixCache", make_cache):
         yield
 
 
 @contextmanager
 def compute_answers_as_prompts() -> Iterator[None]:
     """What a preempted row has generated is computed again as a part of its prompt."""
-    from mlxrun.engine import factory
+    from mlxrun.engine import build
     from mlxrun.engine.scheduler.scheduler import Scheduler
 
     def make_scheduler(*arguments: Any, **options: Any) -> Any:
         return Scheduler(*arguments, **{**options, "regenerates": False})
 
-    with replace_name(factory, "Scheduler", make_scheduler):
+    with replace_name(build, "Scheduler", make_scheduler):
         yield
 
 
 @contextmanager
 def compute_with_two_threads() -> Iterator[None]:
     """Engines have two threads of BLAS, as the environment of another process may give them."""
-    from mlxrun.engine import factory
+    from mlxrun.engine import build
 
-    with replace_name(factory, "choose_blas_threads", lambda settings: 2):
+    with replace_name(build, "choose_blas_threads", lambda settings: 2):
         yield
 
 

@@ -10,9 +10,16 @@ from typing import Any, Literal
 from mlxrun.api.parsers.delta import Parser, PlainParser
 from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.text.continuation import ContinuationParser
+from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.templates.template import check_template
+from mlxrun.api.text.templates.template_support import inspect_template
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import PromptTooLong, RequestError
 from mlxrun.core.request import Request
 
 RequestKind = Literal["chat", "completion", "pooled"]
+_MESSAGE_FIELDS = ("messages", "input", "items")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +68,35 @@ class PreparedRequest:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts, each counted once whatever `n` is."""
         return sum(len(request.prompt) for request in self.requests[:: self.n])
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """`media_loader` decides which images may be read; `formats` how answers are parsed. The chat template is
+    asked what it renders, which is when a model is loaded; raises ModelLoadError if it is broken."""
+
+    model_info: ModelInfo
+    config: Config
+    media_loader: MediaLoader
+    formats: ModelFormats = ModelFormats()
+
+    def __post_init__(self) -> None:
+        check_template(self.model_info, self.config.model.chat_template)
+        inspect_template(self.model_info)
+
+
+def check_message_counts(body: Any, most: int) -> None:
+    """Limit the number of messages before any of them is processed."""
+    for name in _MESSAGE_FIELDS:
+        items = body.get(name) if isinstance(body, dict) else None
+        # Integers are the token ids of one text.
+        if isinstance(items, list) and len(items) > most and type(items[0]) is not int:
+            text = f"{name}: {len(items)} items are more than {most} (server.max_messages)"
+            raise RequestError(text, param=name)
+
+
+def check_prompt_lengths(prepared: PreparedRequest, most: int | None) -> None:
+    """Limit the length of each prompt; None: no limit."""
+    longest = max(len(request.prompt) for request in prepared.requests)
+    if most is not None and longest > most:
+        raise PromptTooLong(f"the prompt has {longest} tokens; server.max_prompt_tokens is {most}")

@@ -6,10 +6,12 @@ or None for 0. A MlxrunError is a message for the user; anything else is a bug a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import faulthandler
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -21,7 +23,6 @@ import click
 from mlxrun import __version__
 from mlxrun.cli.interrupts import handle_interrupts
 from mlxrun.cli.options import list_first
-from mlxrun.cli.process_exit import ProcessExit
 from mlxrun.core.errors import MlxrunError, is_out_of_memory
 from mlxrun.core.terminal import filter_streams, print_error
 from mlxrun.core.visible_text import make_message
@@ -86,6 +87,7 @@ Examples:
 \b
 Exit codes: 0 done; 1 some requests failed; 2 config, job file or usage; 3 engine; 130 interrupted.
 """
+OUTPUT_LOST = 3  # exit code if the command succeeded, but the last output could not be written
 
 
 class LazyGroup(click.Group):
@@ -127,7 +129,7 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "mlxrun") -> int:
     """Run a command line and return its exit code. Without `argv` it is that of the process, which then ends
-    with that code (see process_exit.py). SIGTERM is Ctrl-C to it, where a command has no better answer: a
+    with that code (see main.py). SIGTERM is Ctrl-C to it, where a command has no better answer: a
     model may still be loading, or be downloaded."""
     process_exit = None
     if argv is None:
@@ -206,3 +208,34 @@ def _describe_limits() -> str:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+class ProcessExit:
+    """Create it before any import that registers with atexit, as the first function is called last.
+
+    `code`: the exit code of the process. None: the interpreter ends the process, as without MLX.
+    """
+
+    def __init__(self) -> None:
+        self.code: int | None = None
+        atexit.register(self._exit)
+
+    def _exit(self) -> None:
+        if self.code is None or "mlx.core" not in sys.modules:
+            return
+        logging.shutdown()  # logging may have registered before this object did
+        os._exit(self.code if _flush_streams() else self.code or OUTPUT_LOST)
+
+
+def _flush_streams() -> bool:
+    """Flush standard output and standard error; return whether that worked."""
+    good = True
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except OSError as error:  # the disk is full, or the reader has closed the pipe
+            good = False
+            if stream is sys.stdout:
+                os.write(2, f"mlxrun: standard output: {error.strerror}\n".encode())
+    return good

@@ -28,7 +28,7 @@ def report_machine(run: RunFolder) -> list[str]:
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
     from mlxrun.evals.replay import list_machine_differences, read_engine_settings
     from mlxrun.jobs.records.manifest_environment import RunEnvironment, list_versions
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     here = RunEnvironment(list_versions(), describe_device(read_engine_settings(run)))
     found = list_machine_differences(run.manifest, here)
@@ -111,7 +111,7 @@ def _make_setup(
     from mlxrun.engine.client import EngineClient
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.model.load.model_info import log_weights
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     async def start() -> EngineClient:
         log_weights(config.model, model_info.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mlxrun.api.context import ApiContext
+    from mlxrun.api.prepared import ApiContext
     from mlxrun.config.settings import Config
     from mlxrun.model.load.model_info import LoadedModelInfo
     from mlxrun.server.engine_state import LoadedEngine
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 async def load_engine(config: Config) -> LoadedEngine:
     """Load the model of a config on an engine of its own."""
     from mlxrun.engine.client import EngineClient
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
     from mlxrun.model.machine.versions import list_library_versions
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -40,8 +40,8 @@ async def load_model(config: Config, *, weights: bool) -> LoadedModelInfo:
 
 def make_context(config: Config, model: LoadedModelInfo) -> ApiContext:
     """What turns request bodies into token ids for the model of a config."""
-    from mlxrun.api.context import ApiContext
     from mlxrun.api.parsers.registry import detect_formats
+    from mlxrun.api.prepared import ApiContext
     from mlxrun.api.text.media.images import MediaLoader
     from mlxrun.config.image_bytes import get_image_bytes
 

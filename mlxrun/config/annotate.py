@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlxrun.config.conversion import to_plain
-from mlxrun.config.interpolate import escape_references
 from mlxrun.config.loading import LoadedConfig
 from mlxrun.config.schema import EXTENDS, EXTENDS_DOC
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.sources import escape_references
 from mlxrun.config.validation import format_number
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.core.byte_sizes import format_bytes

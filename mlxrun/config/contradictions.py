@@ -2,7 +2,7 @@
 
 A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads: it is
 skipped if one of them is invalid, and its error cites the first of them that was given. `RULES` are all of
-them: those of this module, of `draft_rules.py` (sparse prefill and speculation) and of `server_rules.py`.
+them: those of this module, of `rules.py` (sparse prefill and speculation) and of `rules.py`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlxrun.config import draft_rules, server_rules
+from mlxrun.config import rules
 from mlxrun.config.rules import NAME, RULES, find_changed, reads
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import CacheSettings, Config
 
 __all__ = ["RULES", "explain_missing_config"]
-THEMES = (draft_rules, server_rules)  # which register their rules when they are imported
+THEMES = (rules, rules)  # which register their rules when they are imported
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 

@@ -6,14 +6,14 @@ Each layer is a tree of nodes with references replaced and paths made absolute. 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mlxrun.config.interpolate import Interpolator
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
-from mlxrun.config.setting_fields import list_fields, list_sections
-from mlxrun.config.yaml_source import YamlError, parse_value, parse_yaml
+from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.yaml_source import YamlError, parse_scalar, parse_value, parse_yaml
 from mlxrun.core.text_files import check_encoding, is_stream, read_regular
 
 ENV_PREFIX = "MLXRUN_"
@@ -22,6 +22,7 @@ PATH_MAPPINGS = ("model.adapters",)  # from names to paths
 MODEL_PATHS = ("model.path", "model.draft")  # each a path, "embedded" or a hub id
 EMBEDDED = "embedded"
 MAX_FILES = 100  # that one file extends, each as often as it is named
+_REFERENCE = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
 class ConfigSources:
@@ -200,3 +201,50 @@ def _shorten_path(path: Path) -> str:
     """Return the path as errors name it: relative if it is below the working directory, else as given."""
     absolute = Path(os.path.abspath(path))
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
+
+
+def escape_references(text: str) -> str:
+    """Return the text with its references escaped."""
+    return _REFERENCE.sub(lambda match: "$" + match[0], text)
+
+
+class Interpolator:
+    """Replaces the references in a layer, and collects the problems."""
+
+    def __init__(self, environ: Mapping[str, str], problems: list[ConfigProblem]) -> None:
+        self._environ = environ
+        self._problems = problems
+
+    def interpolate(self, node: ConfigNode, path: str = "", info: SettingField | None = None) -> ConfigNode:
+        """Return the node with all references replaced; `info` is the key it belongs to, if that is known."""
+        info = info or list_fields().get(path)
+        if isinstance(node.value, dict):
+            below = {
+                key: self.interpolate(child, f"{path}.{key}" if path else key, info)
+                for key, child in node.value.items()
+            }
+            return ConfigNode(below, node.origin, node.key_origin)
+        if isinstance(node.value, list):
+            items = [self.interpolate(child, f"{path}.{at}", info) for at, child in enumerate(node.value)]
+            return ConfigNode(items, node.origin, node.key_origin)
+        if not isinstance(node.value, str):
+            return node
+        return self._replace(node, path, info)
+
+    def _replace(self, node: ConfigNode, path: str, info: SettingField | None) -> ConfigNode:
+        def replace(match: re.Match[str]) -> str:
+            if match[0].startswith("$$"):
+                return match[0][1:]
+            if match[1] not in self._environ:
+                message = f"the environment variable {match[1]} is not set"
+                self._problems.append(ConfigProblem.at(node.origin, path, message))
+            return self._environ.get(match[1], match[0])
+
+        text = _REFERENCE.sub(replace, node.value)
+        if text != node.value:
+            as_yaml = info is not None and path == info.path and not info.is_text
+            return ConfigNode(parse_scalar(text) if as_yaml else text, node.origin, node.key_origin)
+        if info is not None and info.is_secret and not _REFERENCE.search(text):
+            message = "this is a secret; write ${NAME} here and set the environment variable NAME"
+            self._problems.append(ConfigProblem.at(node.origin, path, message))
+        return node

@@ -111,3 +111,21 @@ def iterate_strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
             for key, part in reversed(list(item.items())):
                 stack.append((f"{path}.{shorten(key, 60)}", part))
                 stack.append((path, key))
+
+
+def find_source(param: str, sources: Mapping[str, str]) -> tuple[str, str]:
+    """The source of the longest known path that `param` begins with, and the rest of `param`."""
+    head = param
+    while head:
+        if head in sources:
+            return sources[head], param[len(head) :]
+        head = head[: max(head.rfind("."), head.rfind("["), 0)]
+    return "", param
+
+
+def rename_field(error: RequestError, param: str) -> None:
+    """Changes the field that an error names, in its text too."""
+    text = str(error)
+    if error.param is not None and text.startswith(f"{error.param}:"):
+        error.args = (param + text[len(error.param) :],)
+    error.param = param

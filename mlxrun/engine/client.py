@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, RequestError
 from mlxrun.core.request import FinishReason, Request, TokenEvent, TokenLogprob
+from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.factory import build_engine
 from mlxrun.engine.stats import EngineStats
 from mlxrun.engine.thread import Abort, CallEngine, EngineThread, Listener, StopEngine, Submit
 from mlxrun.model.load.model_info import LoadedModelInfo

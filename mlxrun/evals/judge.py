@@ -26,7 +26,7 @@ from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
-from mlxrun.jobs.lines.body_check import check_line_body
+from mlxrun.jobs.lines.job_check import check_line_body
 from mlxrun.jobs.lines.job_file import BadLine, RawLine, parse_line
 from mlxrun.jobs.lines.line_template import LineTemplate
 from mlxrun.jobs.lines.table_files import RowError

@@ -25,11 +25,10 @@ from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors, write_atomically
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
-from mlxrun.jobs.run.score_lane import run_scorers
 from mlxrun.jobs.run.stop_signals import StopSignals
 from mlxrun.jobs.scoring.answer_text import extract_answers, is_cut
 from mlxrun.jobs.scoring.eval_spec import EvalReader, count_choices
-from mlxrun.jobs.scoring.limited_calls import LineTries
+from mlxrun.jobs.scoring.limited_calls import LineTries, run_scorers
 from mlxrun.jobs.scoring.score_groups import Scores
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 

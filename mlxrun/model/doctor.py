@@ -16,7 +16,7 @@ from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
-from mlxrun.model.machine.device_facts import describe_device
+from mlxrun.model.machine.device import describe_device
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
 from mlxrun.model.probe.report import ProbeReport, describe_check, describe_methods

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.context import ApiContext
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import Draining, EngineDead, MlxrunError, NotReady
 from mlxrun.engine.client import EngineClient
-from mlxrun.server.active_count import ActiveCount
 
 log = logging.getLogger(__name__)
 UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is always present
@@ -129,3 +130,45 @@ class EngineState:
 
 
 ENGINE = web.AppKey("engine", EngineState)
+
+
+class ActiveCount:
+    """`count`: blocks of `hold` that run now."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._ended: dict[asyncio.Task[Any], Exception] = {}
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Have `wait_idle` wait for the block, and `end_all` end it. A task has one block at a time."""
+        task = asyncio.current_task()
+        assert task is not None
+        self.count += 1
+        self._idle.clear()
+        self._tasks.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if task not in self._ended or task.uncancel():  # it was cancelled by others, or by both
+                raise
+            raise self._ended[task] from None
+        finally:
+            self._tasks.discard(task)
+            self._ended.pop(task, None)
+            self.count -= 1
+            if not self.count:
+                self._idle.set()
+
+    def end_all(self, error: Exception) -> None:
+        """Have all blocks raise this error where they wait."""
+        for task in self._tasks - self._ended.keys():
+            self._ended[task] = error
+            task.cancel()
+
+    async def wait_idle(self) -> None:
+        """Wait until no block runs."""
+        await self._idle.wait()

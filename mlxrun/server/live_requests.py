@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from mlxrun.api.limits import check_prompt_lengths
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import PreparedRequest, check_prompt_lengths
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, MlxrunError, TimedOut
 from mlxrun.core.request import FinishReason, HitKind, TokenEvent

@@ -82,7 +82,7 @@ def test_why_bytes_may_differ_is_printed_before_lines_are_counted(
     says: str,
 ) -> None:
     """By `verify` and by `replay`."""
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     run = open_run(tmp_path)
     manifest = json.loads(run.paths.manifest.read_text())

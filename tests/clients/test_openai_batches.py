@@ -15,8 +15,8 @@ from typing import Any
 import openai
 import pytest
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cli.main import main
 from mlxrun.config.conversion import hash_config

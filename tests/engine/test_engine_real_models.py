@@ -14,9 +14,9 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.core.request import Request, TokenEvent
+from mlxrun.engine.build import build_engine
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.factory import build_engine
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.run import runner as runner_module

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.replay_difference import LineDifference, describe_difference
+from mlxrun.evals.replay import LineDifference, describe_difference
 
 Json = dict[str, Any]
 

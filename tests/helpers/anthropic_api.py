@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from mlxrun.api.anthropic.request import PreparedMessage, count_tokens, prepare_message
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import RequestError

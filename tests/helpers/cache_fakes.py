@@ -11,9 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.config.settings import CacheSettings
-from mlxrun.core.payload import SerializedPayload, SerializedTensor
 from mlxrun.core.request import Request, SamplingParams
-from mlxrun.core.step_plan import CacheHit, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.core.step_plan import (
+    CacheHit,
+    SerializedPayload,
+    SerializedTensor,
+    SnapshotKind,
+    SnapshotRequest,
+    SnapshotResult,
+)
 from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.engine.prefix_cache.entry import CacheEntry
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache

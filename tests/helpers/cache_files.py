@@ -7,8 +7,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from mlxrun.core.payload import SerializedPayload, SerializedTensor
-from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
 from mlxrun.engine.prefix_cache.content_keys import compute_entry_key
 from mlxrun.engine.prefix_cache.entry import CacheEntry

@@ -10,8 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.model.hooks.draft_layout import DraftLayout, LayerCall, RowChoice
-from mlxrun.model.hooks.drafted_state import DraftedState
-from mlxrun.model.hooks.hoisted_calls import HoistedCalls
+from mlxrun.model.hooks.drafted_state import DraftedState, HoistedCalls
 from mlxrun.model.kv.ragged.row_states import RowStates
 
 Patch = pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from typing import Any, cast
 import aiohttp
 from aiohttp import web
 
-from mlxrun.api.context import ApiContext
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cluster.messages import WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.cluster.servers.server_actor import make_worker_app

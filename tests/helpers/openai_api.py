@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.delta import Delta
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import (
     Config,

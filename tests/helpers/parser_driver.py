@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from hypothesis import strategies as st
 
 from mlxrun.api.parsers.answer_parser import AnswerParser
-from mlxrun.api.parsers.delta import Delta, Parser
-from mlxrun.api.parsers.delta_builder import make_call_id
+from mlxrun.api.parsers.delta import Delta, Parser, make_call_id
 from mlxrun.api.parsers.registry import find_reasoning_family, find_tool_call_family
 
 

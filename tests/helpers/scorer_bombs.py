@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from mlxrun.core.workers import Lane
-from mlxrun.jobs.run import score_lane
 from mlxrun.jobs.scoring import limited_calls
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import chat, run_in_process
@@ -53,7 +52,7 @@ def set_guard(seconds: float) -> None:
     """In a process of its own: the limit of time of scorers; 0: they have no process."""
     limits = ScorerLimits(seconds, 1_000_000_000)
     limited_calls.OWN = ScorerPool(limits) if seconds else SameProcess(limits)
-    score_lane.SCORES = Lane("scores", 4)
+    limited_calls.SCORES = Lane("scores", 4)
 
 
 def run_job(job: Path, seconds: float) -> None:

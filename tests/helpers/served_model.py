@@ -15,8 +15,8 @@ from unittest import mock
 from aiohttp import web
 from PIL import Image, ImageDraw
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient

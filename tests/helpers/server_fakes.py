@@ -21,9 +21,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import EngineDead, MlxrunError

@@ -16,7 +16,7 @@ from PIL import Image
 
 from mlxrun.config.video_sampling import Video
 from mlxrun.model.tiny.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
-from mlxrun.model.tiny.weights import save_weights
+from mlxrun.model.tiny.random_models import save_weights
 from tests.helpers import text_models
 
 _TEXT = {

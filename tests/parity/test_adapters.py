@@ -18,8 +18,8 @@ import pytest
 from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefix_cache.content_keys import AdapterSalt
+from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.lora import mix_check
-from mlxrun.model.lora.row_adapters import RowAdapters
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media import images
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.media.pdf_process import draw_pages

@@ -17,8 +17,8 @@ import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings
 from mlxrun.core.request import FinishReason, Request, SamplingParams
+from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.factory import build_engine
 from mlxrun.model.doctor import report_model
 from mlxrun.model.pooling import encoders, pooler
 from mlxrun.model.pooling.sentence_config import PoolingMode

@@ -14,7 +14,7 @@ from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.prefix_cache.entry_scores import EntryScores, ScoreBook
 from mlxrun.engine.prefix_cache.score_keeper import ScoreKeeper
-from mlxrun.engine.scheduler.prompt_scores import PromptScores
+from mlxrun.engine.scheduler.request_state import PromptScores
 from mlxrun.model.run.prefill import PrefillRunner
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from mlxrun.core.request import TokenEvent
+from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.factory import build_engine
 from mlxrun.model.kv.paged import page_keys
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged import layer_caches

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.templates.template import get_image_markers
 from mlxrun.config.settings import Config, MediaSettings, ModelSettings

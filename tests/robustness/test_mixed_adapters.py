@@ -15,8 +15,8 @@ import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings
 from mlxrun.core.errors import MAX_MESSAGE
+from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.load.model_files import EMBEDDED
-from mlxrun.model.lora.row_adapters import RowAdapters
 from tests.helpers.lora_adapters import make_adapter
 from tests.helpers.served_model import ModelServer, run_model_server
 from tests.helpers.storm_counts import count, make_rng

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError, JobError, ModelLoadError
-from mlxrun.engine.factory import build_engine
+from mlxrun.engine.build import build_engine
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.model_fixtures import Zoo

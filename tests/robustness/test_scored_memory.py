@@ -19,7 +19,7 @@ from mlxrun.core.errors import OutOfMemory
 from mlxrun.core.request import Request, TokenLogprob
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler import token_budget
-from mlxrun.engine.scheduler.prompt_scores import PromptScores
+from mlxrun.engine.scheduler.request_state import PromptScores
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo

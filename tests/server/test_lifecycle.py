@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 import aiohttp
 import pytest
 
-from mlxrun.api.context import ApiContext
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.core.errors import ConfigError, EngineDead, ModelLoadError
@@ -241,7 +241,7 @@ async def test_a_drain_answers_what_is_not_prepared(monkeypatch: pytest.MonkeyPa
     """Such as a PDF whose process stands still; without the guard, the connection is cut."""
     monkeypatch.setattr(lifecycle, "GRACE_SECONDS", 0.5)
     if twin:
-        monkeypatch.setattr("mlxrun.server.active_count.ActiveCount.end_all", lambda self, error: None)
+        monkeypatch.setattr("mlxrun.server.engine_state.ActiveCount.end_all", lambda self, error: None)
 
     async def prepare(*_: Any, **__: Any) -> Any:
         await asyncio.Event().wait()

@@ -7,11 +7,13 @@ cannot be read and is dropped. Errors are RequestErrors with paths of the Anthro
 
 from __future__ import annotations
 
+import functools
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.anthropic.billing_header import strip_billing_header
 from mlxrun.api.anthropic.fields import (
     ALLOWED,
     BLOCKS,
@@ -39,6 +41,9 @@ _DATA_FIELDS = {  # of parts
     "file": "file.file_data",
 }
 _CONTAINERS = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
+logger = logging.getLogger(__name__)
+
+_BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +302,21 @@ def _strip_billing_line(parts: list[PromptPart]) -> list[PromptPart]:
     if rest == text:
         return parts
     return [parts[0].with_text(rest), *parts[1:]] if rest else parts[1:]
+
+
+def strip_billing_header(text: str) -> str:
+    """The text without a billing line at its beginning."""
+    found = _BILLING.match(text)
+    if found is None:
+        return text
+    _log_stripped()
+    return text[found.end() :]
+
+
+@functools.cache
+def _log_stripped() -> None:
+    """Cached, so that it is logged once."""
+    logger.info(
+        "removed x-anthropic-billing-header from a system prompt: it differs in each request, so the prefix "
+        "cache would never match (server.strip_billing_header)"
+    )

@@ -31,8 +31,6 @@ from mlxrun.api.anthropic.fields import (
     check_tagged,
 )
 from mlxrun.api.anthropic.typed_tools import read_typed_tool
-from mlxrun.api.context import ApiContext
-from mlxrun.api.error_paths import find_source, rename_field
 from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.offered_tools import read_offered_tools
@@ -41,13 +39,22 @@ from mlxrun.api.openai.request import (
     prepare_chat_prompt,
     prepare_request,
 )
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE
 from mlxrun.api.text.ignored_fields import log_ignored
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import find_reasoning_switch, find_template_variables
 from mlxrun.core.errors import RequestError
-from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, suggest
+from mlxrun.core.field_errors import (
+    UNKNOWN,
+    check_type,
+    find_source,
+    quote,
+    reject,
+    reject_unsupported,
+    rename_field,
+    suggest,
+)
 
 Json = dict[str, Any]
 
@@ -58,7 +65,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A checked body. `chat` is its translation; `sources` are for error_paths.py."""
+    """A checked body. `chat` is its translation; `sources` are for field_errors.py."""
 
     chat: Json
     sources: Mapping[str, str]

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.pooled_fields import EMBEDDING_URL, POOLED_BODIES
 from mlxrun.api.openai.pooled_texts import (
@@ -26,7 +25,7 @@ from mlxrun.api.openai.pooled_texts import (
     encode_pairs,
     find_pooled_model,
 )
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import InternalError
 from mlxrun.core.field_errors import check_keys, get_required, reject, reject_type, reject_unsupported

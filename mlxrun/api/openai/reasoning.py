@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import EFFORTS
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.ignored_fields import log_ignored
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import find_reasoning_switch, find_template_variables

@@ -17,7 +17,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.model_names import choose_adapter, name_model
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.offered_tools import read_offered_tools
@@ -25,7 +24,7 @@ from mlxrun.api.openai.pooled_texts import check_generates
 from mlxrun.api.openai.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.parsers.model_formats import ModelFormats
-from mlxrun.api.prepared import PreparedRequest, RequestKind
+from mlxrun.api.prepared import ApiContext, PreparedRequest, RequestKind
 from mlxrun.api.sampling_params import (
     build_sampling_params,
     choose_seed,

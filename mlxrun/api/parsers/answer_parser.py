@@ -10,8 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
-from mlxrun.api.parsers.delta import Delta, TextKind
-from mlxrun.api.parsers.delta_builder import SPACE, make_call_id
+from mlxrun.api.parsers.delta import SPACE, Delta, TextKind, make_call_id
 from mlxrun.api.parsers.family import Reader, ReasoningFamily, ToolCallFamily
 from mlxrun.api.parsers.marker_scanner import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlxrun.api.parsers.delta_builder import DeltaBuilder
+from mlxrun.api.parsers.delta import DeltaBuilder
 from mlxrun.api.parsers.tool_schemas import encode_json
 from mlxrun.api.parsers.value_schema import ValueSchema
 

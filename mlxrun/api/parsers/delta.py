@@ -7,12 +7,14 @@ returned at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import uuid
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 TextKind = Literal["content", "reasoning"]
 DeltaKind = Literal["content", "reasoning", "call"]
+SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,3 +57,103 @@ class PlainParser:
 
     def finish(self) -> Sequence[Delta]:
         return []
+
+
+def make_call_id() -> str:
+    """Make an id: `call_` and 24 hexadecimal digits."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class DeltaBuilder:
+    """Collects deltas; `take` returns them."""
+
+    def __init__(self, new_id: Callable[[], str] = make_call_id) -> None:
+        self._new_id = new_id
+        self._ids: set[str] = set()  # of the calls so far
+        self._done: list[Delta] = []
+        self._parts: list[str] = []  # text of the newest delta
+        self._head = Delta("content")  # the newest delta, its text apart
+        self.kind: TextKind = "content"
+        self.space: list[str] = []  # the white space that ends the current section so far
+        self.skip = False  # whether white space now would begin a section
+        self.fresh = True  # whether no content came since the start, the last reasoning or the last call
+        self.calls = 0
+        self._begun: set[TextKind] = set()  # the kinds that have text
+
+    @property
+    def at_line_start(self) -> bool:
+        """Whether content that comes now begins a line or a section."""
+        return self.fresh or any("\n" in space for space in self.space)
+
+    def add(self, kind: TextKind, text: str) -> None:
+        """Add content or reasoning."""
+        if kind != self.kind:
+            self.end_section()
+            self.kind = kind
+        if self.skip:
+            text = text.lstrip(SPACE)
+        if not text:
+            return
+        body = text.rstrip(SPACE)
+        if body:
+            if self.skip and kind in self._begun:
+                self._append(kind, "\n")
+            self._begun.add(kind)
+            self.skip = False
+            if kind == "content":
+                self.fresh = False
+            self._append(kind, "".join(self.space) + body)
+            self.space = [text[len(body) :]] if len(body) < len(text) else []
+        else:
+            self.space.append(text)
+
+    def continues(self, kind: TextKind) -> bool:
+        """Whether text of this kind would be added as it is, but for white space at its end."""
+        return kind == self.kind and not self.skip and not (self.fresh and kind == "content")
+
+    def end_section(self) -> None:
+        """End the current section: a marker was read."""
+        self.space, self.skip, self.fresh = [], True, True
+
+    def begin_call(self, name: str, id: str = "") -> int:
+        """Begin a call and return its index. `id`: the model's own, used if no earlier call has it."""
+        self.end_section()
+        if not id or id in self._ids:
+            id = self._new_id()
+        self._ids.add(id)
+        self._push(Delta("call", "", self.calls, id, name))
+        self.calls += 1
+        return self.calls - 1
+
+    def add_arguments(self, index: int, fragment: str) -> None:
+        """Add to the arguments of a call."""
+        if self._head.kind != "call" or self._head.index != index or not self._parts:
+            self._push(Delta("call", "", index))
+        self._parts.append(fragment)
+
+    def finish(self) -> None:
+        """End the answer: white space at its very end is its own."""
+        if self.space and not self.skip:
+            self._append(self.kind, "".join(self.space))
+        self.space = []
+
+    def take(self) -> list[Delta]:
+        """Return the deltas since the last time."""
+        self._close()
+        done, self._done = self._done, []
+        return done
+
+    def _append(self, kind: TextKind, text: str) -> None:
+        if self._head.kind != kind or not self._parts:
+            self._push(Delta(kind))
+        self._parts.append(text)
+
+    def _push(self, head: Delta) -> None:
+        self._close()
+        self._head, self._parts = head, [""]
+
+    def _close(self) -> None:
+        if self._parts:
+            head, text = self._head, "".join(self._parts)
+            self._done.append(Delta(head.kind, text, head.index, head.id, head.name))
+            self._parts = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.parsers.delta_builder import SPACE
+from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.text_stream import Step, TextStream
 
 Reader = Callable[[TextStream, str], Step[Any]]

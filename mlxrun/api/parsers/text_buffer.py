@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from mlxrun.api.parsers.delta_builder import SPACE
+from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.marker_scanner import get_scanner
 
 MAX_NAME = 400  # characters of a name, a number or a word

@@ -11,8 +11,7 @@ import functools
 from collections.abc import Callable
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
-from mlxrun.api.parsers.delta import TextKind
-from mlxrun.api.parsers.delta_builder import DeltaBuilder, make_call_id
+from mlxrun.api.parsers.delta import DeltaBuilder, TextKind, make_call_id
 from mlxrun.api.parsers.marker_scanner import MarkerScanner, get_scanner
 from mlxrun.api.parsers.text_buffer import MAX_NAME, Malformed, Step, StreamCut, TextBuffer
 from mlxrun.api.parsers.tool_schemas import ToolSchemas

@@ -18,7 +18,7 @@ _MEDIA = ("input_image", "input_file")
 
 
 class ChatMessagesTranslator:
-    """Collects chat messages; `sources` records where each comes from (see api/error_paths.py)."""
+    """Collects chat messages; `sources` records where each comes from (see core/field_errors.py)."""
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []

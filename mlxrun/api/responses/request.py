@@ -12,13 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlxrun.api.context import ApiContext
-from mlxrun.api.error_paths import find_source, rename_field
-from mlxrun.api.limits import check_prompt_lengths
 from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.reasoning import translate_effort
 from mlxrun.api.openai.request import prepare_request
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest, check_prompt_lengths
 from mlxrun.api.responses.chat_messages import ChatMessagesTranslator
 from mlxrun.api.responses.fields import BODY, ENCRYPTED, LOGPROBS, SAME
 from mlxrun.api.responses.input_items import InputItem, Item, ItemSource, check_item_ids, read_input_items
@@ -27,7 +24,16 @@ from mlxrun.api.responses.truncation import find_fitting
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import REASONING_SWITCHES
 from mlxrun.core.errors import RequestError
-from mlxrun.core.field_errors import check_keys, check_type, get_required, quote, reject, reject_choice
+from mlxrun.core.field_errors import (
+    check_keys,
+    check_type,
+    find_source,
+    get_required,
+    quote,
+    reject,
+    reject_choice,
+    rename_field,
+)
 
 _CHAT_ONLY = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only chat bodies have
 _SOURCES = {
@@ -42,7 +48,7 @@ _SOURCES = {
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
     """A checked Responses body. `chat` is its translation. `inputs` are all items of the conversation,
-    of which `num_dropped` were left out of the prompt. `sources` are for api/error_paths.py."""
+    of which `num_dropped` were left out of the prompt. `sources` are for core/field_errors.py."""
 
     given: dict[str, Any]
     chat: dict[str, Any]

@@ -12,15 +12,15 @@ import contextlib
 import functools
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import llguidance
 from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from mlxrun.api.structured.deep_stack import call_on_deep_stack
 from mlxrun.api.structured.grammar_limits import (
     MAX_CHARACTERS,
     check_choices,
@@ -51,6 +51,12 @@ WHITESPACE = " ?"
 # What limits the time of the first mask, and of each later one: some 100 ms, 15 ms and 3 ms.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, STEP_MAX_ITEMS = 200_000, 200_000, 50_000
 MAX_LEXER_STATES = 50_000  # 0.6 to 2 kB each; a string takes one for each character of its maxLength
+# llguidance takes 3 to 16 kB for each rule or `$ref` that leads to another, and the longest grammar that is
+# compiled has some 60,000. It is address space; memory is used as far as the calls go.
+STACK_BYTES = 512 << 20
+
+T = TypeVar("T")
+_stack_size_lock = threading.Lock()  # the size is a setting of the process
 
 
 class GrammarError(Exception):
@@ -279,3 +285,24 @@ def _compile_source(tokens: GrammarTokens, source: str) -> CompiledGrammar:
         if each.is_error():
             raise GrammarError(get_error_reason(each))
     return CompiledGrammar(tokens, source, matcher, tuple(matcher.get_grammar_warnings()))
+
+
+def call_on_deep_stack(function: Callable[[], T]) -> T:
+    """Return or raise what the function does, on a thread of its own. Blocks until it has ended."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="deep stack")
+    with _stack_size_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return result.result()

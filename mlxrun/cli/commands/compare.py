@@ -141,8 +141,12 @@ def _make_rules(options: dict[str, Any]) -> PairingRules:
 
 
 def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reasons: Sequence[str]) -> None:
-    from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
-    from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH, print_comparison, print_summary
+    from mlxrun.evals.comparisons.comparison_table import (
+        PIPED_WIDTH,
+        print_comparison,
+        print_summary,
+        read_flip_answers,
+    )
 
     answers = [read_flip_answers(each, show) for each in found.comparisons]
     if json_path is not None:

@@ -92,7 +92,7 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
 def list_model_findings(config: Config) -> Iterator[Finding]:
     """Load the model as the engine does, and yield what its probe has found."""
     from mlxrun.api.text.templates.template import check_template
-    from mlxrun.engine.factory import build_engine
+    from mlxrun.engine.build import build_engine
     from mlxrun.model.doctor import (
         report_drafts,
         report_model,

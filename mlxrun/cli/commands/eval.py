@@ -210,6 +210,6 @@ async def _start_engine(config: Config, info: Any, cache: Path) -> EngineClient:
 
 
 def _describe_device(config: Config) -> dict[str, Any]:
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     return describe_device(config.engine)

@@ -92,7 +92,7 @@ async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
 
     from mlxrun.cli.serve_setup import load_engine
     from mlxrun.jobs.run.job_service import JobService
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     engine = await load_engine(loaded.config)
     if queue is not None:

@@ -57,7 +57,7 @@ def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
     from mlxrun.jobs.records.manifest_environment import list_versions
     from mlxrun.jobs.run.line_answerer import count_lines_at_once
     from mlxrun.model.load.model_info import load_model_info
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device
 
     info = load_model_info(config.model, weights=True)
     facts = WorkerFacts(

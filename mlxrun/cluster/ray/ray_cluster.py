@@ -9,15 +9,16 @@ import importlib
 import logging
 import math
 import os
+import re
 import signal
+import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.cluster.ray.ray_discovery import PRIVATE, find_own_address
 from mlxrun.cluster.ray.ray_watch import find_unreachable
 from mlxrun.config.settings import WorkersSettings
 from mlxrun.core.errors import ConfigError
@@ -29,6 +30,9 @@ TRIES = 4  # a second each, of Ray to be taken in by a cluster
 CONNECT_SECONDS = 60.0  # until Ray must have taken us in, or started here
 SIGNAL_SECONDS = 0.05  # that a signal may meet Ray's own function for it, while Ray connects
 STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and not kept there
+PRIVATE = "mlxrun_private"  # a resource that marks the Ray of one command
+_RAYLET = re.compile(r"^\S*/raylet(\.exe)? -")
+_ADDRESS = re.compile(r"--gcs-address=(\S+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,3 +219,53 @@ def is_node_alive(ray: Any, node: str) -> bool:
     with suppress(Exception):
         return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
     return True
+
+
+def find_own_address(ray: Any) -> str:
+    """The HOST:PORT of the Ray to which `auto` leads. ConfigError if there is none, or no way to choose."""
+    given = os.environ.get("RAY_ADDRESS", "")
+    if given not in ("", "auto", "local"):
+        return given
+    public, private = sort_raylets(_list_commands())
+    noted = _read_noted_address(ray)
+    if noted in public or (noted and not public):
+        return noted
+    if len(public) > 1:
+        raise ConfigError(
+            f"--ray auto: several Rays run on this machine ({', '.join(sorted(public))}); give the address "
+            "of one"
+        )
+    if not public:
+        passed = " (those that other mlxrun commands started for themselves are not used)" if private else ""
+        raise ConfigError(
+            f"--ray auto: no Ray runs on this machine{passed}: `ray start --head` starts one; --ray without "
+            "an address starts one for this command"
+        )
+    return public.pop()
+
+
+def sort_raylets(commands: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The addresses of the clusters to which the raylets among the command lines belong: those of anybody,
+    and those that other mlxrun commands started for themselves."""
+    public: set[str] = set()
+    private: set[str] = set()
+    for command in commands:
+        if _RAYLET.match(command) and (found := _ADDRESS.search(command)):
+            (private if PRIVATE in command else public).add(found[1])
+    return public, private
+
+
+def _list_commands() -> list[str]:
+    """The command lines of all processes that can be seen."""
+    with suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=True)
+        return listed.stdout.splitlines()
+    return []
+
+
+def _read_noted_address(ray: Any) -> str:
+    """What `ray start` has noted as the address of its last cluster; it may have ended since."""
+    with suppress(Exception):
+        found: str | None = importlib.import_module(f"{ray.__name__}._private.utils").read_ray_address()
+        return found or ""
+    return ""

@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 from mlxrun.cluster.messages import RayEnded, WorkerDied, WorkerFacts, WorkerRefused
 from mlxrun.cluster.servers.prefix_router import PrefixRouter
 from mlxrun.core.errors import EngineDead, MlxrunError, NotReady
-from mlxrun.server.active_count import ActiveCount
+from mlxrun.server.engine_state import ActiveCount
 
 log = logging.getLogger(__name__)
 MOST_STARTS = 5  # workers in a row that end within STEADY_SECONDS; then their place stays empty

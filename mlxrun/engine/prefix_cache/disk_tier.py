@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxrun.core.payload import SerializedPayload
+from mlxrun.core.step_plan import SerializedPayload
 from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key
 from mlxrun.engine.prefix_cache.entry_file import BadFile, encode_entry, load_entry, peek_entry

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mlxrun.core.payload import SerializedPayload
-from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.core.step_plan import SerializedPayload, SnapshotKind
 from mlxrun.engine.prefix_cache.entry_scores import EntryScores, ScoreBook
 
 Key = bytes  # 16 bytes

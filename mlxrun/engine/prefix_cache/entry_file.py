@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from mlxrun.core.payload import SerializedPayload, SerializedTensor
-from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache.content_keys import compute_entry_key
 from mlxrun.engine.prefix_cache.entry import CacheEntry
 from mlxrun.engine.prefix_cache.entry_scores import EntryScores

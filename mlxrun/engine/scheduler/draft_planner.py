@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.config.settings import SpeculationSettings
-from mlxrun.core.draft_source import KnownRow
+from mlxrun.core.draft_source import CheckedSource, KnownRow
 from mlxrun.engine.scheduler.acceptance import Acceptance
-from mlxrun.engine.scheduler.checked_source import CheckedSource
 from mlxrun.engine.scheduler.request_state import RequestState
 from mlxrun.engine.scheduler.row_drafter import RowDrafter
 

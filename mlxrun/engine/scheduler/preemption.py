@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mlxrun.engine.scheduler.request_state import RequestState
-from mlxrun.engine.scheduler.row_limit import RowLimit
 from mlxrun.engine.scheduler.token_budget import TokenBudget
 from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
 
 Preempt = Callable[[RequestState], None]
+STEPS = 256  # successful steps until twice as many rows may run
 
 
 def rank_urgency(state: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
@@ -91,3 +91,22 @@ class Preemption:
 
     def _sort_by_urgency(self, states: Sequence[RequestState]) -> list[RequestState]:
         return sorted(states, key=lambda s: rank_urgency(s, self._waiting_queue.is_overdue(s)))
+
+
+class RowLimit:
+    """`most`: rows that may run where nothing failed."""
+
+    def __init__(self, most: int) -> None:
+        self.rows = self._most = most
+        self._successes = 0
+
+    def record_shortage(self, rows: int) -> None:
+        """Memory ran out while so many rows ran."""
+        self.rows, self._successes = max(rows // 2, 1), 0
+
+    def record_success(self) -> None:
+        """A step succeeded."""
+        if self.rows < self._most:
+            self._successes += 1
+            if self._successes == STEPS:
+                self.rows, self._successes = min(2 * self.rows, self._most), 0

@@ -7,14 +7,17 @@ same tokens give the same drafts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 
 from mlxrun.config.settings import SpeculationSettings
-from mlxrun.engine.scheduler.prompt_lookup import PromptLookup
 
 START = 2.0  # predicted tokens that are expected to hold before anything is known
 PAYS = 1.0  # tokens that a draft must be expected to gain
 WEIGHT = 0.25  # of the newest run of predicted tokens in the mean
+TABLE_BITS = 14  # heads of chains in a row's table
+MAX_CANDIDATES = 16  # earlier places that are compared in one lookup
+_MULTIPLIER = 0x9E3779B1  # 2^32 divided by the golden ratio, as in Fibonacci hashing
 
 
 class RowDrafter:
@@ -58,3 +61,92 @@ class RowDrafter:
     def propose(self, limit: int) -> tuple[int, ...]:
         """A draft of at most `limit` tokens, and of twice what is expected: its end costs little."""
         return self._lookup.propose(min(limit, self._max_tokens, round(2 * self.expect())))
+
+
+class PromptLookup:
+    """The tokens of one row. A place matches if at least `min_ngram` tokens before it are the newest ones; of
+    several, that with the most such tokens is taken, counted up to `max_ngram`, and of these the newest.
+
+    `run`: how many tokens in a row came as predicted since the place was found. None: nothing matches.
+    """
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self._min, self._max = min_ngram, max_ngram
+        self._tokens = array("q")
+        self._heads = array("i", [0]) * (1 << TABLE_BITS)  # newest end of an n-gram with this hash; 0: none
+        self._previous = array("i", [0])  # by end of an n-gram: the end before it in the chain
+        self._place = 0  # of the token that is predicted next; 0: none
+        self.run: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Take in tokens whose prediction is of no interest: those of a prompt."""
+        self._place, self.run = 0, None
+        for token in tokens:
+            self._tokens.append(token)
+            self._add_ngram(self._hash_end())
+        self._find_place(self._hash_end())
+
+    def append(self, token: int) -> int | None:
+        """Take in the next token. If it ends a run of predicted tokens, returns the length of that run."""
+        ended = None
+        if self.run is not None:
+            if self._tokens[self._place] == token:
+                self.run, self._place = self.run + 1, self._place + 1
+            else:
+                ended, self.run, self._place = self.run, None, 0
+        self._tokens.append(token)
+        head = self._hash_end()
+        if self.run is None:
+            self._find_place(head)
+        self._add_ngram(head)
+        return ended
+
+    def propose(self, count: int) -> tuple[int, ...]:
+        """The next `count` tokens as predicted; empty if nothing matches."""
+        if self.run is None:
+            return ()
+        end = len(self._tokens)
+        found: list[int] = []
+        for at in range(self._place, self._place + count):  # what repeats itself goes on beyond the end
+            found.append(self._tokens[at] if at < end else found[at - end])
+        return tuple(found)
+
+    def _hash_end(self) -> int:
+        """The chain of the newest n-gram."""
+        tokens, value = self._tokens, 0
+        for back in range(-min(self._min, len(tokens)), 0):
+            value = ((value ^ tokens[back]) * _MULTIPLIER) & 0xFFFFFFFF
+        return value >> (32 - TABLE_BITS)
+
+    def _add_ngram(self, head: int) -> None:
+        """Put the newest n-gram into its chain."""
+        end = len(self._tokens)
+        if end < self._min:
+            self._previous.append(0)
+            return
+        self._previous.append(self._heads[head])
+        self._heads[head] = end
+
+    def _find_place(self, head: int) -> None:
+        """Look the newest tokens up in their chain, which may or may not have their own n-gram yet."""
+        end, best = len(self._tokens), self._min - 1
+        place = self._heads[head] if end > self._min else 0
+        for _ in range(MAX_CANDIDATES):
+            if place == 0:
+                break
+            if place < end and (size := self._count_common(place)) > best:
+                best, self._place, self.run = size, place, 0
+                if size == self._max:
+                    break
+            place = self._previous[place]
+
+    def _count_common(self, place: int) -> int:
+        """How many tokens before `place` are the newest ones, counted up to the longest n-gram."""
+        tokens, size = self._tokens, 0
+        limit = min(self._max, place)
+        while size < limit and tokens[place - 1 - size] == tokens[-1 - size]:
+            size += 1
+        return size

@@ -18,11 +18,10 @@ from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
 from mlxrun.core.step_plan import Admission, SampledToken, ScoredTokens, SnapshotRequest, StepPlan, StepResult
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
-from mlxrun.engine.scheduler.preemption import Preemption
+from mlxrun.engine.scheduler.preemption import Preemption, RowLimit
 from mlxrun.engine.scheduler.prefill_planner import PrefillPlanner
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.request_state import RequestState
-from mlxrun.engine.scheduler.row_limit import RowLimit
 from mlxrun.engine.scheduler.token_budget import TokenBudget
 from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
 

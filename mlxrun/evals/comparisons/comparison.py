@@ -6,17 +6,17 @@ the first one's.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison_cells import CellPair, match_cells
-from mlxrun.evals.comparisons.comparison_differences import list_differences
 from mlxrun.evals.comparisons.comparison_lines import Mismatches, PairedLine, PairedLines, PairingRules
-from mlxrun.evals.run_folders.run_folder import open_runs
+from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.statistics import (
     ALPHA,
     Equivalence,
@@ -25,11 +25,19 @@ from mlxrun.evals.statistics import (
     compare_scores,
     compute_equivalence,
 )
+from mlxrun.jobs.records.manifest_checks import describe_changes, flatten_settings
+from mlxrun.jobs.records.manifest_environment import RunEnvironment
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 
 FORMAT = 1
 ANY_SAME_LINE = PairingRules()
+# What a model brings along. `describe_changes` leaves it out where the model is another one.
+_OF_MODEL = {
+    "model.template": "the chat template",
+    "model.tokenizer": "the tokenizer",
+    "processor": "the image processor",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +246,37 @@ def _list_flips(lines: Sequence[PairedLine]) -> Iterator[Flip]:
         first, second = line.scores
         if first != second:
             yield Flip(line.id, line.group, first, second)
+
+
+def list_differences(runs: Sequence[tuple[RunFolder, RunFolder]], lines: PairedLines) -> list[str]:
+    """Phrases such as `model.path is B, was A`, each once; `was` is the first side. `lines`: of the runs."""
+    found: dict[str, None] = {}
+    for first, second in runs:
+        found |= dict.fromkeys(_compare_manifests(first.manifest, second.manifest))
+    for key, count in sorted(lines.settings.items()):
+        was, now = (json.dumps(value, ensure_ascii=False)[:60] for value in lines.examples[key])
+        found[f"`{key}` of {pluralize(count, 'line')} is {now}, was {was}"] = None
+    return list(found)
+
+
+def _compare_manifests(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    settings = old["settings"], new["settings"]
+    yield from describe_changes(*settings, str(old["model"]["path"]), str(new["model"]["path"]))
+    if settings[0]["model"]["model"] != settings[1]["model"]["model"]:
+        was, now = (flatten_settings(each) for each in settings)
+        for key, name in _OF_MODEL.items():
+            if was.get(key) != now.get(key):
+                yield f"{name} is another one"
+        for key in ("model.dtype", "model.kind", "context"):
+            if was.get(key) != now.get(key):
+                yield f"{key} is {now.get(key)}, was {was.get(key)}"
+    seeds = [each.get("seeds", {}).get("base") for each in (old, new)]
+    if seeds[0] != seeds[1]:
+        yield f"the base of the seeds is {seeds[1]}, was {seeds[0]}"
+    yield from RunEnvironment.parse(old).list_differences(RunEnvironment.parse(new))
+    if old.get("scoring") != new.get("scoring"):
+        texts = [json.dumps(each.get("scoring"), ensure_ascii=False)[:60] for each in (old, new)]
+        yield f"scoring is {texts[1]}, was {texts[0]}"
+    for which, manifest in (("first", old), ("second", new)):
+        if manifest.get("mixed"):
+            yield f"the {which} run has answers of several versions or devices"

@@ -32,10 +32,10 @@ from rich.progress import Progress
 
 from mlxrun import __version__
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import COMPLETION_URL
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.sampling_params import MAX_STOPS
 from mlxrun.api.text.continuation import render_continuation
 from mlxrun.api.text.media.images import MediaLoader

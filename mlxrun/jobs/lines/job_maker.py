@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Protocol
 
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.limited_json import NestedTooDeeply, load_json
-from mlxrun.jobs.lines.body_check import check_line_body
+from mlxrun.jobs.lines.job_check import check_line_body
 from mlxrun.jobs.lines.job_file import BadLine, RawLine, parse_line
 from mlxrun.jobs.lines.line_template import check_cell
 from mlxrun.jobs.lines.table_files import Row, RowError, read_rows

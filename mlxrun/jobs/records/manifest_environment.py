@@ -36,7 +36,7 @@ _LIBRARIES = (
     "pillow",
 )
 _NOT_COMPARED = ("python",)
-# The facts on which results depend (DECISIVE in model/machine/device_facts.py), as messages call them.
+# The facts on which results depend (DECISIVE in model/machine/device.py), as messages call them.
 _DEVICE = {
     "backend": "the backend",
     "name": "the device",

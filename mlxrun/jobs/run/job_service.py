@@ -78,7 +78,7 @@ class ServerLinePreparer(LinePreparer):
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
     async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
-        from mlxrun.api.limits import check_message_counts, check_prompt_lengths
+        from mlxrun.api.prepared import check_message_counts, check_prompt_lengths
 
         check_message_counts(line.body, self._limits.max_messages)
         async with self._slots:

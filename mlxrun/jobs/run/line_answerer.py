@@ -65,8 +65,8 @@ class LinePreparer:
         formats: ModelFormats | None = None,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
     ) -> None:
-        from mlxrun.api.context import ApiContext
         from mlxrun.api.parsers.model_formats import ModelFormats
+        from mlxrun.api.prepared import ApiContext
         from mlxrun.api.text.media.images import MediaLoader
         from mlxrun.config.image_bytes import get_image_bytes
 

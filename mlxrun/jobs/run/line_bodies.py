@@ -15,12 +15,11 @@ from mlxrun.api.anthropic import request as messages
 from mlxrun.api.anthropic.file_sources import inline_files
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai import request as chats
 from mlxrun.api.openai import response as openai
 from mlxrun.api.openai.pooled import PreparedPooling, prepare_pooling
 from mlxrun.api.parsers.delta import Delta
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses import request as responses
 from mlxrun.api.responses.response import build_response
 from mlxrun.api.responses.stream import ResponseWriter

@@ -5,13 +5,15 @@ A line that has ended its scorer twice, by a limit or a crash, is not scored any
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+from mlxrun.core.workers import Lane, end_by
 from mlxrun.jobs.scoring.eval_spec import EvalSpec
 from mlxrun.jobs.scoring.matching import match_answer
-from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool
+from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
 from mlxrun.jobs.scoring.verdict import Verdict
 
 MOST_ENDS = 2  # of the scorer of one line: the machine may have been too busy for the first one
@@ -19,6 +21,10 @@ SLOW_MATCHES = ("regex", "json_schema")
 OWN = ScorerPool(ScorerLimits(seconds=10.0, memory=1_000_000_000))
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+# Each thread may wait for a process that takes a whole CPU. Work that may not run long needs none of them.
+SCORES = Lane("scores", max(2, min(4, (os.cpu_count() or 1) // 2)))
 
 
 class LineTries:
@@ -64,3 +70,14 @@ def match_fields(fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
     except Exception as error:  # of a library
         verdict = Verdict(0, note=f"the answer cannot be scored: {type(error).__name__}: {error}"[:500])
     return asdict(verdict)
+
+
+async def run_scorers(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a function that scores answers. If this is cancelled, processes of scorers are killed,
+    and the function ends by Abandoned."""
+
+    def run() -> T:
+        with end_scorers_by(end_by):
+            return function(*args, **kwargs)
+
+    return await SCORES.run(run)

@@ -8,7 +8,8 @@ Expert layers see tokens in an order of their own: the module around them is com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +17,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.hooks.quantized_layers import dequantize_weight
-from mlxrun.model.lora.row_adapters import BASE, RowAdapters
 
 ABSENT = -1  # in place of a slot: the adapter does not change this layer
+BASE = 0  # the number of the base model, for rows without an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +258,42 @@ def attach_adapters(
 def _mix_in(module: nn.Module, mixin: type) -> None:
     kind = type(module)
     module.__class__ = type(f"Adapted{kind.__name__}", (mixin, kind), {"__module__": kind.__module__})
+
+
+class RowAdapters:
+    """The adapters of one loaded model by number, from 1 on. `names`: theirs, in order. `row_by_row`: compute
+    each row with matrices of its own even if all use one adapter, so that no row's result depends on which
+    adapters the others use.
+
+    On the engine thread only. Outside of `use`, the base model is computed.
+    """
+
+    def __init__(self, names: Sequence[str] = (), *, row_by_row: bool = False) -> None:
+        self.names = tuple(names)
+        self.row_by_row = row_by_row
+        self.numbers: tuple[int, ...] = ()  # of the rows in the forward that is being built; empty: BASE
+        self._arrays: dict[tuple[int, ...], mx.array] = {}
+
+    def find(self, name: str | None) -> int:
+        """The number of an adapter; BASE for None. KeyError for a name that was not loaded."""
+        return (
+            BASE if name is None else dict(zip(self.names, range(1, len(self.names) + 1), strict=True))[name]
+        )
+
+    @contextmanager
+    def use(self, numbers: Sequence[int]) -> Iterator[None]:
+        """Let the rows of forwards that are built meanwhile use these adapters: one number for each row, or
+        for each token of all rows."""
+        before, self.numbers = self.numbers, tuple(numbers)
+        try:
+            yield
+        finally:
+            self.numbers = before
+            self._arrays.clear()
+
+    def make_array(self, values: Sequence[int] | Sequence[bool]) -> mx.array:
+        """An array of these values; the layers of a forward share it."""
+        key = (*values, isinstance(values[0], bool))
+        if key not in self._arrays:
+            self._arrays[key] = mx.array(list(values))
+        return self._arrays[key]

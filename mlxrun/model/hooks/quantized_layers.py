@@ -8,6 +8,7 @@ may be compiled. All methods give the library's result within rounding.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,13 +17,13 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.hooks.transient_weights import are_bounded, bound_transients, record_product
-
 ProductMethod = Literal["library", "flat", "dequantized"]
 
 MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
 MAX_TRANSIENT = 1 << 27  # numbers of a weight that may be dequantised for one call
 MAX_EXPERT_TRANSIENT = 1 << 28  # the same of all experts of a layer together
+LAUNCHED = 1 << 27  # numbers of dequantised weights that are launched together
+MOST_LAUNCHES = 2  # that are not computed yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +221,42 @@ def describe_quantization(model: nn.Module) -> Iterator[str]:
         name = f"{layer.mode} {layer.bits} bit"
         totals[name] = totals.get(name, 0) + count_weights(layer)
     yield from sorted(totals, key=lambda name: -totals[name])
+
+
+class _Transients:
+    """Those of the engine thread. `numbers`: of weights whose products are not launched."""
+
+    bounded = False
+    numbers = 0
+    launched: deque[mx.array] = deque()
+
+
+@contextmanager
+def bound_transients() -> Iterator[None]:
+    """Bound the weights of `record_product` in this block, which must not be compiled."""
+    before = _Transients.bounded
+    _Transients.bounded = True
+    try:
+        yield
+    finally:
+        _Transients.bounded, _Transients.numbers = before, 0
+        _Transients.launched.clear()
+
+
+def are_bounded() -> bool:
+    """Whether this is in a block of `bound_transients`."""
+    return _Transients.bounded
+
+
+def record_product(product: mx.array, numbers: int) -> mx.array:
+    """The product, of a weight with so many numbers that is dequantised for it alone. May launch it, and wait
+    for earlier ones."""
+    if _Transients.bounded:
+        _Transients.numbers += numbers
+        if _Transients.numbers >= LAUNCHED:
+            _Transients.numbers = 0
+            mx.async_eval(product)
+            _Transients.launched.append(product)
+            if len(_Transients.launched) > MOST_LAUNCHES:
+                mx.eval(_Transients.launched.popleft())
+    return product

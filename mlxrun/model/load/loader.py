@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.hooks import attention
-from mlxrun.model.hooks.adapted_layers import attach_adapters
+from mlxrun.model.hooks.adapted_layers import RowAdapters, attach_adapters
 from mlxrun.model.hooks.drafted_state import route_states
 from mlxrun.model.hooks.linear_layers import transpose_weights
 from mlxrun.model.hooks.softcapped_attention import route_softcaps
@@ -28,7 +28,6 @@ from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import check_tensor_files
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
-from mlxrun.model.lora.row_adapters import RowAdapters
 from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.run.adapter import Adapter, VisionAdapter
 

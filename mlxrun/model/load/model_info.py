@@ -44,7 +44,7 @@ from mlxrun.model.load.model_files import (
     read_json,
 )
 from mlxrun.model.load.model_kind import ModelKind, choose_kind
-from mlxrun.model.load.shard_check import check_shards
+from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.lora.adapter_files import check_adapter_files
 from mlxrun.model.pooling.pooled_model import read_pooled_model

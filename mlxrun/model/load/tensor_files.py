@@ -7,6 +7,7 @@ demands: a tensor on the place of another one, a hole, or an end beyond the file
 from __future__ import annotations
 
 import json
+import logging
 import math
 import struct
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Any, TypeGuard
 import mlx.core as mx
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.load.model_files import check_plain_file, list_weight_files
+from mlxrun.model.load.model_files import check_plain_file, list_weight_files, read_json
 
 _MAX_HEADER = 100_000_000  # bytes, as in the format's own library
 _METADATA = "__metadata__"
@@ -25,6 +26,7 @@ _METADATA = "__metadata__"
 _BITS = {"BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "BF16": 16}
 _BITS[f"C{2 * 32}"] = 2 * 32  # a complex number
 _BITS |= {f"{kind}{bits}": bits for kind in "UIF" for bits in (8, 16, 32, 64) if (kind, bits) != ("F", 8)}
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,3 +122,20 @@ def _check_places(entries: Mapping[str, TensorEntry], size: int) -> None:
         place = entry.stop
     if place != size:
         raise ValueError(f"its tensors have {place} bytes, and the file has {size}")
+
+
+def check_shards(folder: Path) -> None:
+    """ModelLoadError if an index names a file that is missing, unless the other files have all its weights:
+    then the index is of another checkpoint, the libraries do not read it, and it is a warning."""
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, Mapping):
+            continue
+        missing = sorted({str(name) for name in places.values() if not (folder / str(name)).is_file()})
+        if not missing:
+            continue
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        problem = f"{missing[0]}{more}, named in {index.name}, {'are' if more else 'is'} missing"
+        if not places.keys() <= read_folder_entries(folder).keys():
+            raise ModelLoadError(f"{folder}: {problem}: an incomplete download?")
+        log.warning("%s: %s, but the other files have all its weights", folder, problem)

@@ -20,7 +20,6 @@ from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.kv.snapshot.snapshots import Payload, SnapshotCodec
 from mlxrun.model.probe.kernel_check import KernelCheck
 from mlxrun.model.probe.reference import STEPS, Reference
-from mlxrun.model.probe.rounded_update import RoundedUpdate
 from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
@@ -241,3 +240,28 @@ class TextChecks:
         tokens, deltas, state = copied
         hit = CacheHit(tokens, HitKind.EXACT, tuple(deltas), state)
         return codec.restore(hit, tokens + STEPS, self._reference.make_cache())
+
+
+class RoundedUpdate:
+    """In place of `update_and_fetch` of a KV layer of one row: what quantised attention computes, up to
+    rounding, but over plain arrays and with the library's own code."""
+
+    def __init__(self, layer: Any, form: KVQuantization) -> None:
+        self._layer = layer
+        self._form = form
+        self._is_rounded = False
+
+    def __call__(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Add tokens [1, H, n, D]; returns all keys and values."""
+        layer = self._layer
+        if layer.offset >= self._form.start:
+            if not self._is_rounded:
+                layer.keys, layer.values = self._round(layer.keys), self._round(layer.values)
+                self._is_rounded = True
+            keys, values = self._round(keys), self._round(values)
+        fetched: tuple[mx.array, mx.array] = type(layer).update_and_fetch(layer, keys, values)
+        return fetched
+
+    def _round(self, array: mx.array) -> mx.array:
+        bits, size, _ = self._form
+        return mx.dequantize(*mx.quantize(array, size, bits), size, bits).astype(array.dtype)

@@ -20,10 +20,10 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.model.hooks.adapted_layers import BASE, RowAdapters
 from mlxrun.model.hooks.attention import AttentionCall, use_engine_attention
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
-from mlxrun.model.lora.row_adapters import BASE, RowAdapters
 from mlxrun.model.run.compute_methods import AttentionMethod
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.vision.embedder import Embedder

@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from mlxrun.core.request import Request, TokenLogprob
 from mlxrun.core.step_plan import PrefillChunk, ScoredTokens
-from mlxrun.model.hooks.transient_weights import bound_transients
+from mlxrun.model.hooks.quantized_layers import bound_transients
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.hidden_tap import HiddenTap, find_hidden_tap
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs

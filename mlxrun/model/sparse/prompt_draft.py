@@ -7,12 +7,14 @@ letting the draft model answer takes one for each token. Its caches are dropped 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.hooks.attention import NotRaggedError, RowKeys
 from mlxrun.model.kv.ragged.layer_caches import (
     LayerKind,
     flatten_caches,
@@ -23,10 +25,14 @@ from mlxrun.model.kv.ragged.layer_caches import (
 )
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
-from mlxrun.model.sparse.attention_scores import AttentionScores, ScoringCache
-from mlxrun.model.sparse.token_choice import Scores, choose_tokens
 
 WINDOW = 32  # last tokens of a prompt, whose attention is scored
+BLOCK = 32  # tokens that are kept or left out together: words around an important one belong to it
+FIRST = 32  # tokens that are always kept: attention rests on the first ones
+LAST = 128  # tokens that are always kept: what the prompt asks for
+SMOOTHED = 13  # tokens: a token's score is the highest in this neighbourhood
+
+Scores = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PromptDraft:
@@ -98,3 +104,95 @@ class PromptDraft:
         """Drop all arrays."""
         self.drop()
         del self._adapter
+
+
+class AttentionScores:
+    """float32 [size]: of each token, the mean fourth power of attention over heads and new tokens, summed
+    over layers. Lazy.
+
+    Few heads look for what is needed, and attend to little else; to what most heads attend a little is not
+    needed. So a power tells more than the mean does.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.total = mx.zeros(size)
+
+    def add(self, weights: mx.array) -> None:
+        """Add attention weights [1, H, queries, size]."""
+        self.total = self.total + weights.astype(mx.float32).square().square().mean((0, 1, 2))
+
+
+class ScoredKeys(RowKeys):
+    """The keys and values of one row, whose attention is scored."""
+
+    def __init__(self, keys: mx.array, values: mx.array, scores: AttentionScores) -> None:
+        self._keys, self._values, self._scores = keys, values, scores
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._keys.shape
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        return self._keys.dtype
+
+    def attend(
+        self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
+    ) -> mx.array:
+        """Causal attention of the newest tokens, `queries` [1, Hq, new, D]. The weights are computed once,
+        for the scores and for the result."""
+        if not (mask is None or (isinstance(mask, str) and mask == "causal")) or sinks is not None or cap:
+            raise NotRaggedError("attention with a mask of its own, or with more than queries and keys")
+        _, heads, size, width = self._keys.shape
+        new = queries.shape[2]
+        logits = (queries * scale).reshape(1, heads, -1, width) @ self._keys.swapaxes(2, 3)
+        if new > 1:
+            hidden = mx.arange(size) > mx.arange(size - new, size)[:, None]
+            logits = mx.where(hidden, -mx.inf, logits.reshape(1, heads, -1, new, size))
+            logits = logits.reshape(1, heads, -1, size)
+        weights = mx.softmax(logits, axis=-1, precise=True)
+        self._scores.add(weights)
+        return (weights @ self._values).reshape(queries.shape[:3] + self._values.shape[3:])
+
+
+class ScoringCache:
+    """One KV layer of one row while it computes new tokens; `cache` is the library's, which is filled."""
+
+    def __init__(self, cache: Any, scores: AttentionScores) -> None:
+        self._cache, self._scores = cache, scores
+
+    @property
+    def offset(self) -> int:
+        return int(self._cache.offset)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[ScoredKeys, ScoredKeys]:
+        keys, values = self._cache.update_and_fetch(keys, values)
+        found = ScoredKeys(keys, values, self._scores)
+        return found, found
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> str | None:
+        if return_array or window_size is not None:
+            raise NotRaggedError("scores are of tokens that see all before them")
+        return None if N == 1 else "causal"
+
+
+def choose_tokens(scores: Scores, keep: float, known: int = 0) -> tuple[int, ...]:
+    """Ascending positions of the kept tokens of a prompt of `scores.size` tokens: its first `known` ones, a
+    share `keep` of the others, and at least the first and the last ones. ValueError if a score is not a
+    number."""
+    if not np.isfinite(scores).all():
+        raise ValueError("the draft model computes NaN")
+    size = scores.size
+    blocks = math.ceil(size / BLOCK)
+    edge = SMOOTHED // 2
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(scores, edge, constant_values=0.0), SMOOTHED)
+    smoothed = np.pad(windows.max(axis=1), (0, blocks * BLOCK - size), constant_values=np.nan)
+    worth = np.nanmean(smoothed.reshape(blocks, BLOCK), axis=1)
+    starts = np.arange(blocks) * BLOCK
+    is_known = starts + BLOCK <= known
+    always = (starts < max(FIRST, known)) | (starts + BLOCK > size - LAST)
+    order = np.lexsort((starts, -worth, ~always))  # of equal ones the earlier
+    wanted = int(is_known.sum()) + math.ceil(keep * (size - known) / BLOCK)
+    chosen = np.sort(order[: max(wanted, int(always.sum()))])
+    kept = (chosen[:, None] * BLOCK + np.arange(BLOCK)).reshape(-1)
+    return tuple(kept[kept < size].tolist())

@@ -21,7 +21,7 @@ from mlxrun.model.machine.device import uses_gpu
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
-from mlxrun.model.speculation.step_times import MIN_COST, time_step
+from mlxrun.model.speculation.support import MIN_COST, time_step
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ import mlx.core as mx
 
 from mlxrun.core.draft_source import KnownRow
 from mlxrun.core.request import Request
+from mlxrun.model.hooks.adapted_layers import BASE
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
-from mlxrun.model.lora.row_adapters import BASE
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY

@@ -24,7 +24,7 @@ from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
-from mlxrun.model.speculation.step_times import MIN_COST, time_step
+from mlxrun.model.speculation.support import MIN_COST, time_step
 
 log = logging.getLogger(__name__)
 TIMED_DRAFTS, TIMED_DEPTH = 5, 4

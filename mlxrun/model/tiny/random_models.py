@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import copy
 import importlib
+import math
+import zlib
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.tiny.byte_tokenizer import save_tokenizer, write_json
+from mlxrun.model.tiny.byte_tokenizer import EOS, VOCAB, save_tokenizer, write_json
 from mlxrun.model.tiny.text_configs import make_text_config
 from mlxrun.model.tiny.vision_configs import make_vision_config
 from mlxrun.model.tiny.vision_families import VISION
 from mlxrun.model.tiny.vision_prompts import TinyVisionInfo
-from mlxrun.model.tiny.weights import save_weights
 
 _PARTS = ["text", "vision", "perceiver", "projector", "audio"]
+Array = np.ndarray[Any, Any]
 
 
 def write_text_model(family: str, folder: Path, seed: int = 0) -> None:
@@ -57,3 +64,52 @@ def read_vision_info(family: str, folder: Path) -> TinyVisionInfo:
     own = {part.name: getattr(found, part.name) for part in fields(found) if part.init}
     own |= {"folder": folder, "config": read_json(folder / "config.json"), "vision": True}
     return TinyVisionInfo(**own, family=family)
+
+
+def save_weights(model: Any, folder: Path, seed: int, ends: bool = False, tied: bool = False) -> None:
+    """Draw every parameter anew, by its name and the seed, and save in the library's own names."""
+    params = tree_flatten(model.parameters())
+    tied = tied or not any(name.endswith("lm_head.weight") for name, _ in params)
+    weights = {name: mx.array(_draw(name, np.array(value), seed, tied)) for name, value in params}
+    for name in weights:
+        if name.endswith("lm_head.weight") or (tied and _is_embedding(name)):
+            weights[name] = weights[name] * mx.array(_speakable(ends, 0.25 if tied else 0.0))[:, None]
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+
+
+def _draw(name: str, value: np.ndarray, seed: int, tied: bool) -> np.ndarray:
+    """embed 1, lm_head 2/sqrt(d), hidden 1.6/sqrt(fan): greedy output varies. 1-D: 0.1 around its value."""
+    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    noise = rng.standard_normal(value.shape)
+    if name.endswith("A_log"):
+        # Slow decay: else a state forgets within 20 tokens, and no test could see that it was lost.
+        return np.log(rng.uniform(0.002, 0.05, value.shape)).astype(np.float32)
+    if value.ndim < 2:
+        # Tied: a strong embedding only repeats its own token, so the layers must speak louder than the input.
+        loud = 3.0 if tied and "layernorm.weight" in name and ".post_" in name else 0.0
+        # Biases come from the library's random state, which is not ours.
+        base = value if np.ptp(value) == 0 else 0.0
+        return (base + loud + 0.1 * noise).astype(np.float32)
+    fan = math.prod(value.shape[1:]) if "conv" in name or "patch_embed" in name else value.shape[-1]
+    if _is_embedding(name):
+        scale = 2 / math.sqrt(value.shape[-1]) if tied else 1.0
+    elif name.endswith("lm_head.weight"):
+        scale = 2 / math.sqrt(fan)
+    else:
+        scale = 1.6 / math.sqrt(fan)
+    return (scale * noise).astype(np.float32)
+
+
+def _is_embedding(name: str) -> bool:
+    return name.endswith(
+        ("embed_tokens.weight", "embeddings.weight", "wte.weight", "backbone.embedding.weight")
+    )
+
+
+def _speakable(ends: bool, rest: float) -> np.ndarray:
+    """1 for tokens that may come out (printable ASCII, newline, <|im_end|> if wanted), `rest` for others."""
+    keep = np.full(VOCAB, rest, dtype=np.float32)
+    keep[[10, *range(32, 127)]] = 1
+    if ends:
+        keep[EOS] = 1
+    return keep

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from mlxrun.api.limits import check_message_counts
+from mlxrun.api.prepared import check_message_counts
 from mlxrun.core.errors import BodyTooLarge, RequestError, TimedOut
 from mlxrun.core.field_errors import UNKNOWN, check_type, reject, shorten
 from mlxrun.core.limited_json import NestedTooDeeply, load_json

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.anthropic import billing_header
+from mlxrun.api.anthropic import chat_messages
 from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.config.settings import Config, ServerSettings
 from tests.helpers.anthropic_api import (
@@ -55,7 +55,7 @@ def test_a_reminder_is_shown_for_one_turn() -> None:
 
 def test_the_billing_line_of_a_leading_system_block_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
     """Requests that differ in it only have one prompt; said once; anywhere else it stays."""
-    billing_header._log_stripped.cache_clear()
+    chat_messages._log_stripped.cache_clear()
     caplog.set_level(logging.INFO)
     plain = prompt(body(system="You are"))
     shapes: list[Any] = [

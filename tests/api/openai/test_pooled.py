@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.pooled import PreparedPooling, check_pooling_body, prepare_pooling
 from mlxrun.api.openai.pooled_texts import check_generates
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import InternalError, PromptTooLong, RequestError

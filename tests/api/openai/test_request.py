@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import (
     Config,

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_response
 from mlxrun.api.openai.stream import ChunkWriter, join_deltas
 from mlxrun.api.parsers.delta import Delta
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
 from mlxrun.core.request import FinishReason, TokenEvent, TokenLogprob

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
-from mlxrun.api.parsers.delta_builder import DeltaBuilder
+from mlxrun.api.parsers.delta import DeltaBuilder
 from mlxrun.api.parsers.value_schema import ValueSchema
 
 Write = Callable[[ArgumentWriter], None]

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.api.parsers.delta import Delta, TextKind
-from mlxrun.api.parsers.delta_builder import SPACE, DeltaBuilder, make_call_id
+from mlxrun.api.parsers.delta import SPACE, Delta, DeltaBuilder, TextKind, make_call_id
 
 CALL = "call"
 Part = tuple[str, str]  # a kind and its text, or CALL and a name

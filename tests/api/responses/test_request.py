@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.responses.fields import HARMLESS, HONOURED, IGNORED, REFUSED
 from mlxrun.api.responses.request import (
     ResponseLookup,

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.responses.fields import LOGPROBS
 from mlxrun.api.responses.request import (
     ResponseLookup,

@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlxrun.api.context import ApiContext
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.structured.closed_objects import close_body, close_schema, close_tools
 from mlxrun.config.settings import StructuredSettings
 from tests.api.structured.test_response_format import allows, call, get_context, prepare

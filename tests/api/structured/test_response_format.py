@@ -13,10 +13,9 @@ import jsonschema
 import pytest
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.registry import detect_formats
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.structured.thinking_budget import ThinkingBudget
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ModelSettings

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.answer_parser import AnswerParser
 from mlxrun.api.parsers.registry import REASONING_FAMILIES, detect_formats, find_reasoning_family
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.structured import matcher as rows
 from mlxrun.api.structured.grammar import compile_grammar
 from mlxrun.api.structured.thinking_budget import ThinkingBudget, build_thinking_budget

@@ -13,12 +13,11 @@ import pytest
 
 from mlxrun.api.anthropic.fields import BODY as MESSAGES
 from mlxrun.api.choice import Choice
-from mlxrun.api.context import ApiContext
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.request import prepare_chat_prompt
 from mlxrun.api.parsers.delta import PlainParser
 from mlxrun.api.parsers.registry import choose_formats
-from mlxrun.api.prepared import PreparedRequest
+from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.api.text.continuation import ContinuationParser, get_continued_path
 from mlxrun.api.text.media.images import MediaLoader

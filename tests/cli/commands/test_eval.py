@@ -46,9 +46,7 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     # The engine first: a module that is imported for it keeps the real function.
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", lambda settings, **_: Info())
-    monkeypatch.setattr(
-        "mlxrun.model.machine.device_facts.describe_device", lambda settings: {"name": "fake"}
-    )
+    monkeypatch.setattr("mlxrun.model.machine.device.describe_device", lambda settings: {"name": "fake"})
     return started
 
 

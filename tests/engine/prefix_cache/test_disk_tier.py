@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.core.payload import SerializedPayload, SerializedTensor
-from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache import cache_folder, disk_tier
 from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
 from mlxrun.engine.prefix_cache.content_keys import compute_entry_key

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import safetensors
 
-from mlxrun.core.payload import SerializedPayload, SerializedTensor
 from mlxrun.core.request import TokenLogprob
-from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache import entry_file
 from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry

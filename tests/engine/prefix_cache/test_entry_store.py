@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.core.payload import SerializedPayload
-from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.core.step_plan import SerializedPayload, SnapshotKind
 from mlxrun.engine.prefix_cache.entry import CacheEntry
 from tests.helpers.cache_fakes import (
     STATE_BYTES,

@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from mlxrun.config.settings import SpeculationSettings
-from mlxrun.core.draft_source import KnownRow
+from mlxrun.core.draft_source import CheckedSource, KnownRow
 from mlxrun.core.memory_budget import RequestLimits
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.step_plan import SampledToken, StepPlan, StepResult
 from mlxrun.engine.scheduler.acceptance import Acceptance
-from mlxrun.engine.scheduler.checked_source import CheckedSource
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
 from mlxrun.engine.scheduler.row_drafter import RowDrafter
 from mlxrun.engine.scheduler.scheduler import Scheduler

@@ -13,7 +13,7 @@ from mlxrun.core.errors import EngineDead, RequestError
 from mlxrun.core.memory_budget import Footprint, MemoryBudget
 from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import FinishReason, Request, SamplingParams
-from mlxrun.engine.factory import build_engine
+from mlxrun.engine.build import build_engine
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from tests.helpers import engine_fakes

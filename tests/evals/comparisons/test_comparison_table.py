@@ -11,9 +11,13 @@ import pytest
 
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.comparison import compare_paths
-from mlxrun.evals.comparisons.comparison_answers import read_flip_answers
 from mlxrun.evals.comparisons.comparison_lines import PairingRules
-from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH, format_p, print_comparison
+from mlxrun.evals.comparisons.comparison_table import (
+    PIPED_WIDTH,
+    format_p,
+    print_comparison,
+    read_flip_answers,
+)
 from tests.helpers.batch_fakes import chat
 from tests.helpers.eval_runs import run_lines, sampled_chats
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mlxrun.evals.reports import line_data, page
+from mlxrun.evals.reports import page
 from mlxrun.evals.reports.report_runs import read_runs
 from tests.helpers.batch_fakes import chats
 from tests.helpers.report_jobs import (
@@ -98,7 +98,7 @@ async def test_texts_that_are_not_escaped_are_found(tmp_path: Path, monkeypatch:
     """The twin of the test above: without the escapes of JSON, or of the templates, it fails."""
     runs = await read_lines(tmp_path, hostile_lines())
     with monkeypatch.context() as patch, pytest.raises((AssertionError, ValueError)):
-        patch.setattr(line_data, "_ESCAPES", {})
+        patch.setattr(page, "_ESCAPES", {})
         assert find_dangers(page.render_page(runs)) == []
     with monkeypatch.context() as patch, pytest.raises(AssertionError):
         patch.setattr(page.shown_text, "show_html", str)

@@ -10,12 +10,11 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import ArraysCache
 
-from mlxrun.model.hooks.adapted_layers import LayerWeights, attach_adapters
+from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import NotRaggedError
 from mlxrun.model.hooks.draft_layout import DraftRecurrence, lay_out_drafts
 from mlxrun.model.hooks.drafted_state import DraftedState, StateTouchedError, route_states
 from mlxrun.model.kv.ragged.row_states import RowStates
-from mlxrun.model.lora.row_adapters import RowAdapters
 
 SIZE = 4
 COUNTS = [1, 3, 2]

@@ -16,6 +16,7 @@ from mlxrun.model.hooks import quantized_layers
 from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     ProductMethod,
+    bound_transients,
     count_weights,
     describe_quantization,
     hold_dequantized,
@@ -27,7 +28,6 @@ from mlxrun.model.hooks.quantized_layers import (
     route_products,
     use_library_products,
 )
-from mlxrun.model.hooks.transient_weights import bound_transients
 
 MODES = [
     *[("affine", bits, 64) for bits in (2, 3, 4, 5, 6, 8)],

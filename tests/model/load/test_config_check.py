@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.engine.factory import build_engine
+from mlxrun.engine.build import build_engine
 from mlxrun.model.load import model_info
 from mlxrun.model.load.config_check import check_quantization, check_sizes
 from mlxrun.model.load.model_info import load_model_info

@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
-from mlxrun.engine import factory
+from mlxrun.engine import build
 from mlxrun.model.load import memory_check
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.load.loader import load_adapter
@@ -59,14 +59,14 @@ def test_too_little_is_refused_before_weights_are_read(zoo: Zoo, monkeypatch: py
     config = make(zoo.text("llama"))
     limit(monkeypatch, 100_000)
     loaded: list[Any] = []
-    monkeypatch.setattr(factory, "load_model", lambda *given: loaded.append(given))
+    monkeypatch.setattr(build, "load_model", lambda *given: loaded.append(given))
     said = r"llama.*: too little memory to load it: weights .* \+ load check .* \+ first rows .* = .*, but "
     with pytest.raises(ModelLoadError, match=said + r"ulimit -v leaves 100\.0 kB of 1\.1 TB"):
-        factory.build_engine(config)
+        build.build_engine(config)
     assert not loaded
-    monkeypatch.setattr(factory, "check_memory", lambda *_: None)
+    monkeypatch.setattr(build, "check_memory", lambda *_: None)
     with pytest.raises(AttributeError):
-        factory.build_engine(config)
+        build.build_engine(config)
     assert loaded
 
 

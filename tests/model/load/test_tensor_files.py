@@ -18,7 +18,7 @@ import pytest
 
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.engine.factory import build_engine
+from mlxrun.engine.build import build_engine
 from mlxrun.model.load.tensor_files import read_entries, read_tensors
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.pooling_models import build_pooling_model

@@ -6,8 +6,8 @@ import pytest
 
 from mlxrun.config.settings import EngineSettings
 from mlxrun.jobs.records.manifest_environment import RunEnvironment
-from mlxrun.model.machine import device_facts
-from mlxrun.model.machine.device_facts import (
+from mlxrun.model.machine import device
+from mlxrun.model.machine.device import (
     DECISIVE,
     choose_blas_threads,
     describe_device,
@@ -32,34 +32,34 @@ def test_reproducible_engines_have_one_thread_unless_they_are_given_more() -> No
 
 def test_the_threads_are_those_of_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the process has; and whether they are fixed."""
-    monkeypatch.setattr(device_facts, "get_backend", lambda: "cpu")
-    monkeypatch.setattr(device_facts, "describe_blas", lambda: {"blas": "x", "blas_threads": 8})
+    monkeypatch.setattr(device, "get_backend", lambda: "cpu")
+    monkeypatch.setattr(device, "describe_blas", lambda: {"blas": "x", "blas_threads": 8})
     free, fixed = describe_device(EngineSettings()), describe_device(REPRODUCIBLE)
     assert (free["blas_threads"], free["blas_threads_fixed"]) == (8, False)
     assert (fixed["blas_threads"], fixed["blas_threads_fixed"]) == (1, True)
     assert describe_rounding(REPRODUCIBLE)["blas_threads"] == 1
     assert describe_device()["blas_threads"] == 8
-    monkeypatch.setattr(device_facts, "describe_blas", lambda: {"blas": None})
+    monkeypatch.setattr(device, "describe_blas", lambda: {"blas": None})
     assert "blas_threads" not in describe_device(REPRODUCIBLE)
 
 
 def test_compiling_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, MLX needs g++ for it."""
     monkeypatch.delenv("MLX_DISABLE_COMPILE", raising=False)
-    monkeypatch.setattr(device_facts, "get_backend", lambda: "cpu")
-    monkeypatch.setattr(device_facts.shutil, "which", lambda name: "/bin/g++")
+    monkeypatch.setattr(device, "get_backend", lambda: "cpu")
+    monkeypatch.setattr(device.shutil, "which", lambda name: "/bin/g++")
     assert describe_device()["compile"] is True
-    monkeypatch.setattr(device_facts.shutil, "which", lambda name: None)
+    monkeypatch.setattr(device.shutil, "which", lambda name: None)
     assert describe_device()["compile"] is False
-    monkeypatch.setattr(device_facts, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(device, "get_backend", lambda: "cuda")
     assert describe_device()["compile"] is True
     monkeypatch.setenv("MLX_DISABLE_COMPILE", "")
     assert describe_device()["compile"] is False
 
 
 def test_a_gpu_is_described_by_its_float32_and_not_by_the_blas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_facts, "get_backend", lambda: "cuda")
-    monkeypatch.setattr(device_facts, "may_shorten_float32", lambda: True)
+    monkeypatch.setattr(device, "get_backend", lambda: "cuda")
+    monkeypatch.setattr(device, "may_shorten_float32", lambda: True)
     facts = describe_device(REPRODUCIBLE)
     assert facts["tf32"] is True and not {"blas", "blas_threads", "libc"} & facts.keys()
 

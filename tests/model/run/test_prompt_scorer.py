@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.core.request import Request, SamplingParams, TokenLogprob
 from mlxrun.core.step_plan import PrefillChunk, ScoredTokens
-from mlxrun.model.lora.row_adapters import RowAdapters
+from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.run import prompt_scorer
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.prompt_scorer import (

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request, SamplingParams
-from mlxrun.engine.factory import build_engine
+from mlxrun.engine.build import build_engine
 from mlxrun.model.run.token_embeddings import count_token_embeddings
 from tests.helpers.pooling_models import VOCAB, build_pooling_model
 from tests.helpers.runner_driver import load_tiny_adapter

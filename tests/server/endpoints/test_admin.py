@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from mlxrun.api.context import ApiContext
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.endpoints import admin

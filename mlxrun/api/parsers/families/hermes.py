@@ -9,7 +9,7 @@ from __future__ import annotations
 from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.readers.bare_call import BARE, read_bare
 from mlxrun.api.parsers.readers.json_call import make_prefix_suffix, read_calls
-from mlxrun.api.parsers.readers.xml_call import OPENER, read_function
+from mlxrun.api.parsers.readers.tagged_arguments import OPENER, read_function
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
 
 START, END = "<tool_call>", "</tool_call>"

@@ -14,7 +14,7 @@ import re
 from mlxrun.api.parsers.families import jamba
 from mlxrun.api.parsers.family import ReasoningFamily, ToolCallFamily
 from mlxrun.api.parsers.readers.json_call import read_arguments, read_calls
-from mlxrun.api.parsers.readers.pair_tags import PairTags
+from mlxrun.api.parsers.readers.tagged_arguments import PairTags
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
 
 _CALL, _END, _FENCE = "<tool_call>", "</tool_call>", "```"

@@ -7,12 +7,12 @@ tag built-in tools are called as Python (`brave_search.call(query="x")`). The mo
 
 from __future__ import annotations
 
-from mlxrun.api.parsers.delta_builder import SPACE
+from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.families.pythonic import read_call, read_list
 from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.readers.bare_call import BARE, FENCE, read_bare, read_bare_calls
 from mlxrun.api.parsers.readers.json_call import make_prefix_suffix, read_calls
-from mlxrun.api.parsers.readers.xml_call import OPENER, read_function
+from mlxrun.api.parsers.readers.tagged_arguments import OPENER, read_function
 from mlxrun.api.parsers.text_stream import Step, TextStream
 
 _TAGS = {"<|python_tag|>": "<|eom_id|>", "<|python_start|>": "<|python_end|>"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxrun.api.parsers.family import ToolCallFamily
-from mlxrun.api.parsers.readers.pair_tags import PairTags
+from mlxrun.api.parsers.readers.tagged_arguments import PairTags
 
 _TAGS = PairTags("longcat_")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from mlxrun.api.parsers.families import hermes
-from mlxrun.api.parsers.readers.xml_call import OPENER
+from mlxrun.api.parsers.readers.tagged_arguments import OPENER
 
 FAMILY = dataclasses.replace(
     hermes.FAMILY,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.readers.bare_call import BARE, read_bare
 from mlxrun.api.parsers.readers.json_call import read_block
-from mlxrun.api.parsers.readers.xml_call import OPENER, read_function
+from mlxrun.api.parsers.readers.tagged_arguments import OPENER, read_function
 from mlxrun.api.parsers.text_stream import Step, TextStream
 
 START, END = "<seed:tool_call>", "</seed:tool_call>"

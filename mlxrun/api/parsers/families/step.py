@@ -6,7 +6,7 @@ import dataclasses
 
 from mlxrun.api.parsers.families import hermes
 from mlxrun.api.parsers.readers.invoke_tags import InvokeTags
-from mlxrun.api.parsers.readers.xml_call import OPENER
+from mlxrun.api.parsers.readers.tagged_arguments import OPENER
 from mlxrun.api.parsers.text_stream import Step, TextStream
 
 _TAGS = InvokeTags("steptml:")

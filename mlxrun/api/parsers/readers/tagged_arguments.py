@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
-from mlxrun.api.parsers.delta_builder import SPACE
+from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.marker_scanner import get_scanner
+from mlxrun.api.parsers.readers.json_call import read_arguments, read_block
 from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import encode_bare_value, is_scalar
 from mlxrun.api.parsers.value_schema import ValueSchema
@@ -19,6 +20,11 @@ from mlxrun.api.parsers.value_schema import ValueSchema
 TEXT = ValueSchema({"type": "string"})
 # The markers that may end a value, each with the texts of which one has to follow; without any, all may.
 ValueEnds = Mapping[str, tuple[str, ...]]
+OPENER = "<function="
+_PARAMETER, _CLOSE = "<parameter=", "</function>"
+_BLOCK_ENDS = ("</tool_call>", "</seed:tool_call>")
+_NEXT = (OPENER, *_BLOCK_ENDS, "<tool_call>", "<seed:tool_call>")
+_ENDS = {"</parameter>": (_PARAMETER, _CLOSE, *_NEXT), "\n" + _PARAMETER: (), "\n" + _CLOSE: _NEXT}
 
 
 def take_tag(s: TextStream, *tags: str) -> Step[str]:
@@ -120,3 +126,61 @@ class _TrimmingWriter:
     def get_call(self) -> ArgumentWriter | None:
         """The call, if text without newlines may be added to it without this writer."""
         return self._call if self._started and not self._newline else None
+
+
+class PairTags:
+    """The tags of one format, whose names begin with `prefix` and end with `suffix`. `separators`: what may
+    stand behind a tool's name."""
+
+    def __init__(self, prefix: str = "", suffix: str = "", separators: tuple[str, ...] = ()) -> None:
+        self.opener, self.close = f"<{prefix}tool_call{suffix}>", f"</{prefix}tool_call{suffix}>"
+        self.key, self._key_end = f"<{prefix}arg_key{suffix}>", f"</{prefix}arg_key{suffix}>"
+        self._value, self._value_end = f"<{prefix}arg_value{suffix}>", f"</{prefix}arg_value{suffix}>"
+        self._separators = separators
+        self.markers = (self.opener, self.close, self.key, self._value, self._key_end, self._value_end)
+        self._ends = {self._value_end: (self.key, self.close, self.opener)}
+
+    def read(self, s: TextStream, opener: str = "") -> Step[None]:
+        """Read a call behind `opener`, with its end tag. Raises Malformed if the tool is not offered."""
+        yield from s.skip_all(self.opener)
+        if (yield from s.skip_space()) in ("{", "["):
+            yield from read_block(s, self.close)
+            return
+        if s.out.at_line_start and (yield from s.take_literal(self.close)):
+            s.drop()
+            return
+        name, tag = yield from s.read_name("\n", *self._separators, self.key, self.close, self.opener)
+        call = s.begin_call(name)
+        while tag != self.close:
+            if tag != self.key and (yield from take_tag(s, self.key, self.close)) == self.close:
+                break
+            key, _ = yield from s.read_name(self._key_end)
+            yield from take_tag(s, self._value)
+            yield from read_tagged(s, call, key, self._ends, as_json=True)
+            tag = ""
+        call.close()
+
+
+def read_function(s: TextStream) -> Step[None]:
+    """Read a call behind `<function=`, with its end tag. Raises Malformed if the tool is not offered."""
+    call = s.begin_call((yield from _read_name(s)))
+    if (yield from s.skip_space()) == "{":
+        yield from read_arguments(s, call)
+        yield from s.skip(_CLOSE)
+        return
+    tag = yield from take_tag(s, _PARAMETER, _CLOSE)
+    while tag == _PARAMETER:
+        key = yield from _read_name(s)
+        end = (yield from read_tagged(s, call, key, _ENDS)).strip()
+        tag = (
+            end if end in (_PARAMETER, _CLOSE) else (yield from take_tag(s, _PARAMETER, _CLOSE, *_BLOCK_ENDS))
+        )
+    call.close()
+
+
+def _read_name(s: TextStream) -> Step[str]:
+    """Read the rest of a tag: a name and `>`, which some models forget at a line's end."""
+    name, end = yield from s.read_name(">", "\n", "<")
+    if end == "<" or not name:
+        raise Malformed
+    return name.strip("\"'")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.api.text.tokens.added_tokens import find_splits, find_splitting_tokens
 from mlxrun.api.text.tokens.token_bounds import count_least_tokens, is_plain
-from mlxrun.api.text.tokens.tokenize_process import tokenize_in_process
+from mlxrun.api.text.tokens.tokenize_process import find_splits, find_splitting_tokens, tokenize_in_process
 from mlxrun.core.errors import PromptTooLong
 from mlxrun.core.workers import HUGE_TEXT, check_abandoned
 

@@ -43,8 +43,7 @@ class EnginePlan:
 def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     """Measure everything; the report, as `--json` writes it. After Ctrl-C it has what was measured, and
     `incomplete`; KeyboardInterrupt if that is nothing."""
-    from mlxrun.model.machine.device import resolve_config
-    from mlxrun.model.machine.device_facts import describe_device
+    from mlxrun.model.machine.device import describe_device, resolve_config
     from mlxrun.model.machine.versions import list_library_versions
 
     cached = replace(plan, config=resolve_config(plan.config))

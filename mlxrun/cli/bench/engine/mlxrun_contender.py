@@ -26,7 +26,7 @@ class MlxrunContender:
     @classmethod
     def open(cls, config: Config) -> MlxrunContender:
         """Load the model that the config names."""
-        from mlxrun.engine.factory import build_engine
+        from mlxrun.engine.build import build_engine
 
         return cls(build_engine(config))
 

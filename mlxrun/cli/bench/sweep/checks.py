@@ -19,8 +19,8 @@ from mlxrun.config.settings import (
     SchedulerSettings,
 )
 from mlxrun.core.request import Request, SamplingParams
+from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.factory import build_engine
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.tiny.library_loop import LibraryAnswer

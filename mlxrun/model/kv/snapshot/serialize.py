@@ -11,7 +11,7 @@ import math
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.core.payload import SerializedTensor
+from mlxrun.core.step_plan import SerializedTensor
 
 # name in safetensors: dtype here, and the numpy dtype that has as many bytes (numpy has no bfloat16)
 _DTYPES: dict[str, tuple[mx.Dtype, str]] = {

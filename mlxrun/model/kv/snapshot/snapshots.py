@@ -16,8 +16,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxrun.core.payload import SerializedPayload
-from mlxrun.core.step_plan import CacheHit
+from mlxrun.core.step_plan import CacheHit, SerializedPayload
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.row_group import RowKeysValues, round_up

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.context import ApiContext
+from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.messages import MessageSupport, normalize_messages
 from mlxrun.api.text.templates.template import render_chat

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from mlxrun.model.kv.paged.kernel_source import PAGE
-from mlxrun.model.kv.paged.page_pool import find_slots
 from mlxrun.model.kv.paged.page_table import SLACK, PageTable, round_pages
+from mlxrun.model.kv.paged.paged_cache import find_slots
 
 
 def make_table(window: int | None = None, pages: int = 12) -> PageTable:

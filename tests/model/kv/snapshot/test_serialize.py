@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlxrun.core.payload import SerializedTensor
+from mlxrun.core.step_plan import SerializedTensor
 from mlxrun.model.kv.snapshot.serialize import deserialize_array, serialize_array
 
 

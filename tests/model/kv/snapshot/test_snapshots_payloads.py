@@ -10,7 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.core.errors import ConfigError
-from mlxrun.core.payload import SerializedPayload
+from mlxrun.core.step_plan import SerializedPayload
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.snapshot.snapshots import DeltaPayload, SnapshotCodec
 from mlxrun.model.run.adapter import run_trial_forward

@@ -1,0 +1,352 @@
+"""Builds an engine from a config: loads the model, and joins the parts.
+
+Must be called on the thread that will step the engine, because MLX's streams belong to threads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+
+from mlxrun.config.image_bytes import get_image_bytes
+from mlxrun.config.settings import Config
+from mlxrun.core.draft_source import CheckedSource
+from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
+from mlxrun.engine.engine import Engine
+from mlxrun.engine.prefix_cache.cache_folder import check_folder, resolve_cache_folder
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.entry import CacheCounters
+from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
+from mlxrun.engine.scheduler.draft_planner import DraftPlanner
+from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
+from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.engine.workloads.pooling import PoolingSteps
+from mlxrun.engine.workloads.token_selection import TokenSelection
+from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
+from mlxrun.model.load.draft_loading import load_draft_info, load_small_model
+from mlxrun.model.load.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
+from mlxrun.model.load.memory_check import check_memory
+from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.machine.blas import hold_blas_threads
+from mlxrun.model.machine.device import (
+    choose_blas_threads,
+    choose_step_costs,
+    describe_rounding,
+    get_backend,
+    resolve_config,
+)
+from mlxrun.model.machine.versions import list_library_versions
+from mlxrun.model.model_loading import LoadedModel, load_model
+from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
+from mlxrun.model.pooling.encoder_types import is_encoder
+from mlxrun.model.pooling.pooling_runner import IdleRunner, PoolingRunner
+from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.run.compute_methods import DecodeMethod
+from mlxrun.model.run.runner import ModelRunner
+from mlxrun.model.run.token_embeddings import count_token_embeddings
+from mlxrun.model.sparse.build import LoadedDraft, check_sparse_kind, make_draft
+from mlxrun.model.speculation.draft_build import LoadedDraftModel, make_draft_model
+from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
+from mlxrun.model.speculation.support import (
+    computes_token_by_token,
+    find_device_problem,
+    find_draft_problem,
+    measure_row_cost,
+)
+
+log = logging.getLogger(__name__)
+FORMAT_VERSION = 1  # of entries: another number turns all old ones into misses
+MEMORY_SHARE = 4  # default size of the cache: one in so many bytes of the memory beside the weights
+FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknown
+
+
+def build_engine(
+    config: Config, model_info: LoadedModelInfo | None = None, probe: ProbeReport | None = None
+) -> Engine:
+    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded; `probe`:
+    if this model was already compared."""
+    with ExitStack() as held:
+        held.enter_context(hold_blas_threads(choose_blas_threads(config.engine)))
+        engine = _build_engine(config, model_info, probe)
+        engine.held = held.pop_all()
+    return engine
+
+
+def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: ProbeReport | None) -> Engine:
+    costs = choose_step_costs(config)
+    config = resolve_config(config)
+    check_drafting(config)
+    model_info = model_info or load_model_info(config.model, weights=True)
+    check_memory(config, model_info)
+    if is_encoder(model_info.config):
+        return _build_encoder_engine(config, model_info)
+    draft = find_draft(config, model_info)
+    if draft is not None:
+        check_memory(config, model_info, draft)
+    model = load_model(config, model_info, probe)
+    config, methods = model.config, model.methods
+    drafts, drafting = build_draft_planner(model, draft)
+    choosing = None
+    if config.prefill.sparse != "off":
+        assert draft is not None
+        shared = drafting.small if isinstance(drafting, LoadedDraftModel) else None
+        small = shared or load_small_model(config, model_info, draft)
+        choosing = make_draft(config, model_info, small, shared=shared is not None)
+    memory = _make_memory(model, choosing, drafting)
+    prefix_cache = build_prefix_cache(config, model_info, model.snapshots, memory)
+    scheduler = Scheduler(
+        config.scheduler,
+        RequestLimits(model_info.context_length, memory),
+        prefix_cache=prefix_cache,
+        aligned_chunks=config.engine.reproducible or methods.library_chunks,
+        regenerates=config.engine.reproducible,
+        costs=costs,
+        drafts=drafts,
+    )
+    _warn_of_short_rows(memory, model_info, scheduler.token_budget.min_chunk)
+    pooling = None
+    if model_info.pooled is not None:
+        pooling = _make_pooling(config, build_decoder_runner(config, model_info, model.adapter), memory)
+    selection = None
+    if choosing is not None:
+        selection = TokenSelection(choosing.draft, config.prefill, config.scheduler, prefix_cache)
+    log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
+    head = drafting.source if isinstance(drafting, LoadedHead) else None
+    runner = ModelRunner(model.adapter, model.vocab, methods, model.snapshots, head)
+    count = count_token_embeddings(model.adapter.model, model.vocab)
+    _warn_of_unknown_tokens(model_info, count)
+    return Engine(
+        model_info, scheduler, runner, config.engine, model.probe, prefix_cache, pooling, selection, count
+    )
+
+
+def _warn_of_short_rows(memory: MemoryBudget, info: LoadedModelInfo, min_chunk: int) -> None:
+    """Where memory, not the context, limits a request: its answer then ends sooner than was asked."""
+    if info.pooled is not None:
+        return
+    longest = memory.find_max_length(2, info.context_length, min_chunk)
+    if longest < info.context_length:
+        log.warning(
+            "scheduler.memory_limit: a prompt and its answer fit in memory up to %d tokens, the context has "
+            "%d; answers end there, with finish_reason length",
+            *(longest, info.context_length),
+        )
+
+
+def _make_memory(
+    model: LoadedModel, choosing: LoadedDraft | None, drafting: LoadedDraftModel | LoadedHead | None
+) -> MemoryBudget:
+    """The sum that admission checks, with images, what chooses tokens of prompts, and what drafts.
+    ConfigError if no request fits in it."""
+    config, small = model.config, [each for each in (choosing, drafting) if each is not None]
+    images = 0
+    if model.info.vision:
+        images = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+    memory = make_memory_budget(
+        config.scheduler,
+        model.adapter.model,
+        read_hidden_size(model.info.config),
+        model.cache,
+        model.vocab,
+        sum(each.nbytes for each in small),
+        images,
+        model.methods.quantization,
+    )
+    if drafting is not None:
+        memory = replace(memory, footprint=memory.footprint.add(drafting.footprint))
+    _check_memory(memory, model.info, "".join(f"; {each.describe()}" for each in small))
+    return memory
+
+
+def _check_memory(memory: MemoryBudget, info: LoadedModelInfo, note: str = "") -> None:
+    """ConfigError, with a note, if not even the shortest request fits."""
+    problem = memory.find_start_problem(pools=info.pooled is not None)
+    if problem is not None:
+        raise ConfigError(f"scheduler.memory_limit: {problem}: no request can ever run{note}")
+
+
+def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine:
+    """The engine of a model that only gives vectors."""
+    runner = build_encoder_runner(config, model_info)
+    memory = make_encoder_budget(config.scheduler, read_hidden_size(model_info.config), runner.nbytes)
+    _check_memory(memory, model_info)
+    scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
+    log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
+    pooling = _make_pooling(config, runner, memory)
+    count = runner.num_embeddings
+    _warn_of_unknown_tokens(model_info, count)
+    return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling, num_embeddings=count)
+
+
+def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:
+    size = 0 if model_info.tokenizer is None else len(model_info.tokenizer)
+    if 0 < count < size:
+        text = "%s: the tokenizer has %d tokens, the model embeddings of %d: prompts with others are refused"
+        log.warning(text, model_info.name, size, count)
+
+
+def _make_pooling(config: Config, runner: PoolingRunner, memory: MemoryBudget) -> PoolingSteps:
+    return PoolingSteps(runner, config.scheduler, config.engine.max_errors, memory=memory)
+
+
+_DECODE: dict[DecodeMethod, str] = {
+    "compiled": "rows of any length decode together, compiled, with one attention kernel",
+    "paged": "rows of any length decode together, with one attention kernel",
+    "ragged": "rows of any length decode together",
+    "grouped": "rows of similar length decode together",
+    "row_by_row": "rows decode one by one",
+}
+
+
+def check_drafting(config: Config) -> None:
+    """ConfigError if the config wants drafts that this device has for no model."""
+    method = config.speculation.method
+    problem = None if method in ("off", "auto") else find_device_problem()
+    if problem is not None:
+        reason = f"{method} cannot be used: {problem}; set speculation.method to auto or off"
+        raise ConfigError(f"speculation.method: {reason}")
+
+
+def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
+    """The model of `model.draft`, if it may be used. ConfigError if its files show that it cannot be, or if
+    the model that it is for, that of `info`, is of a kind that cannot use it."""
+    settings, method = config.model, config.speculation.method
+    drafts = method == "draft" or (method == "auto" and not names_split_head(settings))
+    is_sparse = config.prefill.sparse != "off"
+    if is_sparse:
+        check_sparse_kind(info)
+    is_used = is_sparse or (drafts and find_device_problem() is None)
+    if not is_used or settings.draft is None:
+        return None
+    draft = load_draft_info(settings, info)
+    if is_sparse:
+        _check_sparse_prompts_fit(config.prefill.sparse_min_tokens, info, draft)
+    return draft
+
+
+def _check_sparse_prompts_fit(least: int, info: LoadedModelInfo, draft: LoadedModelInfo) -> None:
+    """ConfigError if no prompt that both models take is long enough to be computed sparsely."""
+    problem = f"prefill.sparse_min_tokens: {least} is longer than all prompts"
+    if least >= info.context_length:
+        raise ConfigError(f"{problem}: the context of {info.name} is {info.context_length}")
+    if least > draft.context_length:
+        raise ConfigError(f"{problem} that model.draft takes: its context is {draft.context_length}")
+
+
+def build_draft_planner(
+    model: LoadedModel, draft: LoadedModelInfo | None
+) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
+    """The planner, and the model or head whose drafts it asks for, if any. ConfigError if what the config
+    names cannot draft. `draft`: see find_draft.
+
+    Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft, or else
+    the checkpoint's own head."""
+    config, methods = model.config, model.methods
+    settings = config.speculation
+    if settings.method == "off":
+        return DraftPlanner(settings), None
+    problem = find_draft_problem(methods)
+    if problem is not None and settings.method != "auto":
+        raise ConfigError(f"speculation.method: {settings.method} cannot be used: {problem}")
+    if problem is not None:
+        log.warning("speculation is off: %s", problem)
+        return DraftPlanner(settings, problem=problem), None
+    loaded: LoadedDraftModel | LoadedHead | None = None
+    if settings.method in ("auto", "draft") and draft is not None:
+        small = load_small_model(config, model.info, draft)
+        loaded = make_draft_model(config, small, model.adapter, model.vocab, methods)
+    elif settings.method in ("auto", "mtp"):
+        loaded = _load_head(model)
+    rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
+    source = None if loaded is None else CheckedSource(loaded.source)
+    looks_up = settings.method in ("auto", "ngram")
+    is_measured = source is not None or computes_token_by_token(model.cache)
+    cost = measure_row_cost(model.adapter, methods, settings.max_tokens) if is_measured else 0.0
+    return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
+
+
+def _load_head(model: LoadedModel) -> LoadedHead | None:
+    """The checkpoint's own head; None if `auto` finds none that can be used."""
+    try:
+        loaded = load_mtp_source(model.config, model.info, model.adapter, model.vocab, model.methods)
+    except ModelLoadError as error:
+        loaded = f"its head cannot be loaded: {error}"
+        log.warning("speculation: %s", loaded)
+    if not isinstance(loaded, str):
+        return loaded
+    if model.config.speculation.method == "mtp":
+        raise ConfigError(f"speculation.method: mtp cannot be used: {loaded}")
+    return None
+
+
+def build_prefix_cache(
+    config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec, memory: MemoryBudget
+) -> PrefixCacheInterface:
+    """`config`: with the values of the device. ConfigError if the budget holds no chunk, or if the folder
+    cannot be written."""
+    settings, chunk = config.cache, config.scheduler.chunk
+    assert chunk is not None
+    if settings.backend == "none" or snapshots.problem is not None:
+        return NoPrefixCache()  # SnapshotCodec has logged the reason
+    size = _resolve_memory_bytes(config, snapshots, memory)
+    if size is None:
+        log.warning(
+            "the prefix cache is off because the free memory is too small for one chunk of %d tokens", chunk
+        )
+        return NoPrefixCache()
+    root, counters = compute_fingerprint(config, model_info, snapshots), CacheCounters()
+    disk_tier: DiskTier | None = None
+    if settings.backend == "disk":
+        folder = resolve_cache_folder(settings.disk_path)
+        check_folder(folder)
+        disk_tier = DiskTier(folder, root, counters=counters)
+    return PrefixCache(
+        root,
+        chunk,
+        deltas=snapshots.has_deltas,
+        states=snapshots.has_states,
+        codec=snapshots,
+        settings=settings,
+        memory_bytes=size,
+        disk_tier=disk_tier,
+        grid_only=config.engine.reproducible,
+        counters=counters,
+    )
+
+
+def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec) -> bytes:
+    """Return a digest (32 bytes) of all that decides what an entry holds for given tokens."""
+    parts = {
+        "format": FORMAT_VERSION,
+        "model": model_info.digests["model"],
+        "load": {key: asdict(config.model)[key] for key in ("kind", "dtype", "dequantize")},
+        "layers": snapshots.describe(),
+        "chunk": config.scheduler.chunk,
+        "reproducible": config.engine.reproducible,
+        "stored_bits": config.cache.stored_bits,
+        "backend": get_backend(),
+        "versions": {k: v for k, v in list_library_versions().items() if k.startswith("mlx")},
+    }
+    if config.engine.reproducible:  # a folder outlives processes, and may be copied to another machine
+        parts["rounding"] = describe_rounding(config.engine)
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
+
+
+def _resolve_memory_bytes(config: Config, snapshots: SnapshotCodec, memory: MemoryBudget) -> int | None:
+    """Bytes of the memory tier; None if the default size holds no chunk."""
+    assert config.scheduler.chunk is not None
+    least = snapshots.count_min_bytes(config.scheduler.chunk)
+    given = config.cache.memory_bytes
+    if given is not None:
+        if given < least:
+            raise ConfigError(
+                f"cache.memory_bytes: {given} bytes hold less than one chunk of {config.scheduler.chunk} "
+                f"tokens ({least} bytes): give more, or lower scheduler.chunk, or set cache.backend: none"
+            )
+        return given
+    size = (memory.limit - memory.weights) // MEMORY_SHARE if memory.limit else FALLBACK_BYTES
+    return size if size >= least else None

@@ -1,0 +1,57 @@
+"""References to variables, and secrets, which come from nowhere else (config/sources.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlxrun.config.conversion import hash_config, to_plain
+from tests.helpers.config_files import load, load_errors
+
+
+def test_references_are_replaced() -> None:
+    text = (
+        "model:\n  path: ${ORG}/model\n  names: ['${ORG}', '$${ORG}', '$ORG']\n"
+        "scheduler: {max_running: '${ROWS}'}\nlog: {level: '${LEVEL}'}\n"
+    )
+    config = load(text, ["model.revision=${REV}"], ORG="org", ROWS="8", LEVEL="debug", REV="1").config
+    assert (config.model.path, config.model.revision) == ("org/model", "1")
+    assert config.model.names == ("org", "${ORG}", "$ORG")
+    assert (config.scheduler.max_running, config.log.level) == (8, "debug")
+
+
+def test_a_reference_in_extends() -> None:
+    Path("base.yaml").write_text("log: {level: debug}\n")
+    assert load("extends: ${WHICH}.yaml\n", WHICH="base").config.log.level == "debug"
+
+
+def test_a_missing_variable() -> None:
+    assert load_errors("scheduler:\n  max_running: ${ROWS}\n") == [
+        "a.yaml:2:16: scheduler.max_running: the environment variable ROWS is not set"
+    ]
+
+
+def test_api_keys_come_from_variables_and_are_not_printed() -> None:
+    text = "server:\n  api_keys:\n    alice: ${A}\n    bob: ${B}\n"
+    config = load(text, A="hunter2", B="12345").config
+    assert config.server.api_keys == {"alice": "hunter2", "bob": "12345"}
+    assert to_plain(config)["server"]["api_keys"] == {"alice": "***", "bob": "***"}
+    assert hash_config(config) == hash_config(load(text, A="other", B="one").config)
+    assert load_errors("server:\n  api_keys:\n    alice: hunter2\n") == [
+        "a.yaml:3:12: server.api_keys.alice: this is a secret; "
+        "write ${NAME} here and set the environment variable NAME"
+    ]
+    assert load("", MLXRUN_SERVER__API_KEYS__CAROL="hunter2").config.server.api_keys == {"carol": "hunter2"}
+
+
+def test_a_secret_is_not_written_down() -> None:
+    assert load_errors("server:\n  api_keys:\n    a: ${T}\n    b: x${T}\n    c: hunter2\n", T="other") == [
+        "a.yaml:5:8: server.api_keys.c: this is a secret; "
+        "write ${NAME} here and set the environment variable NAME"
+    ]
+
+
+def test_a_wrong_secret_is_not_quoted() -> None:
+    for text in ("{a: 12345}", "'${TOKEN}'", "[hunter2, 12345]"):
+        said = "\n".join(load_errors(f"server: {{api_keys: {text}}}\n", TOKEN="hunter2"))
+        assert "server.api_keys" in said and ": *** is not a " in said
+        assert "hunter2" not in said and "12345" not in said
