@@ -407,5 +407,20 @@ def sparse_recall(
     return write_report(report, json_path, print_sparse_recall_report)
 
 
+@command.command(name="sweep", short_help="Which families of models are computed exactly.")
+@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
+@click.option("--markdown", is_flag=True, help="Print the results as docs/models.md has them.")
+@click.argument("families", nargs=-1, metavar="[FAMILY]...")
+def sweep(as_json: bool, markdown: bool, families: tuple[str, ...]) -> int:
+    """Check families of models (the model_type in config.json) against the libraries' own loop.
+
+    Each is a tiny random model, in a process of its own; without FAMILY all that the libraries have (half an
+    hour). The exit code is 1 if one gives wrong answers.
+    """
+    from benchmarks.sweep.command import run_sweep_command
+
+    return run_sweep_command(families, as_json=as_json, markdown=markdown)
+
+
 if __name__ == "__main__":
     sys.exit(main(command=command, program="python -m benchmarks"))

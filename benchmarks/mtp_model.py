@@ -16,10 +16,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.tiny.byte_tokenizer import TOKENS, save_tokenizer, write_json
 from mlxrun.cli.bench.models import PRESETS, BenchModel, describe_model, open_model
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.tiny.byte_tokenizer import TOKENS, save_tokenizer, write_json
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxrun.model.tiny.byte_tokenizer import CHATML, EOS, PAD, TOKENS, save_tokenizer, write_json
+from benchmarks.tiny.byte_tokenizer import CHATML, EOS, PAD, TOKENS, save_tokenizer, write_json
 from tests.helpers import text_models
 
 Array = np.ndarray[Any, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.model.tiny.byte_tokenizer import write_json
+from benchmarks.tiny.byte_tokenizer import write_json
 
 WORDS = (
     *("the", "a", "cat", "dog", "sat", "on", "mat", "ran", "far", "and"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlxrun.model.tiny import byte_tokenizer
+from benchmarks.tiny import byte_tokenizer
 from tests.helpers import oracle, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 

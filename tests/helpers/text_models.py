@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.model.tiny.byte_tokenizer import TOKENS, save_tokenizer, write_json
-from mlxrun.model.tiny.random_models import save_weights
+from benchmarks.tiny.byte_tokenizer import TOKENS, save_tokenizer, write_json
+from benchmarks.tiny.random_models import save_weights
 
 _COMMON = {
     "hidden_size": 64,

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks.tiny.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
+from benchmarks.tiny.random_models import save_weights
 from mlxrun.config.video_sampling import Video
-from mlxrun.model.tiny.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
-from mlxrun.model.tiny.random_models import save_weights
 from tests.helpers import text_models
 
 _TEXT = {

@@ -19,6 +19,7 @@ import pytest
 from mlx_lm.utils import load_model
 from PIL import Image
 
+from benchmarks.tiny.random_models import write_text_model
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.request import TokenEvent
@@ -30,7 +31,6 @@ from mlxrun.model.speculation import mtp_build, mtp_source
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.speculation.mtp_rows import MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
-from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers import engine_driver, mtp_models, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import mark_sweep

@@ -13,6 +13,8 @@ import mlx.core as mx
 import pytest
 from PIL import Image
 
+from benchmarks.tiny import library_loop
+from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from mlxrun.core.request import TokenEvent
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
@@ -22,8 +24,6 @@ from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run import runner
 from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.tiny import library_loop
-from mlxrun.model.tiny.random_models import read_vision_info, write_vision_model
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep

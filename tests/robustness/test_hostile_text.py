@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import command as benchmarks_command
 from mlxrun.cli.logging_setup import set_up_logging
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config, LogSettings
@@ -230,7 +231,7 @@ def try_doctor(folder: Path) -> None:
     (folder / "model" / "config.json").write_text(json.dumps({"model_type": HOSTILE, HOSTILE: HOSTILE}))
     for flags in ([], ["--json"]):
         main(["doctor", *flags, "--set", f"model.path={folder / 'model'}"])
-    main(["doctor", "--sweep", HOSTILE])
+    main(["sweep", HOSTILE], benchmarks_command)
 
 
 def test_doctor_shows_a_hostile_model(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -29,39 +29,14 @@ _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
 @click.option(
     "--model/--no-model", default=True, show_default=True, help="Load the model and run its parity probe."
 )
-@click.option(
-    "--sweep",
-    is_flag=True,
-    help="Check model families in place of this machine: tiny random models of each FAMILY, or of all that "
-    "the libraries have (half an hour), against the libraries' own loop.",
-)
-@click.option("--markdown", is_flag=True, help="With --sweep: print the results as docs/models.md has them.")
-@click.argument("families", nargs=-1, metavar="[FAMILY]...")
 @add_config_options
-def command(
-    as_json: bool,
-    model: bool,
-    sweep: bool,
-    markdown: bool,
-    families: tuple[str, ...],
-    config_path: Path | None,
-    sets: tuple[str, ...],
-) -> int:
+def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[str, ...]) -> int:
     """Check this machine and the model.
 
     "note" marks what works but could be better, "off" what must be fixed.
     The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
     the folder of a model, ends it before anything is checked, with exit code 2.
-
-    With --sweep, check whether families of models (the model_type in config.json) are computed exactly.
-    The exit code is 1 if one gives wrong answers.
     """
-    if sweep:
-        from mlxrun.cli.commands.doctor_sweep import run_sweep_command
-
-        return run_sweep_command(families, as_json=as_json, markdown=markdown)
-    if families or markdown:
-        raise click.UsageError("FAMILY and --markdown need --sweep")
     config = load_command_config(config_path, sets).config
     findings = list(list_findings(config if model else None))
     good = all(finding.level != "off" for finding in findings)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from cachetools import LRUCache
 
+from benchmarks.tiny import byte_tokenizer
+from benchmarks.tiny.byte_tokenizer import TOKEN_ID
 from mlxrun.api.structured import grammar, grammar_limits
 from mlxrun.api.structured.grammar import CallPattern, CompiledGrammar, compile_calls, compile_grammar
 from mlxrun.api.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import GrammarMatcher
-from mlxrun.model.tiny import byte_tokenizer
-from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID
 from tests.helpers.schema_cases import PERSON
 
 # Tokens of more than a byte, as real vocabularies have them; the special ones come behind them.

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from benchmarks.tiny.byte_tokenizer import EOS, TOKEN_ID
 from mlxrun.api.structured.grammar import CompiledGrammar, compile_grammar
 from mlxrun.api.structured.matcher import ReasoningBounds
 from mlxrun.core.errors import RequestError
@@ -18,7 +19,6 @@ from mlxrun.engine.engine import Engine
 from mlxrun.model.run import runner
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.runner import ModelRunner
-from mlxrun.model.tiny.byte_tokenizer import EOS, TOKEN_ID
 from tests.api.structured.test_schemas import CLOSERS, judge
 from tests.helpers import engine_driver, schema_cases, text_models
 from tests.helpers.engine_driver import TimedRequest

@@ -12,10 +12,10 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from jsonschema.validators import validator_for
 
+from benchmarks.tiny.byte_tokenizer import EOS
 from mlxrun.api.structured.grammar import compile_grammar
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import FinishReason, Request
-from mlxrun.model.tiny.byte_tokenizer import EOS
 from tests.helpers import engine_driver, schema_cases, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.schema_cases import Schema

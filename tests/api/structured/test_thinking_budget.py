@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.tiny import byte_tokenizer
+from benchmarks.tiny.byte_tokenizer import TOKEN_ID
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.parsers.answer_parser import AnswerParser
@@ -26,8 +28,6 @@ from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Grammar, GrammarMatcher
 from mlxrun.engine.client import EngineClient
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.tiny import byte_tokenizer
-from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID
 from tests.helpers.parser_driver import Item, Reasoning, merge_deltas
 from tests.helpers.served_model import THINK as QUESTION
 

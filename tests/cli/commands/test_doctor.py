@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 from click.testing import CliRunner
 
+from benchmarks.tiny.random_models import write_text_model
 from mlxrun.cli.bench.models import PRESETS, write_model
 from mlxrun.cli.commands.doctor import command
 from mlxrun.cli.main import main
@@ -18,7 +19,6 @@ from mlxrun.model import doctor
 from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.model.machine import versions
 from mlxrun.model.pooling import encoders
-from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers.pooling_models import build_pooling_model
 
 

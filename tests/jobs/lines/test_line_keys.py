@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tiny.byte_tokenizer import write_json
 from mlxrun.config.settings import (
     Config,
     MediaSettings,
@@ -26,7 +27,6 @@ from mlxrun.config.settings import (
 from mlxrun.jobs.lines.job_file import CHAT, JobLine
 from mlxrun.jobs.lines.line_keys import LineKeys, collect_settings, digest_settings, find_local_images
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.tiny.byte_tokenizer import write_json
 from tests.helpers.model_fixtures import Zoo
 
 Change = Callable[[Config], Config]

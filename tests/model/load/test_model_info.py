@@ -16,12 +16,12 @@ import mlx.core as mx
 import pytest
 from PIL import Image
 
+from benchmarks.tiny.byte_tokenizer import EOS, PAD, write_json
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import MediaError, ModelLoadError
 from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_facts import DEFAULT_CONTEXT
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.tiny.byte_tokenizer import EOS, PAD, write_json
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 

@@ -13,7 +13,8 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.qwen3_next import Qwen3NextGatedDeltaNet
 
-from mlxrun.cli.bench.sweep.sweep import list_families
+from benchmarks.sweep.sweep import list_families
+from benchmarks.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from mlxrun.config.settings import Config, SpeculationSettings
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
@@ -27,7 +28,6 @@ from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.speculation.support import find_draft_problem
-from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from tests.helpers import drafted_state_bugs
 from tests.helpers.engine_driver import make_config
 from tests.helpers.family_refusals import skip_expected_refusal

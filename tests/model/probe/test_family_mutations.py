@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.cli.bench.sweep.sweep import list_families
+from benchmarks.sweep.sweep import list_families
+from benchmarks.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from mlxrun.model.hooks import attention
 from mlxrun.model.kv.ragged import row_group, row_states
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
@@ -21,7 +22,6 @@ from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.probe.text_ladder import RefusedModelError
 from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
-from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
 from tests.helpers.engine_driver import make_config

@@ -9,12 +9,12 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from benchmarks.tiny.random_models import write_text_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.speculation.mtp_head import FoundHead, MTPHead, find_mtp_head, load_mtp_head
-from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers import mtp_models
 
 TOKENS = 5

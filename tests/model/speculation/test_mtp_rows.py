@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from benchmarks.tiny.random_models import write_text_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.speculation import mtp_rows
 from mlxrun.model.speculation.mtp_head import FoundHead, MTPHead, find_mtp_head, load_mtp_head
 from mlxrun.model.speculation.mtp_rows import MTPRows, round_places
-from mlxrun.model.tiny.random_models import write_text_model
 from tests.helpers import mtp_models
 
 VOCAB, WIDTH, DEPTH = 50, 64, 3

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.tiny.byte_tokenizer import EOS
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.load.gguf.header import read_header
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.tiny.byte_tokenizer import EOS
 from tests.helpers import gguf_files
 
 

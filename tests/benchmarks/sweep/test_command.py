@@ -1,17 +1,16 @@
-"""`mlxrun doctor --sweep`: its output, its exit code, and what it refuses."""
+"""`python -m benchmarks sweep`: its output, its exit code, and what it refuses."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from mlxrun.cli.bench.sweep import sweep
-from mlxrun.cli.bench.sweep.family import FamilyResult
-from mlxrun.cli.commands.doctor import command
+from benchmarks.__main__ import command
+from benchmarks.sweep import sweep
+from benchmarks.sweep.family import FamilyResult
 
 STATUS = {"llama": "exact", "gemma2": "slower", "plamo3": "wrong"}
 
@@ -26,7 +25,7 @@ def fake_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def invoke(*arguments: str) -> Result:
-    return CliRunner().invoke(command, ["--sweep", *arguments], standalone_mode=False)
+    return CliRunner().invoke(command, ["sweep", *arguments], standalone_mode=False)
 
 
 def test_progress_and_summary() -> None:
@@ -61,9 +60,3 @@ def test_json_and_markdown_leave_progress_to_stderr() -> None:
 )
 def test_what_it_refuses(arguments: list[str], message: str) -> None:
     assert message in str(invoke(*arguments).exception)
-
-
-@pytest.mark.parametrize("arguments", [["llama"], ["--markdown"]])
-def test_families_need_sweep(arguments: list[str]) -> None:
-    result: Any = CliRunner().invoke(command, arguments, standalone_mode=False)
-    assert "need --sweep" in str(result.exception)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlxrun.model.tiny import vision_parts as parts
-from mlxrun.model.tiny.vision_configs import VisionFamily
-from mlxrun.model.tiny.vision_media import IMAGE
+from benchmarks.tiny import vision_parts as parts
+from benchmarks.tiny.vision_configs import VisionFamily
+from benchmarks.tiny.vision_media import IMAGE
 
 VISION: dict[str, VisionFamily] = {
     "qwen2_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"hidden_size": 64}, flat=True, wrapped=True),

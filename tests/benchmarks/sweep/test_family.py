@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxrun.cli.bench.sweep import checks, prompts, sweep
-from mlxrun.cli.bench.sweep.family import check_family
-from mlxrun.model.tiny import library_loop
+from benchmarks.sweep import checks, prompts, sweep
+from benchmarks.sweep.family import check_family
+from benchmarks.tiny import library_loop
 from tests.helpers import text_models, vision_models
 
 # Of each kind one: attention, windows, recurrent states, latent attention, experts, odd positions. Those of

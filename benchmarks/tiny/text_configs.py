@@ -14,7 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from mlxrun.model.tiny.byte_tokenizer import TOKENS, VOCAB
+from benchmarks.tiny.byte_tokenizer import TOKENS, VOCAB
 
 _ALIASES: dict[str, tuple[str, ...]] = {
     "hidden_size": ("d_model", "n_embd", "dim", "model_dim", "hidden_dim"),

@@ -11,9 +11,9 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID, VOCAB
-from mlxrun.model.tiny.text_configs import fill_arguments
-from mlxrun.model.tiny.vision_media import END, IMAGE, PATCH, SIDE, START
+from benchmarks.tiny.byte_tokenizer import TOKEN_ID, VOCAB
+from benchmarks.tiny.text_configs import fill_arguments
+from benchmarks.tiny.vision_media import END, IMAGE, PATCH, SIDE, START
 
 _TOWER: dict[str, Any] = {
     "hidden_size": 32,

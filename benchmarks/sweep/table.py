@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from mlxrun.cli.bench.sweep.family import FamilyResult, Status
-from mlxrun.cli.bench.sweep.left_out import LEFT_OUT
+from benchmarks.sweep.family import FamilyResult, Status
+from benchmarks.sweep.left_out import LEFT_OUT
 
 WORDS: dict[Status, str] = {
     "exact": "exact",
@@ -18,7 +18,7 @@ WORDS: dict[Status, str] = {
 _KINDS = {"text": "Text families of mlx-lm", "vision": "Vision-language families of mlx-vlm"}
 _HEAD = """# Models
 
-Made by `mlxrun doctor --sweep --markdown > docs/models.md` with {versions}. Do not edit.
+Made by `python -m benchmarks sweep --markdown > docs/models.md` with {versions}. Do not edit.
 
 Every family of the libraries gets a tiny model with random float32 weights, and the engine has to answer as
 the library's own loop for one request does, cold and alone: the same tokens, and logprobs that differ by less

@@ -10,10 +10,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from mlxrun.cli.bench.sweep import sweep
-from mlxrun.cli.bench.sweep.family import FamilyResult
-from mlxrun.cli.bench.sweep.left_out import LEFT_OUT, list_vision_packages
-from mlxrun.model.tiny.vision_families import VISION
+from benchmarks.sweep import sweep
+from benchmarks.sweep.family import FamilyResult
+from benchmarks.sweep.left_out import LEFT_OUT, list_vision_packages
+from benchmarks.tiny.vision_families import VISION
 
 
 def send_or_die(sender: Connection, kind: str, family: str) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cli.bench.sweep import checks
-from mlxrun.cli.bench.sweep.checks import CheckResult, FamilyChecks, make_request
+from benchmarks.sweep import checks
+from benchmarks.sweep.checks import CheckResult, FamilyChecks, make_request
+from benchmarks.tiny.library_loop import answer_text
+from benchmarks.tiny.random_models import write_text_model
 from mlxrun.engine.scheduler.scheduler import Scheduler
-from mlxrun.model.tiny.library_loop import answer_text
-from mlxrun.model.tiny.random_models import write_text_model
 
 PROMPTS = {"a": list(range(40)), "b": [65, 66], "d": [7, 8, 9]}
 

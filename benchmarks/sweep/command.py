@@ -1,4 +1,4 @@
-"""`mlxrun doctor --sweep`: checks families of models, shows progress, and prints a table."""
+"""`python -m benchmarks sweep`: checks families of models, shows progress, and prints a table."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) ->
     """Sweep these families, or all; 1 if one gives wrong answers. UsageError for a name that is not known."""
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other")
-    from mlxrun.cli.bench.sweep.sweep import list_families, run_sweep
-    from mlxrun.cli.bench.sweep.table import WORDS, render_markdown, summarize
+    from benchmarks.sweep.sweep import list_families, run_sweep
+    from benchmarks.sweep.table import WORDS, render_markdown, summarize
     from mlxrun.model.machine.versions import list_library_versions
 
     known = list_families()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mlxrun.cli.bench.sweep.family import FamilyResult
-from mlxrun.cli.bench.sweep.left_out import LEFT_OUT
-from mlxrun.cli.bench.sweep.table import render_markdown, summarize
+from benchmarks.sweep.family import FamilyResult
+from benchmarks.sweep.left_out import LEFT_OUT
+from benchmarks.sweep.table import render_markdown, summarize
 
 RESULTS = [
     FamilyResult("text", "b", "slower", "rows decode one by one", 1e-6),

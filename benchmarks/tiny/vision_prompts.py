@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.tiny.vision_families import VISION
+from benchmarks.tiny.vision_media import END, IMAGE, LAYOUTS, SIDE, START, Array, Media
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.load.model_info import LoadedModelInfo, compute_image_digest
-from mlxrun.model.tiny.vision_families import VISION
-from mlxrun.model.tiny.vision_media import END, IMAGE, LAYOUTS, SIDE, START, Array, Media
 
 PLACEHOLDER = "IMAGE"  # in what the chat template of byte_tokenizer.py renders
 

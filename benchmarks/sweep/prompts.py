@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.cli.bench.sweep.checks import make_request
+from benchmarks.sweep.checks import make_request
+from benchmarks.tiny.vision_families import VISION
+from benchmarks.tiny.vision_media import SIDE
+from benchmarks.tiny.vision_prompts import join_parts, make_media
 from mlxrun.core.request import Request
-from mlxrun.model.tiny.vision_families import VISION
-from mlxrun.model.tiny.vision_media import SIDE
-from mlxrun.model.tiny.vision_prompts import join_parts, make_media
 
 LENGTHS = (1, 3, 9, 20, 45, 80)  # tokens of the prompts; the windows of the tiny models hold 8
 CONTINUED = (20, 80)  # prompts that another one continues

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID, VOCAB
-from mlxrun.model.tiny.text_configs import GEMMA4_LAYERS, KDA, OVERRIDES, ROPE
-from mlxrun.model.tiny.vision_media import END, IMAGE, SIDE, START
+from benchmarks.tiny.byte_tokenizer import TOKEN_ID, VOCAB
+from benchmarks.tiny.text_configs import GEMMA4_LAYERS, KDA, OVERRIDES, ROPE
+from benchmarks.tiny.vision_media import END, IMAGE, SIDE, START
 
 MROPE = {"rope_scaling": {"type": "default", "rope_type": "default", "mrope_section": [4, 2, 2]}}
 CLIP = {"model_type": "clip_vision_model"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.model.tiny.byte_tokenizer import TOKEN_ID
+from benchmarks.tiny.byte_tokenizer import TOKEN_ID
 
 IMAGE, START, END = (TOKEN_ID[name] for name in ("<image>", "<|vision_start|>", "<|vision_end|>"))
 SIDE, PATCH = 32, 8  # pixels

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tiny.library_loop import LibraryAnswer
 from mlxrun.config.settings import (
     CacheSettings,
     Config,
@@ -23,7 +24,6 @@ from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.tiny.library_loop import LibraryAnswer
 
 TOLERANCE = 1e-3  # of logprobs, float32
 TOKENS = 8  # of an answer

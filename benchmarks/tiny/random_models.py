@@ -14,14 +14,14 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from benchmarks.tiny.byte_tokenizer import EOS, VOCAB, save_tokenizer, write_json
+from benchmarks.tiny.text_configs import make_text_config
+from benchmarks.tiny.vision_configs import make_vision_config
+from benchmarks.tiny.vision_families import VISION
+from benchmarks.tiny.vision_prompts import TinyVisionInfo
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.tiny.byte_tokenizer import EOS, VOCAB, save_tokenizer, write_json
-from mlxrun.model.tiny.text_configs import make_text_config
-from mlxrun.model.tiny.vision_configs import make_vision_config
-from mlxrun.model.tiny.vision_families import VISION
-from mlxrun.model.tiny.vision_prompts import TinyVisionInfo
 
 _PARTS = ["text", "vision", "perceiver", "projector", "audio"]
 Array = np.ndarray[Any, Any]

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from mlxrun.cli.bench.sweep.checks import TOKENS, CheckResult, FamilyChecks
-from mlxrun.cli.bench.sweep.prompts import LENGTHS, make_text_requests, make_vision_requests
+from benchmarks.sweep.checks import TOKENS, CheckResult, FamilyChecks
+from benchmarks.sweep.prompts import LENGTHS, make_text_requests, make_vision_requests
+from benchmarks.tiny import library_loop
+from benchmarks.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.request import Request
-from mlxrun.model.tiny import library_loop
-from mlxrun.model.tiny.random_models import read_vision_info, write_text_model, write_vision_model
 
 Status = Literal["exact", "slower", "refused", "wrong", "unbuilt"]
 LIBRARY_STEPS = (1, 7)  # tokens at once, besides all

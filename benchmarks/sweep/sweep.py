@@ -8,19 +8,19 @@ import resource
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 
-from mlxrun.cli.bench.sweep.family import FamilyResult, check_family
+from benchmarks.sweep.family import FamilyResult, check_family
 
 SECONDS = 300  # for one family; a loaded machine is many times slower
 SECONDS_TO_END = 30  # for a process whose result is known
 MEMORY = 16 << 30  # bytes of address space for one family
-PRELOADED = ["mlxrun.cli.bench.sweep.family", "mlx_lm.generate", "mlx_vlm.utils", "transformers"]
+PRELOADED = ["benchmarks.sweep.family", "mlx_lm.generate", "mlx_vlm.utils", "transformers"]
 
 
 def list_families() -> list[tuple[str, str]]:
     """(kind, name) of every text family of the installed mlx-lm, and of those of mlx-vlm that have a tiny
     config."""
-    from mlxrun.model.tiny.text_configs import list_text_families
-    from mlxrun.model.tiny.vision_families import VISION
+    from benchmarks.tiny.text_configs import list_text_families
+    from benchmarks.tiny.vision_families import VISION
 
     text = [("text", family) for family in list_text_families()]
     return text + [("vision", family) for family in VISION]

@@ -1,0 +1,1 @@
+"""`python -m benchmarks sweep`: every family of the libraries, compared with the library's own loop."""

@@ -1,1 +1,0 @@
-"""`mlxrun doctor --sweep`: every family of the libraries, compared with the library's own loop."""
