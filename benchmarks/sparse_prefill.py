@@ -85,7 +85,7 @@ def measure_first_token(engine: Engine, prompt: Sequence[int], *, sparse: bool) 
     while engine.busy:
         events = engine.step()
         now = time.perf_counter() - started
-        if sparse and not chosen and not engine.selection.busy:
+        if sparse and not chosen and not engine.selection.is_busy:
             chosen = now
         for event in events:
             if event.error is not None:

@@ -18,7 +18,7 @@ from benchmarks.measure_plan import MeasurePlan
 from mlxrun.cli.bench.engine.measurement import RequestOutput, compute_medians
 from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.cli.bench.engine.side_runs import SideRuns, make_meter, measure_workload
-from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.cli.bench.engine.workloads import BenchRequest, RequestWorkload
 from mlxrun.cli.bench.models import PRESETS, BenchModel, open_model
 from mlxrun.cli.bench.report import build_notes, make_console, make_table
 from mlxrun.config.settings import Config
@@ -79,14 +79,14 @@ def make_schema(row: int) -> dict[str, Any]:
     return {"type": "array", "items": item, "minItems": 100_000}
 
 
-def make_workload(scale: float, vocab: int, seed: int) -> Workload:
+def make_workload(scale: float, vocab: int, seed: int) -> RequestWorkload:
     """Make 16 prompts, all submitted at once."""
     rng, length = random.Random(f"masks {seed}"), max(2, round(PROMPT * scale))
     output = max(24, round(OUTPUT * scale))
     jobs = (
         BenchRequest(f"row-{i:02d}", tuple(rng.choices(range(vocab), k=length)), output) for i in range(ROWS)
     )
-    return Workload("structured-output", tuple(jobs))
+    return RequestWorkload("structured-output", tuple(jobs))
 
 
 def run_structured_output_bench(plan: MeasurePlan, say: Callable[[str], None]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def run_structured_output_bench(plan: MeasurePlan, say: Callable[[str], None]) -
 
 
 def _make_loader(
-    side: str, model: BenchModel, config: Config, work: Workload
+    side: str, model: BenchModel, config: Config, work: RequestWorkload
 ) -> Callable[[], GrammarContender]:
     from mlxrun.api.structured.grammar import compile_grammar
     from mlxrun.engine.build import build_engine
@@ -126,7 +126,7 @@ def _make_loader(
     return load
 
 
-def summarise(work: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
+def summarise(work: RequestWorkload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
     """Return the medians of each side, and the ratio of the speed with schemas to that without."""
     median = {name: compute_medians(side.runs) for name, side in sides.items()}
     ratio = {}

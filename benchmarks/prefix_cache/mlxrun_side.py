@@ -33,7 +33,7 @@ class MlxrunSide:
         from mlxrun.engine.build import build_engine
 
         engine: Any = build_engine(config)
-        return cls(engine, count_calls(engine._runner._adapter.model) if count else None)
+        return cls(engine, count_calls(engine.generation.runner._adapter.model) if count else None)
 
     @property
     def model_info(self) -> Any:

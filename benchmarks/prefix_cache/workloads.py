@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.cli.bench.engine.workloads import BenchRequest, RequestWorkload
 
 TURNS = 10
 USERS = 4  # requests that share a prefix
@@ -126,9 +126,9 @@ IMAGE, NO_REUSE, LOOKUP = "image", "nothing", "lookup"
 SCENARIOS = (*SCRIPTS, IMAGE, NO_REUSE, LOOKUP)
 
 
-def make_distinct(scale: float, vocab: int, seed: str) -> Workload:
+def make_distinct(scale: float, vocab: int, seed: str) -> RequestWorkload:
     """32 prompts of 512 tokens that share nothing, all at once."""
     rng = RandomTokens(f"{NO_REUSE} {seed}", scale, vocab)
     output = rng.output(32)
     jobs = tuple(BenchRequest(f"{seed}-{i:02d}", rng.scaled(512), output) for i in range(32))
-    return Workload(NO_REUSE, jobs)
+    return RequestWorkload(NO_REUSE, jobs)

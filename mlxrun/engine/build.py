@@ -110,10 +110,14 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
     _warn_of_short_rows(memory, model_info, scheduler.token_budget.min_chunk)
     pooling = None
     if model_info.pooled is not None:
-        pooling = _make_pooling(config, build_decoder_runner(config, model_info, model.adapter), memory)
+        pooling = _make_pooling(
+            config, build_decoder_runner(config, model_info, model.adapter), memory, scheduler
+        )
     selection = None
     if choosing is not None:
-        selection = TokenSelection(choosing.draft, config.prefill, config.scheduler, prefix_cache)
+        selection = TokenSelection(
+            choosing.draft, config.prefill, config.scheduler, prefix_cache, rows=scheduler
+        )
     log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
     head = drafting.source if isinstance(drafting, LoadedHead) else None
     runner = ModelRunner(model.adapter, model.vocab, methods, model.snapshots, head)
@@ -176,7 +180,7 @@ def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine
     _check_memory(memory, model_info)
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
-    pooling = _make_pooling(config, runner, memory)
+    pooling = _make_pooling(config, runner, memory, scheduler)
     count = runner.num_embeddings
     _warn_of_unknown_tokens(model_info, count)
     return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling, num_embeddings=count)
@@ -189,8 +193,11 @@ def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:
         log.warning(text, model_info.name, size, count)
 
 
-def _make_pooling(config: Config, runner: PoolingRunner, memory: MemoryBudget) -> PoolingSteps:
-    return PoolingSteps(runner, config.scheduler, config.engine.max_errors, memory=memory)
+def _make_pooling(
+    config: Config, runner: PoolingRunner, memory: MemoryBudget, scheduler: Scheduler
+) -> PoolingSteps:
+    settings, most = config.scheduler, config.engine.max_errors
+    return PoolingSteps(runner, settings, most, memory=memory, scheduler=scheduler)
 
 
 _DECODE: dict[DecodeMethod, str] = {

@@ -46,8 +46,8 @@ def collect_stats(engine: Engine) -> EngineStats:
         **_count_requests(requests, len(reading)),
         "background": _count_requests(background, sum(request.background for request in reading)),
         **({} if engine.pooling is None else {"pooling": engine.pooling.queue.count()}),
-        "steps": engine.steps,
-        "errors": engine.errors,
+        "steps": engine.generation.steps,
+        "errors": engine.generation.errors,
         "speculation": engine.scheduler.drafts.describe(),
         **({} if engine.selection is None else {"sparse_prefill": engine.selection.describe()}),
     }

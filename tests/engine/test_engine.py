@@ -263,7 +263,7 @@ class TimedDevice:
         self.is_lazy = is_lazy
         self.now = 0.0
         self.launched = 0
-        monkeypatch.setattr("mlxrun.engine.engine.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("mlxrun.engine.workloads.generation.time.monotonic", lambda: self.now)
 
     def __call__(self, plan: StepPlan) -> None:
         tokens = self.count(plan)

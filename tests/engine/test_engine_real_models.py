@@ -63,7 +63,7 @@ def test_steps_of_a_millisecond(zoo: Zoo, family: str) -> None:
         ]
         events = engine_driver.run_requests(engine, requests)
         answers.append({name: event.tokens for name, event in events.items()})
-        steps.append(engine.steps)
+        steps.append(engine.generation.steps)
     assert answers[0] == answers[1] and steps[0] > steps[1]
 
 

@@ -114,7 +114,7 @@ async def test_numbers_are_collected_once_a_step(monkeypatch: pytest.MonkeyPatch
     async with bench() as b:
         await b.answer(make_request("a", 10, 8))
         await until(lambda: not b.client.read_stats().busy)
-        assert len(collected) <= 1 + len(b.sent) + b.engine.steps > 8
+        assert len(collected) <= 1 + len(b.sent) + b.engine.generation.steps > 8
 
 
 async def test_a_dead_engine_shows_its_last_numbers() -> None:

@@ -110,7 +110,7 @@ def use_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def get_runner(engine: Engine) -> Any:
     """The ModelRunner, for tests that look at its state."""
-    return engine._runner
+    return engine.generation.runner
 
 
 def make_text_request(name: str, ids: Sequence[int], **params: Any) -> Request:

@@ -20,6 +20,7 @@ from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEven
 from mlxrun.core.step_plan import Admission, PrefillChunk, SampledToken, ScoredTokens, StepPlan, StepResult
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.model.load.model_info import LoadedModelInfo
 
 VOCAB = 50
@@ -303,12 +304,16 @@ def make_engine(
     max_errors: int = 3,
     context: int = CONTEXT,
     whole: bool = False,
+    make_pooling: Callable[[Scheduler], PoolingSteps] | None = None,
 ) -> Engine:
-    """An Engine over a FakeRunner, by default an unscripted one."""
+    """An Engine over a FakeRunner, by default an unscripted one. `make_pooling`: makes what computes vectors
+    beside it."""
     limits = RequestLimits(context, memory or MemoryBudget())
     scheduler = Scheduler(settings or make_settings(), limits, aligned_chunks=whole, clock=clock or Clock())
     model_info = make_model_info(context)
-    return Engine(model_info, scheduler, runner or FakeRunner(), EngineSettings(max_errors=max_errors))
+    pooling = None if make_pooling is None else make_pooling(scheduler)
+    own, settings_of_engine = runner or FakeRunner(), EngineSettings(max_errors=max_errors)
+    return Engine(model_info, scheduler, own, settings_of_engine, pooling=pooling)
 
 
 def merge_events(first: TokenEvent, later: TokenEvent) -> TokenEvent:

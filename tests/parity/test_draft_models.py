@@ -191,7 +191,7 @@ def test_no_answer_changes_and_no_draft_is_stale(zoo: Zoo, monkeypatch: Patch, f
     same, stale, engine = run_situations(zoo, monkeypatch, family)
     counts = engine.scheduler.drafts.counts
     assert counts.drafted > counts.accepted > 60, "too little was drafted to prove anything"
-    assert engine.errors == 0 and engine.scheduler.drafts.describe()["problem"] is None
+    assert engine.generation.errors == 0 and engine.scheduler.drafts.describe()["problem"] is None
     assert same and stale == 0
     assert engine.scheduler.drafts.source._source._rows == {}  # type: ignore[union-attr]
 
@@ -309,7 +309,7 @@ def test_a_draft_model_that_fails_fails_no_request(zoo: Zoo, monkeypatch: Patch)
 
     monkeypatch.setattr(DraftModel, "_forward", fail)
     found = engine_driver.run_requests(engine, asks)
-    assert calls[0] == 12 and engine.errors == 0
+    assert calls[0] == 12 and engine.generation.errors == 0
     assert all(is_same(found[rid], without[rid]) for rid in without)
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and described["drafted"] > 0
@@ -333,7 +333,7 @@ def test_a_step_that_fails_loses_no_request(zoo: Zoo, monkeypatch: Patch) -> Non
 
     monkeypatch.setattr(runner, "execute", fail)
     found = engine_driver.run_requests(engine, asks)
-    assert engine.errors == 1
+    assert engine.generation.errors == 1
     assert all(is_same(found[rid], without[rid]) for rid in without)
     assert engine.scheduler.drafts.counts.accepted > 20
 

@@ -131,7 +131,7 @@ def run_drafts(path: Path, monkeypatch: Patch, without: Answers) -> tuple[bool, 
     asks = [*list_asks(), *noise]
     found = engine_driver.run_requests(engine, asks)
     drafts = engine.scheduler.drafts
-    assert drafts.describe()["problem"] is None and engine.errors == 0
+    assert drafts.describe()["problem"] is None and engine.generation.errors == 0
     return all(is_same(found[rid], without[rid]) for rid in without), drafts.modelled
 
 
@@ -321,7 +321,7 @@ def run_certain(path: Path, method: Any, **params: Any) -> tuple[Answers, DraftC
     engine = make_engine(path, method)
     asks = [engine_driver.make_text_request(str(i), p, seed=i, **params) for i, p in enumerate(PROMPTS)]
     events = engine_driver.run_requests(engine, asks)
-    return events, engine.scheduler.drafts.modelled, engine.steps
+    return events, engine.scheduler.drafts.modelled, engine.generation.steps
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}])
@@ -357,7 +357,7 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     engine = make_engine(folder("glm4_moe"))
     found = engine_driver.run_requests(engine, list_asks())
     assert all(is_same(found[rid], answer) for rid, answer in plain("glm4_moe").items())
-    assert engine.errors == 0
+    assert engine.generation.errors == 0
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and "no memory for the head" in described["problem"]
     rows = engine.scheduler.drafts.source._source.rows  # type: ignore[union-attr]

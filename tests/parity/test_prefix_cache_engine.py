@@ -223,7 +223,7 @@ def test_an_entry_of_two_rows_is_a_miss(zoo: Zoo, family: str) -> None:
         record.payload = planted(record.payload)
     event = once(engine, engine_driver.make_text_request("second", BASE))
     assert (event.hit_kind, event.num_cached_tokens) == (HitKind.MISS, 0)
-    assert engine.prefix_cache.read_counters()["refused"] > 0 and engine.errors == 0
+    assert engine.prefix_cache.read_counters()["refused"] > 0 and engine.generation.errors == 0
     engine_driver.check_answer(event, zoo.answer(family, BASE))
     event = once(engine, engine_driver.make_text_request("third", BASE))
     assert event.hit_kind is HitKind.EXACT

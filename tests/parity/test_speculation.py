@@ -358,7 +358,7 @@ def test_a_row_that_is_aborted_with_drafts_under_way_fails_no_step(
     events: dict[str, TokenEvent] = {}
     while engine.busy:
         events |= {event.request_id: event for event in engine.step() if event.finish is not None}
-    assert engine.errors == 0
+    assert engine.generation.errors == 0
     assert all(events[request.id].error is None for request in others)
 
 

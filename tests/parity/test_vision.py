@@ -365,5 +365,5 @@ def test_an_image_that_fails_when_its_chunk_comes_fails_alone(
     events = engine_driver.run_requests(engine, [TimedRequest(each) for each in (*bad, good)])
     assert {events[each.id].finish for each in bad} == {FinishReason.ERROR}
     assert "Unable to allocate" in str(events["bad 99"].error)
-    assert engine.errors == 0
+    assert engine.generation.errors == 0
     engine_driver.check_answer(events["good"], zoo.see(family, ids, [], engine_driver.COUNT))

@@ -24,10 +24,11 @@ STEPS = 20_000  # a hang
 
 def make_engine() -> Engine:
     memory = MemoryBudget(limit=LIMIT, footprint=Footprint(per_token=1, step=1))
-    engine, vectors = engine_fakes.make_engine(memory=memory), FakeVectorRunner()
-    settings = engine_fakes.make_settings(prefill_budget=200)
-    engine.pooling = PoolingSteps(vectors, settings, 5, lambda: vectors.now, memory)
-    return engine
+    vectors, settings = FakeVectorRunner(), engine_fakes.make_settings(prefill_budget=200)
+    return engine_fakes.make_engine(
+        memory=memory,
+        make_pooling=lambda rows: PoolingSteps(vectors, settings, 5, lambda: vectors.now, memory, rows),
+    )
 
 
 class Crowd:

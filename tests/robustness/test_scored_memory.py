@@ -78,7 +78,7 @@ def score_all(zoo: Zoo, family: str, engine: Engine, todo: list[TimedRequest]) -
     whole = [ask.request for ask in todo if ask.abort_step is None]
     count("prompts that were scored in little memory", len(todo))
     count("preempted rows", len(preempted))
-    assert engine.scheduler.requests == () and engine.errors == 0
+    assert engine.scheduler.requests == () and engine.generation.errors == 0
     return max(measure_each(zoo, family, events[request.id], request) for request in whole), len(preempted)
 
 

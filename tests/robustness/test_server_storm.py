@@ -194,8 +194,8 @@ class Brake:
         self.limit: int | None = None
         self.steps = 0  # that have been let through
         self._news = threading.Condition()
-        self._execute = engine._runner.execute
-        engine._runner.execute = self._braked
+        self._execute = engine.generation.runner.execute
+        engine.generation.runner.execute = self._braked
 
     def _braked(self, plan: Any) -> Any:
         with self._news:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mlxrun.config.settings import SchedulerSettings, SpeculationSettings
-from mlxrun.core.errors import Overloaded, RequestError, is_out_of_memory, wrap_model_error
+from mlxrun.core.errors import Overloaded, is_out_of_memory, wrap_model_error
 from mlxrun.core.memory_budget import RequestLimits
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
@@ -69,9 +69,8 @@ class Scheduler:
     # -- requests come and go -------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue it. Overloaded if the queue is full; PromptTooLong or RequestError if it cannot run."""
-        if request.id in self._requests:
-            raise RequestError(f"a request with id {request.id!r} is already running")
+        """Queue it; no other one has its id. Overloaded if the queue is full; PromptTooLong or
+        RequestError if it cannot run."""
         max_length = self.limits.compute_max_length(request, self.token_budget.min_chunk)
         num_waiting = len(self._requests)
         if num_waiting >= self.settings.max_queue:  # else there is nothing to count
@@ -85,6 +84,10 @@ class Scheduler:
         self._requests[request.id] = state
         self._num_arrivals += 1
         self._prefix_cache.track(request)
+
+    def has(self, request_id: str) -> bool:
+        """Whether a request of this id is unfinished."""
+        return request_id in self._requests
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now. Returns its final event, or None if it has already ended."""

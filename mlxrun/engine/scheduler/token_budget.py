@@ -7,6 +7,7 @@ outgrow the memory are preempted by the scheduler, least urgent first.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.memory_budget import MemoryBudget
@@ -18,6 +19,20 @@ from mlxrun.engine.scheduler.request_state import RequestState
 # Admission reserves memory for this many output tokens. If rows outgrow the memory later, some are preempted.
 DECODE_RESERVE = 256
 MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they save
+
+
+class TextMemory(Protocol):
+    """The memory of texts whose vectors are computed between the steps of rows."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the texts that are being computed."""
+        ...
+
+    @property
+    def wanted_bytes(self) -> int:
+        """Of a text that waits for memory: no row is admitted into it."""
+        ...
 
 
 class TokenBudget:
@@ -38,9 +53,8 @@ class TokenBudget:
         self._max_tokens = settings.prefill_budget
         self._max_tokens_busy = settings.prefill_budget_busy or chunk
         self.costs = costs
-        self.held_by_texts = 0  # bytes of texts that are being computed for their vectors
+        self.texts: TextMemory | None = None  # what shares the memory with rows
         self.shared_tokens = 0  # of decoding rows, in memory that another row counts
-        self.wanted_by_texts = 0  # bytes of texts that wait for memory: no row is admitted into it
         self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk, costs.least_fitting)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
@@ -56,6 +70,16 @@ class TokenBudget:
         for them."""
         lengths, decoding = _list_lengths(running, DECODE_RESERVE)
         return self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
+
+    @property
+    def held_by_texts(self) -> int:
+        """Bytes of texts that are being computed for their vectors."""
+        return 0 if self.texts is None else self.texts.held_bytes
+
+    @property
+    def wanted_by_texts(self) -> int:
+        """Bytes of texts that wait for memory."""
+        return 0 if self.texts is None else self.texts.wanted_bytes
 
     @property
     def is_shared_with_texts(self) -> bool:

@@ -15,9 +15,10 @@ from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.errors import EngineDead
 from mlxrun.core.memory_budget import MemoryBudget
 from mlxrun.core.pooling_batch import PoolingBatch
-from mlxrun.core.request import TokenEvent
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.core.step_costs import MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace
+from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.pooling_queue import PoolingQueue
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
 
@@ -43,7 +44,7 @@ class VectorRunner(Protocol):
 
 class PoolingSteps:
     """`max_errors`: failed slices in a row after which the engine stops. `memory`: what texts take, as caches
-    and in a forward, beside what generates."""
+    and in a forward, beside the rows of `scheduler`, with which they share it."""
 
     def __init__(
         self,
@@ -52,11 +53,15 @@ class PoolingSteps:
         max_errors: int,
         clock: Callable[[], float] = time.monotonic,
         memory: MemoryBudget | None = None,
+        scheduler: Scheduler | None = None,
     ) -> None:
         most = 0 if runner.takes_whole_texts else max(settings.prefill_budget, settings.chunk or 0)
         self.queue = PoolingQueue(
             runner.max_tokens, settings.max_queue, runner.max_rows, runner.max_padding, memory, most
         )
+        self._scheduler = scheduler
+        if scheduler is not None:
+            scheduler.token_budget.texts = self.queue
         self._runner = runner
         self._seconds = (settings.step_ms or 0) / 1000
         self._idle_tokens = settings.prefill_budget
@@ -76,7 +81,41 @@ class PoolingSteps:
         """Texts that are computed together at most."""
         return self._runner.max_rows
 
-    def step(
+    @property
+    def is_busy(self) -> bool:
+        return self.queue.busy
+
+    def takes(self, request: Request) -> bool:
+        """All that ask for a vector."""
+        return request.pooled
+
+    def has(self, request_id: str) -> bool:
+        """Whether its vector is not computed yet."""
+        return self.queue.has(request_id)
+
+    def add(self, request: Request) -> None:
+        """Queue a text; see PoolingQueue.add."""
+        self.queue.add(request)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now. Returns its final event, or None if it is not here."""
+        return self.queue.abort(request_id)
+
+    def step(self) -> list[TokenEvent]:
+        """Compute a slice beside the rows of the scheduler; see compute_slice."""
+        assert self._scheduler is not None
+        states, budget = self._scheduler.requests, self._scheduler.token_budget
+        running = [s for s in states if s.running]
+        prompts = any(not s.request.background and s.remaining_prefill for s in states)
+        return self.compute_slice(
+            decoding=any(s.decoding for s in states),
+            background=not (prompts or self.queue.has_foreground),
+            fits=lambda nbytes: budget.can_start_texts(running, nbytes),
+            alone=not running,
+            blocked=prompts and not running,
+        )
+
+    def compute_slice(
         self,
         *,
         decoding: bool,

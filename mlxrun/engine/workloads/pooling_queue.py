@@ -66,16 +66,18 @@ class PoolingQueue:
         """Memory of the batches under way."""
         return sum(batch.nbytes for batch in self._batches.values())
 
+    def has(self, request_id: str) -> bool:
+        """Whether it waits or is in a batch under way."""
+        return request_id in self._waiting or request_id in self._list_rows()
+
     def count(self) -> dict[str, int]:
         """Unfinished requests, and those that have got their vector since the start."""
         running = sum(len(batch.requests) for batch in self._batches.values())
         return {"running": running, "waiting": len(self._waiting), "finished": self.finished}
 
     def add(self, request: Request) -> None:
-        """Queue it. Overloaded if the queue is full; PromptTooLong, OutOfMemory or RequestError if it cannot
-        run."""
-        if request.id in self._waiting or request.id in self._list_rows():
-            raise RequestError(f"a request with id {request.id!r} is already running")
+        """Queue it; no other one has its id. Overloaded if the queue is full; PromptTooLong, OutOfMemory or
+        RequestError if it cannot run."""
         if not request.prompt:
             raise RequestError("the prompt is empty")
         if len(request.prompt) > self._max_tokens:

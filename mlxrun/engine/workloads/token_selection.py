@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 from mlxrun.config.settings import PrefillSettings, SchedulerSettings
-from mlxrun.core.errors import Overloaded
+from mlxrun.core.errors import MlxrunError, Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_costs import DEFAULT_CHUNK, MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.engine.scheduler.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
 REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the same prompt
@@ -51,7 +52,8 @@ def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
 
 
 class TokenSelection:
-    """`prefix_cache`: the scheduler's; what it has of a prompt need not be computed at all."""
+    """`prefix_cache`: the scheduler's; what it has of a prompt need not be computed at all. `rows`: the
+    scheduler, which gets the requests whose tokens are chosen."""
 
     def __init__(
         self,
@@ -60,7 +62,9 @@ class TokenSelection:
         scheduler: SchedulerSettings,
         prefix_cache: PrefixCacheInterface,
         clock: Callable[[], float] = time.monotonic,
+        rows: Scheduler | None = None,
     ) -> None:
+        self._rows = rows
         self.draft, self._settings, self._scheduler = draft, settings, scheduler
         self._prefix_cache = prefix_cache
         self._clock = clock
@@ -72,8 +76,12 @@ class TokenSelection:
         self.counts = SelectionCounts()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self._waiting)
+
+    def has(self, request_id: str) -> bool:
+        """Whether its tokens are not chosen yet."""
+        return request_id in self._waiting
 
     @property
     def waiting(self) -> Mapping[str, Request]:
@@ -88,7 +96,9 @@ class TokenSelection:
         """Whether tokens of this request's prompt are to be chosen: it is long, of text alone, and allows it.
         Logprobs of a prompt's tokens need all of them."""
         size, least = len(request.prompt), self._settings.sparse_min_tokens
-        is_plain = not request.image_spans and request.media is None and not request.positions
+        is_plain = (
+            not request.pooled and not request.image_spans and request.media is None and not request.positions
+        )
         generates = request.params.max_tokens > 0 and request.params.prompt_logprobs is None
         if not (request.sparse and is_plain and generates and least <= size <= self.draft.max_tokens):
             return False
@@ -109,7 +119,19 @@ class TokenSelection:
             self._stop_reading()
         return TokenEvent(request_id, finish=FinishReason.ABORT)
 
-    def step(self, decoding: bool) -> Request | None:
+    def step(self) -> list[TokenEvent]:
+        """Read a slice of a prompt, and give the scheduler a request that is ready. Returns the event of one
+        that it refuses."""
+        assert self._rows is not None
+        ready = self.read_slice(decoding=any(s.decoding for s in self._rows.requests))
+        if ready is not None:
+            try:
+                self._rows.add(ready)
+            except MlxrunError as error:
+                return [TokenEvent(ready.id, finish=FinishReason.ERROR, error=error)]
+        return []
+
+    def read_slice(self, decoding: bool) -> Request | None:
         """Read a slice of a prompt. Returns a request that is ready for the scheduler. `decoding`: whether
         rows decode meanwhile."""
         request = self._pick()

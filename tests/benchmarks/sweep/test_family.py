@@ -67,7 +67,7 @@ def test_a_family_that_this_machine_cannot_run_is_not_built() -> None:
 
 def confuse_chunks(engine: Any) -> None:
     """Chunks after the first see other tokens."""
-    adapter = engine._runner._adapter
+    adapter = engine.generation.runner._adapter
     prefill = adapter.prefill
 
     def confused(ids: mx.array, cache: Any, start: int, *rest: Any) -> mx.array:
@@ -78,14 +78,14 @@ def confuse_chunks(engine: Any) -> None:
 
 def confuse_rows(engine: Any) -> None:
     """Each decoding row goes on with the token of another."""
-    adapter = engine._runner._adapter
+    adapter = engine.generation.runner._adapter
     decode = adapter.decode
     adapter.decode = lambda ids, cache, positions: decode(ids[::-1], cache, positions)
 
 
 def confuse_snapshots(engine: Any) -> None:
     """Restored keys are nothing."""
-    copier = engine._runner._copier
+    copier = engine.generation.runner._copier
     restore = copier.restore
 
     def restored(*given: Any) -> Any:

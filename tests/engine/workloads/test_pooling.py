@@ -54,7 +54,7 @@ def make_steps(runner: FakeVectorRunner, step_ms: int = 200, max_errors: int = 5
 def run(steps: PoolingSteps, *, decoding: bool = False, background: bool = True) -> list[str]:
     found = []
     while steps.queue.busy:
-        found += [event.request_id for event in steps.step(decoding=decoding, background=background)]
+        found += [event.request_id for event in steps.compute_slice(decoding=decoding, background=background)]
     return found
 
 
@@ -84,7 +84,7 @@ def test_a_text_that_fails_harms_no_other() -> None:
         steps.queue.add(make_request(name, 5, first))
     found = []
     while steps.queue.busy:
-        found += steps.step(decoding=False, background=True)
+        found += steps.compute_slice(decoding=False, background=True)
     ended = {event.request_id: event.finish for event in found}
     assert ended == {"a": FinishReason.STOP, "b": FinishReason.ERROR, "c": FinishReason.STOP}
 
@@ -92,10 +92,10 @@ def test_a_text_that_fails_harms_no_other() -> None:
 def test_many_failures_stop_the_engine() -> None:
     steps = make_steps(FakeVectorRunner(), max_errors=2)
     steps.queue.add(make_request("a", 5, 13))
-    assert steps.step(decoding=False, background=True)[0].finish is FinishReason.ERROR
+    assert steps.compute_slice(decoding=False, background=True)[0].finish is FinishReason.ERROR
     steps.queue.add(make_request("b", 5, 13))
     with pytest.raises(EngineDead, match="2 batches of texts failed in a row"):
-        steps.step(decoding=False, background=True)
+        steps.compute_slice(decoding=False, background=True)
 
 
 def test_chats_and_texts_share_an_engine(tmp_path: Path) -> None:
@@ -125,11 +125,12 @@ def run_crowd(*, blind: bool = False) -> tuple[int, list[str]]:
     """The most bytes in use while chats and texts come that do not fit in memory together, and the order in
     which they end. `blind`: texts are not counted."""
     memory = MemoryBudget(limit=700, footprint=Footprint(per_token=1, step=1))
-    engine = engine_fakes.make_engine(memory=memory)
-    vectors = FakeVectorRunner()
-    engine.pooling = PoolingSteps(
-        vectors, engine_fakes.make_settings(), 5, lambda: vectors.now, None if blind else memory
+    vectors, settings, counted = FakeVectorRunner(), engine_fakes.make_settings(), None if blind else memory
+    engine = engine_fakes.make_engine(
+        memory=memory,
+        make_pooling=lambda rows: PoolingSteps(vectors, settings, 5, lambda: vectors.now, counted, rows),
     )
+    assert engine.pooling is not None
     for at in range(8):
         engine.add(engine_fakes.make_request(f"chat {at}", 100, 30))
         engine.add(make_request(f"text {at}", 200))
@@ -140,6 +141,24 @@ def run_crowd(*, blind: bool = False) -> tuple[int, list[str]]:
         texts = [r for batch in engine.pooling.queue._batches.values() for r in batch.requests]
         peak = max(peak, memory.compute_needed_bytes(rows, 0) + sum(len(r.prompt) for r in texts))
     return peak, order
+
+
+def test_an_id_is_one_request_whatever_it_asks_for() -> None:
+    """Of one that waits, of one in a batch under way, and of a chat."""
+    vectors, settings = FakeVectorRunner(), engine_fakes.make_settings()
+    engine = engine_fakes.make_engine(
+        make_pooling=lambda rows: PoolingSteps(vectors, settings, 5, lambda: vectors.now, scheduler=rows)
+    )
+    engine.add(make_request("text", 200))
+    engine.add(engine_fakes.make_request("chat", 30))
+    for _ in range(2):
+        for taken in (make_request("text", 3), make_request("chat", 3), engine_fakes.make_request("text", 3)):
+            with pytest.raises(RequestError, match="is already running"):
+                engine.add(taken)
+        engine.step()
+    while engine.busy:
+        engine.step()
+    engine.add(make_request("chat", 3))
 
 
 def test_chats_and_texts_share_the_memory() -> None:
@@ -165,7 +184,7 @@ def test_the_time_between_texts_and_a_chat_is_that_of_no_step(
         scheduler=SchedulerSettings(step_ms=0, chunk=16, prefill_budget=16),
     )
     engine, clock, seconds = build_engine(config), FakeVectorRunner(), []
-    monkeypatch.setattr("mlxrun.engine.engine.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("mlxrun.engine.workloads.generation.time.monotonic", lambda: clock.now)
     monkeypatch.setattr(PrefillPace, "record_step", lambda self, plan, before, took: seconds.append(took))
     engine.add(make_request("text", 200, background=True))
     for name in ("first", "second"):

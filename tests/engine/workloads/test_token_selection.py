@@ -72,8 +72,8 @@ def ask(name: str, size: int = 1000, **fields: Any) -> Request:
 
 def run(selection: TokenSelection, decoding: bool = False) -> list[Request]:
     found = []
-    while selection.busy:
-        ready = selection.step(decoding)
+    while selection.is_busy:
+        ready = selection.read_slice(decoding)
         found += [] if ready is None else [ready]
     return found
 
@@ -132,7 +132,7 @@ def test_background_prompts_come_last_and_known_ones_are_not_read_again() -> Non
     assert [ready.id for ready in run(selection)] == ["b", "c", "d", "a"]
     assert reader.started == [800, 900, 700]
     selection.add(ask("i", 950, background=True))
-    selection.step(False)
+    selection.read_slice(False)
     selection.add(ask("j", 850))
     assert [ready.id for ready in run(selection)] == ["j", "i"], "who waits comes before the background"
     selection._scheduler = SchedulerSettings(policy="priority")
@@ -151,7 +151,7 @@ def test_aborted_and_failed_prompts() -> None:
     selection, reader = make()
     selection.add(ask("a"))
     selection.add(ask("b", 666))
-    selection.step(False)
+    selection.read_slice(False)
     assert reader.read
     event = selection.abort("a")
     assert not reader.read, "its arrays are freed"

@@ -19,7 +19,7 @@ from mlxrun.cli.bench.engine.side_runs import (
     make_meter,
     measure_workload,
 )
-from mlxrun.cli.bench.engine.workloads import CACHED_WORKLOADS, Workload, make_workload
+from mlxrun.cli.bench.engine.workloads import CACHED_WORKLOADS, RequestWorkload, make_workload
 from mlxrun.cli.bench.models import BenchModel, open_model
 from mlxrun.config.settings import Config
 from mlxrun.core.step_costs import DEFAULT_CHUNK
@@ -116,7 +116,7 @@ def _collect_settings(plan: EnginePlan) -> dict[str, Any]:
 
 
 def _measure_chunk(
-    plan: EnginePlan, model: BenchModel, workload: Workload, sides: Mapping[str, SideRuns], say: Say
+    plan: EnginePlan, model: BenchModel, workload: RequestWorkload, sides: Mapping[str, SideRuns], say: Say
 ) -> dict[str, Any]:
     """For `staggered`: the seconds of one prefill chunk alone, and inter-token p99 as a multiple of them; {}
     if the chunk cannot be computed."""
@@ -138,7 +138,7 @@ def _measure_chunk(
     return {"chunk": {"tokens": min(chunk, len(prompt)), "seconds": seconds, "p99_in_chunks": over}}
 
 
-def summarize_workload(workload: Workload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
+def summarize_workload(workload: RequestWorkload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
     """One workload's part of the report."""
     report: dict[str, Any] = {
         "rows": len(workload.requests),

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from mlxrun.cli.bench.engine.measurement import Contender, Trace, check_lengths, record_outputs
-from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.cli.bench.engine.workloads import BenchRequest, RequestWorkload
 from mlxrun.core.errors import MlxrunError
 
 FREED = 0.25  # a cancelled row is freed when at most this share of a long row's memory is still in use
@@ -43,7 +43,7 @@ class InteractiveRequests(NamedTuple):
     after: BenchRequest
 
     @classmethod
-    def split(cls, workload: Workload) -> InteractiveRequests:
+    def split(cls, workload: RequestWorkload) -> InteractiveRequests:
         """They come in the order in which `make_workload` makes them."""
         *alone, cold, warm, in_front, behind, cancelled, after = workload.requests
         return cls(alone, [cold, warm], in_front, behind, cancelled, after)
@@ -51,7 +51,7 @@ class InteractiveRequests(NamedTuple):
 
 def run_interactive(
     contender: InteractiveContender,
-    workload: Workload,
+    workload: RequestWorkload,
     clock: Callable[[], float],
     read_memory: Callable[[], int],
 ) -> tuple[Trace, float]:
@@ -134,7 +134,9 @@ class _Session:
 # -- numbers ----------------------------------------------------------------------------------------
 
 
-def compute_interactive_metrics(trace: Trace, workload: Workload, freed: float) -> dict[str, float | None]:
+def compute_interactive_metrics(
+    trace: Trace, workload: RequestWorkload, freed: float
+) -> dict[str, float | None]:
     """The measures of one run. MlxrunError if a short request came when the long prompt was prefilled."""
     requests = InteractiveRequests.split(workload)
     long_ttft = _find_long_ttft(trace, requests)

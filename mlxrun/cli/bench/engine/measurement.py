@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from mlxrun.cli.bench.engine.workloads import BenchRequest, Workload
+from mlxrun.cli.bench.engine.workloads import BenchRequest, RequestWorkload
 from mlxrun.core.errors import MlxrunError
 
 Values = Mapping[str, float | None]
@@ -54,7 +54,7 @@ class Trace:
         return max(times[-1] for times in self.times.values())
 
 
-def run_workload(contender: Contender, workload: Workload, clock: Callable[[], float]) -> Trace:
+def run_workload(contender: Contender, workload: RequestWorkload, clock: Callable[[], float]) -> Trace:
     """Run the workload to its end. MlxrunError if a request gets more or fewer tokens than it should."""
     waiting, live, tick = deque(workload.requests), set[str](), 0
     trace = Trace(clock())
@@ -138,7 +138,7 @@ MEASURES = (
 )
 
 
-def compute_metrics(trace: Trace, workload: Workload) -> dict[str, float | None]:
+def compute_metrics(trace: Trace, workload: RequestWorkload) -> dict[str, float | None]:
     """The measures of one run without memory; None if the run does not have such a moment."""
     first = {request_id: times[0] for request_id, times in trace.times.items()}
     ttft = [first[request_id] - added for request_id, added in trace.added.items()]

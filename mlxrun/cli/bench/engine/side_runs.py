@@ -18,7 +18,7 @@ from mlxrun.cli.bench.engine.interactive import (
     run_interactive,
 )
 from mlxrun.cli.bench.engine.measurement import Contender, Trace, compute_metrics, run_workload
-from mlxrun.cli.bench.engine.workloads import MOMENTS, Workload
+from mlxrun.cli.bench.engine.workloads import MOMENTS, RequestWorkload
 from mlxrun.core.errors import ConfigError, MlxrunError
 
 OURS, PEER = "mlxrun", "mlx-lm"
@@ -61,12 +61,12 @@ def alternate(names: Sequence[str], repeat: int) -> Iterator[str]:
 
 
 def measure_workload(
-    workload: Workload,
+    workload: RequestWorkload,
     openers: Mapping[str, Opener],
     repeat: int,
     meter: BenchMeter,
     say: Say,
-    warm_up: Workload | None = None,
+    warm_up: RequestWorkload | None = None,
     sides: dict[str, SideRuns] | None = None,
 ) -> dict[str, SideRuns]:
     """Run the workload `repeat` times on each side, in alternating order, each time after `warm_up`: requests
@@ -105,7 +105,12 @@ def measure_workload(
 
 
 def _measure_once(
-    opener: Opener, workload: Workload, warm_up: Workload, meter: BenchMeter, say: Say, turn: str
+    opener: Opener,
+    workload: RequestWorkload,
+    warm_up: RequestWorkload,
+    meter: BenchMeter,
+    say: Say,
+    turn: str,
 ) -> tuple[Trace, dict[str, float | None]]:
     """Load, warm up, measure, close."""
     before = meter.reset_peak(True)
@@ -127,7 +132,7 @@ def _measure_once(
     return trace, numbers | {"peak_bytes": weights + peak - alive, "peak_rows_bytes": peak - alive}
 
 
-def _run(contender: Contender, workload: Workload, meter: BenchMeter) -> tuple[Trace, float | None]:
+def _run(contender: Contender, workload: RequestWorkload, meter: BenchMeter) -> tuple[Trace, float | None]:
     """Run once. In `interactive`, the second value is how long a cancelled row's memory was in use."""
     if workload.name != "interactive":
         return run_workload(contender, workload, meter.clock), None

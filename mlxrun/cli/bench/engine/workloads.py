@@ -32,7 +32,7 @@ class BenchRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RequestWorkload:
     """Requests in order of arrival. `long_id`: the one whose prefill should not delay the others, if any.
     `moment`: when something comes during a long prefill of `interactive`, as a share of that prompt's TTFT.
     """
@@ -65,7 +65,7 @@ class RequestShape:
     shared: int = 0
 
 
-def make_workload(name: str, scale: float, vocab: int, seed: int = 0) -> Workload:
+def make_workload(name: str, scale: float, vocab: int, seed: int = 0) -> RequestWorkload:
     """The workload of that name, prompt and answer lengths times `scale`."""
     shapes = list(WORKLOADS[name](scale))
     rng = random.Random(f"{name} {seed}")
@@ -79,7 +79,7 @@ def make_workload(name: str, scale: float, vocab: int, seed: int = 0) -> Workloa
         for i, shape in enumerate(shapes)
     )
     long_id = requests[STAGGERED_BEFORE].id if name == "staggered" else None
-    return Workload(name, requests, long_id)
+    return RequestWorkload(name, requests, long_id)
 
 
 def _scale(tokens: int, scale: float, least: int = 2) -> int:

@@ -30,7 +30,7 @@ from mlxrun.cli.bench.engine.workloads import (
     STAGGERED_BEFORE,
     WORKLOADS,
     BenchRequest,
-    Workload,
+    RequestWorkload,
     make_workload,
 )
 from mlxrun.cli.bench.models import PRESETS, describe_model, open_model
@@ -79,7 +79,7 @@ class FakeContender:
         self.closed = True
 
 
-def run(contender: FakeContender, workload: Workload) -> Trace:
+def run(contender: FakeContender, workload: RequestWorkload) -> Trace:
     return run_workload(contender, workload, lambda: contender.now)
 
 
@@ -149,14 +149,14 @@ def test_arrivals_count_steps_that_gave_tokens_and_idle_time_is_skipped() -> Non
         BenchRequest("c", (1,), 1, arrival=50),
     )
     contender = FakeContender(prefill=2)
-    trace = run(contender, Workload("w", jobs))
+    trace = run(contender, RequestWorkload("w", jobs))
     # a: two steps of prefill, first token at 3 = tick 1; b comes in then; c as soon as nothing is left.
     assert contender.added == [(0.0, ["a"]), (3.0, ["b"]), (6.0, ["c"])]
     assert trace.times == {"a": [3.0, 4.0, 5.0], "b": [6.0], "c": [9.0]}
 
 
 def test_a_job_with_missing_tokens_is_an_error_not_a_number() -> None:
-    workload = Workload("w", (BenchRequest("a", (1,), 5),))
+    workload = RequestWorkload("w", (BenchRequest("a", (1,), 5),))
     with pytest.raises(MlxrunError, match="a got 4 tokens instead of 5"):
         run(FakeContender(lose=1), workload)
 
@@ -173,7 +173,7 @@ def test_metrics_by_hand() -> None:
         times={"a": [11.0, 12.0, 14.0, 15.0], "b": [12.0, 13.0, 16.0], "long": [14.0, 18.0]},
         tokens={"a": [1] * 4, "b": [1] * 3, "long": [1] * 2},
     )
-    got = compute_metrics(trace, Workload("w", jobs, long_id="long"))
+    got = compute_metrics(trace, RequestWorkload("w", jobs, long_id="long"))
     assert got["wall_s"] == 8.0
     assert got["output_tps"] == 9 / 8
     assert got["prefill_tps"] == 60 / 4
@@ -187,7 +187,7 @@ def test_metrics_by_hand() -> None:
 
 def test_rows_that_never_decode_together_have_no_steady_rate() -> None:
     trace = Trace(0.0, {"a": 0.0, "b": 0.0}, {"a": [1.0, 2.0], "b": [2.0, 3.0]}, {"a": [1, 1], "b": [1, 1]})
-    workload = Workload("w", (BenchRequest("a", (1,), 2), BenchRequest("b", (1,), 2)))
+    workload = RequestWorkload("w", (BenchRequest("a", (1,), 2), BenchRequest("b", (1,), 2)))
     assert compute_metrics(trace, workload)["decode_tps"] is None
     assert compute_metrics(trace, workload)["long_gap_p99_s"] is None
 
@@ -304,14 +304,16 @@ def test_our_engine_is_asked_for_greedy_answers_of_a_fixed_length() -> None:
     progress = TokenEvent("a", num_computed_tokens=1)
     last = TokenEvent("a", (5,), finish=FinishReason.LENGTH)
     engine = FakeEngine([[progress], [TokenEvent("a", (4,))], [last]])
-    trace = run_workload(MlxrunContender(engine), Workload("w", (BenchRequest("a", (1, 2), 2),)), lambda: 0.0)
+    trace = run_workload(
+        MlxrunContender(engine), RequestWorkload("w", (BenchRequest("a", (1, 2), 2),)), lambda: 0.0
+    )
     assert trace.tokens == {"a": [4, 5]}
     params = engine.requests[0].params
     assert (params.max_tokens, params.temperature, params.stop_ids) == (2, 0.0, frozenset())
 
 
 def test_a_failed_request_and_a_stuck_engine_end_the_benchmark() -> None:
-    workload = Workload("w", (BenchRequest("a", (1, 2), 2),))
+    workload = RequestWorkload("w", (BenchRequest("a", (1, 2), 2),))
     broken = TokenEvent("a", finish=FinishReason.ERROR, error=RequestError("no room"))
     with pytest.raises(RequestError, match="no room"):
         run_workload(MlxrunContender(FakeEngine([[broken]])), workload, lambda: 0.0)

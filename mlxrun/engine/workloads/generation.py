@@ -1,0 +1,130 @@
+"""Answers: the scheduler decides what a step computes, the model runner computes it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+from mlxrun.core.errors import EngineDead
+from mlxrun.core.request import Request, TokenEvent
+from mlxrun.core.step_plan import StepPlan, StepResult
+from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.engine.scheduler.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """The part of model/run/runner.py that is needed here. Tests use a scripted runner instead."""
+
+    @property
+    def has_pending_snapshots(self) -> bool: ...
+    @property
+    def awaits_first_tokens(self) -> bool: ...
+    @property
+    def awaits_drafts(self) -> bool: ...
+    def collect(self) -> StepResult: ...
+    def execute(self, plan: StepPlan) -> StepResult: ...
+    def reset(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class GenerationSteps:
+    """`prefix_cache`: the scheduler's; `max_errors`: failed steps in a row after which the engine stops."""
+
+    def __init__(
+        self, scheduler: Scheduler, runner: Runner, prefix_cache: PrefixCacheInterface, max_errors: int
+    ) -> None:
+        self.scheduler = scheduler
+        self.runner = runner
+        self.prefix_cache = prefix_cache
+        self._max_errors = max_errors
+        self.steps = 0  # since the start
+        self.errors = 0  # failed steps since the start
+        self._failures_in_a_row = 0  # failed steps since the last token
+        self._has_aborted = False  # since the last step: the runner is to free a row
+        self._last_plan: StepPlan | None = None  # of the step before; None if nothing generated then
+        self._last_time = 0.0  # when that step ended
+
+    @property
+    def is_busy(self) -> bool:
+        return self.scheduler.busy or self._has_aborted or self.runner.has_pending_snapshots
+
+    def takes(self, request: Request) -> bool:
+        """All that ask for tokens."""
+        return not request.pooled
+
+    def has(self, request_id: str) -> bool:
+        """Whether it is with the scheduler."""
+        return self.scheduler.has(request_id)
+
+    def add(self, request: Request) -> None:
+        """Queue it with the scheduler, whose errors it raises."""
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> TokenEvent | None:
+        """End a request now; the runner frees its row in the next step."""
+        event = self.scheduler.abort(request_id)
+        self._has_aborted |= event is not None
+        return event
+
+    def step(self) -> list[TokenEvent]:
+        """Schedule, execute, update: run one step, and return the events of the requests that got further.
+
+        `execute` launches a step and returns the tokens of the one before. If those are first tokens only,
+        this step just collects them: clients wait for a first token, and no decoding row is delayed by
+        reading it before the next launch; or if drafts are about to follow. Raises EngineDead after
+        `engine.max_errors` failed steps in a row.
+        """
+        self.steps += 1
+        self._has_aborted = False
+        if self._last_plan is None:
+            self._last_time = time.monotonic()
+        collect_only = self.runner.awaits_first_tokens and not self.scheduler.has_rows_to_free
+        collect_only |= self.runner.awaits_drafts  # also those of a row that has been aborted since
+        collect_only |= self.scheduler.drafts.awaits_tokens(self.scheduler.requests)
+        are_stored = not self.runner.has_pending_snapshots
+        plan = StepPlan() if collect_only else self.scheduler.schedule(are_stored)
+        try:
+            result = self.runner.collect() if collect_only else self.runner.execute(plan)
+        except Exception as error:  # whatever the model raises, each request must get an answer
+            return self._handle_failed_step(plan, error)
+        self._record_time(plan)
+        for scores in filter(self.scheduler.owns_scores, result.scores):
+            self.prefix_cache.record_scores(scores)
+        for snapshot in result.snapshots:
+            self.prefix_cache.store_snapshot(snapshot)
+        for request_id in result.invalid_hits:
+            self.prefix_cache.invalidate_hit(request_id)
+        if result.tokens or result.scores:  # only these prove that a step succeeded: errors come late
+            self._failures_in_a_row = 0
+        events = self.scheduler.update(plan, result)
+        if not self.is_busy:  # the time until the next step is that of texts, or nobody's
+            self._last_plan = None
+        return events
+
+    def _record_time(self, plan: StepPlan) -> None:
+        """Take in how long the runner took to launch `plan` and to wait for the step before."""
+        now = time.monotonic()
+        self.scheduler.token_budget.pace.record_step(plan, self._last_plan, now - self._last_time)
+        self._last_plan, self._last_time = plan, now
+
+    def _handle_failed_step(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
+        self.errors += 1
+        self._failures_in_a_row += 1
+        log.error("step failed (%d in a row): %s", self._failures_in_a_row, error, exc_info=error)
+        self.runner.reset()
+        self._last_plan = None
+        if self._failures_in_a_row >= self._max_errors:
+            raise EngineDead(f"{self._failures_in_a_row} steps failed in a row: {error}") from error
+        return self.scheduler.step_failed(plan, error)
+
+    def exclude_time(self) -> None:
+        """What ran since the last step is no part of the time of the next one."""
+        self._last_time = time.monotonic()
+
+    def close(self) -> None:
+        """Release all arrays, on the thread that made them."""
+        self.scheduler.drafts.close()
+        self.runner.close()
