@@ -221,3 +221,9 @@ def test_light_commands_import_nothing_heavy(arguments: list[str], tmp_path: Pat
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
+
+
+def test_the_model_package_alone_imports_no_mlx() -> None:
+    """OpenBLAS has to be in the process before mlx is, or products take 30 times as long."""
+    code = "import sys, mlxrun.model; sys.exit('mlx.core' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent).returncode == 0

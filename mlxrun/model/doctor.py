@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
+from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine import device
@@ -118,6 +119,13 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
     for name, times in form.seconds.items():
         curve = ", ".join(f"{rows} rows {value * 1e6:.0f}" for rows, value in times.items())
         yield Finding("weights", name, "ok", f"{curve} us", facts={"seconds": times})
+
+
+def report_hooks(hooks: Sequence[InstalledHook]) -> Iterator[Finding]:
+    """What of the library's model is changed."""
+    for hook in hooks:
+        value, facts = f"{hook.purpose} ({hook.places})", {"places": hook.places}
+        yield Finding("hooks", hook.name, "ok", value, facts=facts)
 
 
 def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: int) -> Iterator[Finding]:

@@ -46,6 +46,7 @@ class LoadedModel:
 def load_model(config: Config, info: LoadedModelInfo, probe: ProbeReport | None = None) -> LoadedModel:
     """Raises ModelLoadError or ConfigError. `probe`: if this model was already compared."""
     adapter = load_adapter(config, info)
+    hooks = adapter.hooks
     if config.prefill.sparse != "off":
         adapter = make_positioned(adapter)
     form: Literal["always", "never"] = "always" if adapter.weights.held else "never"
@@ -61,7 +62,7 @@ def load_model(config: Config, info: LoadedModelInfo, probe: ProbeReport | None 
     probe = probe or choose_methods(adapter, vocab, config, info, quantization)
     adapter.attention = probe.methods.attention
     info.refused_media.update({kind: why for kind, why in probe.refused.items() if why})
-    probe = replace(probe, methods=separate_adapters(adapter, probe.methods))
+    probe = replace(probe, methods=separate_adapters(adapter, probe.methods), hooks=hooks)
     config = _follow_probe(config, probe.methods)
     if isinstance(adapter, PositionedAdapter):
         probe = add_position_check(probe, adapter, vocab)

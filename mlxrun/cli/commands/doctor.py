@@ -70,6 +70,7 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
     from mlxrun.engine.build import build_engine
     from mlxrun.model.doctor import (
         report_drafts,
+        report_hooks,
         report_model,
         report_pooling,
         report_probe,
@@ -91,6 +92,7 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
         return
     if engine.probe is not None:
         yield from report_weights(engine.probe.weights)
+        yield from report_hooks(engine.probe.hooks)
         yield from report_probe(engine.probe)
     if config.speculation.method != "off" and engine.probe is not None:
         yield report_drafts(engine.scheduler.drafts.describe())

@@ -236,11 +236,13 @@ def attach_adapters(
     rows: RowAdapters,
     adapters: Sequence[Mapping[str, LayerWeights]],
     dtype: mx.Dtype | None = None,
-) -> None:
-    """Let the layers of a model add what the adapters of their rows add. `adapters`: the weights of each by
-    the path of the layer, in the order of `rows.names`; `dtype`: to cast them to."""
+) -> int:
+    """Let the layers of a model add what the adapters of their rows add; returns how many layers do.
+    `adapters`: the weights of each by the path of the layer, in the order of `rows.names`; `dtype`: to cast
+    them to."""
     modules = dict(model.named_modules())
-    for path in sorted({path for each in adapters for path in each}):
+    paths = sorted({path for each in adapters for path in each})
+    for path in paths:
         layer: Any = modules[path]
         added = LayerAdapters(rows, [each.get(path) for each in adapters], layer)
         if dtype is not None:
@@ -253,6 +255,7 @@ def attach_adapters(
             if not isinstance(parent, _ExpertsParent):
                 parent.row_adapters = rows
                 _mix_in(parent, _ExpertsParent)
+    return len(paths)
 
 
 def _mix_in(module: nn.Module, mixin: type) -> None:

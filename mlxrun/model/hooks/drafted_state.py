@@ -174,14 +174,19 @@ def _join_rows(parts: Sequence[mx.array | None], order: RowChoice) -> mx.array |
     return order.take(filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
 
 
-def route_states(model: nn.Module) -> None:
-    """Route the calls of all modules of the model that take a cache. Idempotent."""
+def route_states(model: nn.Module) -> int:
+    """Route the calls of all modules of the model that take a cache; returns how many classes have them.
+    Idempotent."""
+    count = 0
     for kind in {base for module in model.modules() for base in type(module).__mro__}:
         call = vars(kind).get("__call__")
-        if call is None or not issubclass(kind, nn.Module) or getattr(call, "routes_states", False):
+        if call is None or not issubclass(kind, nn.Module):
             continue
         if "cache" in inspect.signature(call).parameters:
-            setattr(kind, "__call__", _make_routed(call))  # noqa: B010
+            count += 1
+            if not getattr(call, "routes_states", False):
+                setattr(kind, "__call__", _make_routed(call))  # noqa: B010
+    return count
 
 
 def _make_routed(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,6 +7,8 @@ host is what a decode step of few rows waits for.
 
 from __future__ import annotations
 
+from typing import Any
+
 import mlx.core as mx
 import mlx.nn as nn
 
@@ -30,10 +32,11 @@ def forget_view(layer: nn.Module) -> None:
         layer.pop("_transposed", None)
 
 
-def transpose_weights(model: nn.Module) -> None:
-    """Let linear layers, but those of derived classes, use such views. They take no memory, and follow a
-    weight that is replaced; results are the library's bit by bit."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module._source = None
-            module.__class__ = _TransposedLinear
+def transpose_weights(model: nn.Module) -> int:
+    """Let linear layers, but those of derived classes, use such views; returns how many do. Views take no
+    memory, and follow a weight that is replaced; results are the library's bit by bit."""
+    layers: list[Any] = [module for module in model.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        layer._source = None
+        layer.__class__ = _TransposedLinear
+    return len(layers)

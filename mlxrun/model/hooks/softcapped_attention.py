@@ -16,12 +16,13 @@ from mlxrun.model.hooks.attention import RowKeysCache
 _MODULES = ("mlx_lm.models.gemma2", "mlx_vlm.models.gemma2.language")  # whose class `Attention` has a cap
 
 
-def route_softcaps(model: nn.Module) -> None:
-    """Let the model's layers with a soft cap attend to RowKeys. Idempotent."""
+def route_softcaps(model: nn.Module) -> int:
+    """Let the model's layers with a soft cap attend to RowKeys; returns how many there are. Idempotent."""
     layers = [layer for layer in model.modules() if _has_cap(type(layer))]
     routed = {kind: _make_routed(kind) for kind in {type(layer) for layer in layers}}
     for layer in layers:
         layer.__class__ = routed[type(layer)]
+    return len(layers)
 
 
 def _has_cap(kind: type) -> bool:

@@ -15,12 +15,8 @@ from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
-from mlxrun.model.hooks import attention
-from mlxrun.model.hooks.adapted_layers import RowAdapters, attach_adapters
-from mlxrun.model.hooks.drafted_state import route_states
-from mlxrun.model.hooks.linear_layers import transpose_weights
-from mlxrun.model.hooks.softcapped_attention import route_softcaps
-from mlxrun.model.hooks.weight_form import settle_weights
+from mlxrun.model.hooks.adapted_layers import RowAdapters
+from mlxrun.model.hooks.install import install_hooks
 from mlxrun.model.load.gguf.weights import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
@@ -33,7 +29,7 @@ from mlxrun.model.run.adapter import Adapter, VisionAdapter
 
 
 def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
-    """The model with its weights evaluated, their form settled and its attention routed."""
+    """The model with its hooks installed and its weights evaluated."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -54,21 +50,23 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     if dtype is not None:
         model.set_dtype(dtype)
     model.eval()
-    form = replace(settle_weights(model, config, dtype or _find_dtype(model)), unused=unused)
     rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
-    attach_adapters(model, rows, adapters, dtype)
+    form, hooks = install_hooks(model, config, dtype or _find_dtype(model), rows, adapters, dtype)
+    form = replace(form, unused=unused)
     evaluate_parameters(model, info.name)
-    transpose_weights(model)
-    attention.route_attention(model)
-    route_softcaps(model)
-    route_states(model)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    if not info.vision:
-        return Adapter(model, form, rows)
-    # Features of images are reused bit by bit only where all images of a prompt are the same.
-    line_break = getattr(info.processor, "image_break_token_id", None)
-    return VisionAdapter(model, config.cache.image_bytes, config.engine.reproducible, line_break, form, rows)
+    if info.vision:
+        # Features of images are reused bit by bit only where all images of a prompt are the same.
+        exact_sets_only = config.engine.reproducible
+        line_break = getattr(info.processor, "image_break_token_id", None)
+        adapter: Adapter = VisionAdapter(
+            model, config.cache.image_bytes, exact_sets_only, line_break, form, rows
+        )
+    else:
+        adapter = Adapter(model, form, rows)
+    adapter.hooks = hooks
+    return adapter
 
 
 def _check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:

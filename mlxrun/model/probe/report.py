@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.run.adapter import MediaKind
 from mlxrun.model.run.compute_methods import ComputeMethods
@@ -50,7 +51,7 @@ class ProbeReport:
     `long_rows`: why no row of many tokens was compared; empty if one was. `images`, `videos`: why they were
     not compared, or are refused; empty if they were, and if the model takes none. `refused`,
     `features_cached`: what an adapter of the same model has to know (`follow`). `seconds`: how long the
-    comparisons took; None: there were none.
+    comparisons took; None: there were none. `hooks`: what was changed of the library's model.
     """
 
     methods: ComputeMethods
@@ -63,13 +64,14 @@ class ProbeReport:
     refused: Mapping[MediaKind, str] = field(default_factory=dict)
     features_cached: bool = True
     seconds: float | None = None
+    hooks: tuple[InstalledHook, ...] = ()
 
     def describe(self) -> dict[str, Any]:
         """The report as JSON values, for /v1/status."""
         found = [{"name": check.name, **describe_check(check)} for check in self.checks]
         windows = [asdict(window) for window in self.windows]
         notes = {"long_rows": self.long_rows, "images": self.images, "videos": self.videos}
-        took = {"seconds": self.seconds}
+        took = {"seconds": self.seconds, "hooks": {hook.name: hook.places for hook in self.hooks}}
         return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes, **took}
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.model.hooks.adapted_layers import BASE, RowAdapters
 from mlxrun.model.hooks.attention import AttentionCall, use_engine_attention
+from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.run.compute_methods import AttentionMethod
@@ -71,9 +72,11 @@ def run_trial_forward(adapter: Adapter) -> tuple[list[Any], int]:
 class Adapter:
     """A loaded model, as the runner uses it; this class is for text models. `weights`: their form.
     `row_adapters`: which LoRA adapter each row of a forward uses, None: there are none. `attention`: whose
-    attention its forwards over plain arrays use, as the load check decides."""
+    attention its forwards over plain arrays use, as the load check decides. `hooks`: what was changed of the
+    library's model."""
 
     attention: AttentionMethod = "engine"
+    hooks: tuple[InstalledHook, ...] = ()
 
     def __init__(
         self,

@@ -1,0 +1,59 @@
+"""All hooks: what changes a library's model, in the order in which that is done.
+
+Each hook changes classes or functions of the library, and none knows the others. A layer may be changed by
+several: a quantised linear layer gets its method first, and then what LoRA adapters add to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.config.settings import Config
+from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
+from mlxrun.model.hooks.attention import route_attention
+from mlxrun.model.hooks.drafted_state import route_states
+from mlxrun.model.hooks.linear_layers import transpose_weights
+from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
+from mlxrun.model.hooks.softcapped_attention import route_softcaps
+from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledHook:
+    """A hook that is on. `places`: how many layers, or modules and classes of the library, it changed."""
+
+    name: str
+    places: int
+    purpose: str
+
+
+def install_hooks(
+    model: nn.Module,
+    config: Config,
+    dtype: mx.Dtype,
+    rows: RowAdapters,
+    adapters: Sequence[Mapping[str, LayerWeights]],
+    adapter_dtype: mx.Dtype | None,
+) -> tuple[WeightForm, tuple[InstalledHook, ...]]:
+    """Change the model. `dtype`: of its activations; `adapters`: the weights of LoRA adapters by layer, in
+    the order of `rows.names`, to be cast to `adapter_dtype`. Returns the form of its weights, and the hooks
+    that found something to change."""
+    form = settle_weights(model, config, dtype)
+    routed = list_routed(model)
+    experts = sum(is_expert(layer) for layer in routed)
+    found = (
+        InstalledHook("products", len(routed) - experts, "quantized layers multiply by the fastest method"),
+        InstalledHook("experts", experts, "quantized experts multiply by the fastest method"),
+        InstalledHook(
+            "adapters", attach_adapters(model, rows, adapters, adapter_dtype), "LoRA adapters by row"
+        ),
+        InstalledHook("linear layers", transpose_weights(model), "a view of the weight is made once"),
+        InstalledHook("attention", route_attention(model), "rows of any lengths attend in one forward"),
+        InstalledHook("soft caps", route_softcaps(model), "attention with a cap attends so too"),
+        InstalledHook("drafts", route_states(model), "recurrent layers verify drafted tokens"),
+    )
+    return form, tuple(hook for hook in found if hook.places)
