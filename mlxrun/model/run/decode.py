@@ -76,7 +76,7 @@ class DecodeRunner:
         with self._adapter.use_attention():
             output = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
         logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
-        return [LogitsBatch(tuple(self.order), logits, self.sampler, after, hidden=hidden)]
+        return [LogitsBatch(tuple(self.order), logits, self.sampler, after, hidden=hidden, decodes=True)]
 
     def _forward_drafts(
         self,
@@ -96,7 +96,7 @@ class DecodeRunner:
             output = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
         sampler, ends = drafted.make_sampler(self._vocab), drafted.expand_positions(after)
         logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
-        return LogitsBatch(tuple(self.order), logits, sampler, ends, drafted, hidden)
+        return LogitsBatch(tuple(self.order), logits, sampler, ends, drafted, hidden, decodes=True)
 
     def _make_decode(
         self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None

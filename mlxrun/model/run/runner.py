@@ -275,10 +275,10 @@ class ModelRunner:
             tokens = batch.sampler(batch.logits, batch.positions, mask)
             for row in rows:
                 row.has_sampled = True
-            if batch.sampler is self._decoder.sampler:
-                self._decoder.newest_tokens = tokens.tokens
-            elif batch.drafted is None:
+            if not batch.decodes:
                 rows[0].newest_token = tokens.tokens
+            elif batch.drafted is None:  # else the decoder takes in what is accepted
+                self._decoder.newest_tokens = tokens.tokens
             self._tell_head(batch, tokens.tokens)
             sampled.append(SampledRows(batch.ids, tokens, batch.drafted, grammars, batch.hidden))
         return sampled
@@ -287,7 +287,7 @@ class ModelRunner:
         """Tell the head that drafts what was sampled. Drafted tokens are known once they are collected."""
         if self._mtp is None or batch.hidden is None or batch.drafted is not None:
             return
-        if batch.sampler is self._decoder.sampler:
+        if batch.decodes:
             self._mtp.read_step(batch.ids, batch.hidden, tokens)
         else:
             self._mtp.read_prompt(batch.ids[0], batch.hidden, tokens)

@@ -96,7 +96,7 @@ def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
 class LogitsBatch:
     """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample. With
     `drafted`, a row of `ids` has several rows of logits. `hidden` [rows, D]: from which they are made, where
-    a head drafts."""
+    a head drafts. `decodes`: whether they are the rows of the decode batch, not the one row of a chunk."""
 
     ids: tuple[str, ...]
     logits: mx.array
@@ -104,6 +104,7 @@ class LogitsBatch:
     positions: Sequence[int]
     drafted: DraftedRows | None = None
     hidden: mx.array | None = None
+    decodes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
