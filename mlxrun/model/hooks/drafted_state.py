@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,11 +32,15 @@ class StateTouchedError(NotRaggedError):
     """A module touched the state that it was called with; whoever routed its call handles this."""
 
     def __init__(self, state: DraftedState) -> None:
-        frame = inspect.currentframe()  # of this function, of the state's method, and of who called that
-        caller = frame and frame.f_back and frame.f_back.f_back
-        name = "a module" if caller is None else caller.f_code.co_qualname
-        super().__init__(f"{name} reads a recurrent state where rows cannot be computed one after the other")
+        super().__init__()
         self.state = state
+
+    def __str__(self) -> str:
+        """With the function that called the state, by the traceback."""
+        codes = (frame.f_code for frame, _ in traceback.walk_tb(self.__traceback__))
+        names = [code.co_qualname for code in codes if code.co_filename != __file__]
+        name = names[-1] if names else "a module"
+        return f"{name} reads a recurrent state where rows cannot be computed one after the other"
 
 
 @dataclass(frozen=True, slots=True)
