@@ -33,16 +33,8 @@ test-product: .venv/.installed-dev
 	env -u OPENBLAS_NUM_THREADS -u OPENBLAS_CORETYPE TEST_ENVIRONMENT=product $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not sweep and not slow' $(addprefix tests/,$(PRODUCT))
 
 # The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
-APART := parity clients robustness server cli/bench benchmarks tools evals model/kv/snapshot model/probe \
-  api/parsers/families engine/test_engine_real_models.py helpers/test_fixtures.py \
-  $(addprefix api/test_body_schema_,numbers.py ignored.py) api/text/tokens/test_token_bounds.py \
-  $(addprefix api/structured/test_,matcher.py schemas.py thinking_budget.py) \
-  $(addprefix model/,hooks/test_weight_form.py vision/test_features.py load/test_loader_adapters.py run/test_sampler.py run/test_hidden_tap.py) \
-  $(addprefix jobs/,lines/test_line_index.py records/test_reconciliation.py run/test_partial_answers.py) \
-  engine/scheduler/test_scheduler_properties.py \
-  $(addprefix cli/commands/test_,$(addsuffix .py,compare eval export replay report score verify))
 test-fast: .venv/.installed-dev
-	$(BIN)/pytest -q $(PYTEST_ARGS) -m 'not slow and not sweep' $(addprefix --ignore=tests/,$(APART))
+	$(BIN)/pytest -q $(PYTEST_ARGS) -m 'not thorough and not slow and not sweep'
 
 # The client libraries of tests/clients, which must not share an environment with mlxrun: exactly the versions of
 # requirements/ and package-lock.json.

@@ -99,7 +99,21 @@ def _leave_out_other_slices(config: pytest.Config, items: list[pytest.Item]) -> 
     items[:] = [item for item in items if not is_left_out(item)]
 
 
+def _mark_as_their_folders(items: list[pytest.Item]) -> None:
+    """Give tests the marks of `pytestmark` in the __init__.py of their folders."""
+    for item in items:
+        parts = item.path.relative_to(Path(__file__).parent).parts[:-1]
+        for depth in range(len(parts)):
+            package = sys.modules.get(".".join(("tests", *parts[: depth + 1])))
+            mark = getattr(package, "pytestmark", None)
+            if mark is not None:
+                item.add_marker(mark)
+
+
+# Before pytest's own, which selects by -m.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _mark_as_their_folders(items)
     if config.getoption("sweep_slice"):
         _leave_out_other_slices(config, items)
     if not config.getoption("reruns"):

@@ -19,6 +19,8 @@ from tests.helpers.field_examples import list_examples, set_field
 from tests.helpers.openai_api import CHAT, COMPLETION, TOOL, make
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
+pytestmark = pytest.mark.thorough
+
 MODEL_INFO = FakeModelInfo(chat_template=TOOLS)
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
 CHAT_BODY = {

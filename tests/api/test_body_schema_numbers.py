@@ -22,6 +22,8 @@ from tests.helpers import anthropic_api
 from tests.helpers.openai_api import CHAT, COMPLETION, make
 from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
+pytestmark = pytest.mark.thorough
+
 MODEL_INFO = FakeModelInfo(chat_template=TOOLS)
 CONFIG = Config(scheduler=SchedulerSettings(policy="priority"))
 WRONG: tuple[Any, ...] = (

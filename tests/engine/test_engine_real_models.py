@@ -25,6 +25,8 @@ from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_fakes import merge_events
 from tests.helpers.model_fixtures import Zoo
 
+pytestmark = pytest.mark.thorough
+
 BASE = tuple(text_models.prompts(41, [75])[0])
 OTHER = tuple(text_models.prompts(42, [75])[0])
 

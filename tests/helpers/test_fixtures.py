@@ -11,6 +11,8 @@ from benchmarks.tiny import byte_tokenizer
 from tests.helpers import oracle, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep
 
+pytestmark = pytest.mark.thorough
+
 TEXT = mark_sweep(text_models.TEXT, (*text_models.CORE, "deepseek_v3", "gemma2", "gemma4_text"))
 VISION = mark_sweep(vision_models.VISION, vision_models.CORE)
 

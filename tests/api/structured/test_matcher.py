@@ -24,7 +24,7 @@ from tests.helpers import engine_driver, schema_cases, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
 
-pytestmark = pytest.mark.usefixtures("probed_once")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("probed_once")]
 
 PROMPTS = text_models.prompts(3, (7, 2, 21, 12, 33, 5))
 SCHEMAS = [schema_cases.make_random(seed) for seed in (1, 2, 5, 8)]

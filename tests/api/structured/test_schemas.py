@@ -20,6 +20,8 @@ from tests.helpers import engine_driver, schema_cases, text_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.schema_cases import Schema
 
+pytestmark = pytest.mark.thorough
+
 ROWS = 16
 FORMATS = FormatChecker([name for name in FormatChecker.checkers if name != "time"])
 # A random model rarely closes anything by itself.

@@ -31,7 +31,7 @@ from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.parser_driver import Item, Reasoning, merge_deltas
 from tests.helpers.served_model import THINK as QUESTION
 
-pytestmark = pytest.mark.usefixtures("probed_once")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("probed_once")]
 
 EOS, THINK, UNTHINK = (TOKEN_ID[text] for text in ("<|im_end|>", "<think>", "</think>"))
 STOP = frozenset({EOS})

@@ -11,6 +11,8 @@ from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import chat
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats
 
+pytestmark = pytest.mark.thorough
+
 
 async def make_drop(folder: Path) -> tuple[str, str]:
     """Two runs; the second one's answers are cut, so that none is right."""

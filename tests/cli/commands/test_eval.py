@@ -15,6 +15,8 @@ from tests.helpers.batch_fakes import FakeClient
 from tests.helpers.suite_files import read_cells, write_suite
 from tests.helpers.tokenizers import FakeModelInfo
 
+pytestmark = pytest.mark.thorough
+
 REPOSITORY = Path(__file__).parents[3]
 SUITE = """
     models:

@@ -13,6 +13,8 @@ from mlxrun.evals.exports import export_files
 from tests.helpers.batch_fakes import Bench, chats, write_job
 from tests.helpers.export_fakes import finish_rich_job
 
+pytestmark = pytest.mark.thorough
+
 
 def test_formats_are_those_of_the_exporter() -> None:
     assert FORMATS == export_files.FORMATS

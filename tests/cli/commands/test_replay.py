@@ -13,6 +13,8 @@ import pytest
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import MIXED, FakeClient, by_id, chats, edit_line, write_job
 
+pytestmark = pytest.mark.thorough
+
 Prints = pytest.CaptureFixture[str]
 
 

@@ -10,6 +10,8 @@ from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import chats, edit_line
 from tests.helpers.report_jobs import run_lines, write_suite
 
+pytestmark = pytest.mark.thorough
+
 
 async def test_a_report_lies_in_the_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench = await run_lines(tmp_path, chats(3))

@@ -13,6 +13,8 @@ from mlxrun.cli.commands import score
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, read, write_job
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> Bench:

@@ -14,6 +14,8 @@ from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import MIXED, FakeClient, chats, edit_line, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
+pytestmark = pytest.mark.thorough
+
 Prints = pytest.CaptureFixture[str]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,6 +26,8 @@ from tests.helpers.engine_fakes import (
     make_settings,
 )
 from tests.helpers.examples import count_examples
+
+pytestmark = pytest.mark.thorough
 
 SIZES = st.integers(1, 40)
 

@@ -19,6 +19,8 @@ from mlxrun.jobs.records.reconciliation import Reconciler
 from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import chat
 
+pytestmark = pytest.mark.thorough
+
 GOOD = chat("a", "hi", max_tokens=3)
 
 

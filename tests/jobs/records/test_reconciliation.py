@@ -17,6 +17,8 @@ from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.stop_signals import Interrupted
 from tests.helpers.batch_fakes import by_id, chat, chats, edit_line, finish_job, read, write_job
 
+pytestmark = pytest.mark.thorough
+
 COUNT = 12
 
 

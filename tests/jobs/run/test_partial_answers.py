@@ -20,6 +20,8 @@ from mlxrun.jobs.run import partial_answers
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, parse_records
 from tests.helpers.batch_fakes import Bench, chat, chats, make_config, write_job
 
+pytestmark = pytest.mark.thorough
+
 LINES = [
     chat("plain", "hello world"),
     chat("sampled", "say it", temperature=1.0, seed=11),

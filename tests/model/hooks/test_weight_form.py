@@ -30,6 +30,8 @@ from mlxrun.model.hooks.weight_form import (
 )
 from tests.helpers import engine_driver
 
+pytestmark = pytest.mark.thorough
+
 Curve = Mapping[str, Mapping[int, float]]
 # Microseconds by method and rows: 4096 x 6144 and 1024 x 3072 in 4 bit on an H200, 4096 x 4096 on a CPU.
 LARGE_ON_CUDA: Curve = {

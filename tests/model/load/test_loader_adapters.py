@@ -22,6 +22,8 @@ from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.oracle import text_answer
 
+pytestmark = pytest.mark.thorough
+
 BASE = tuple(text_models.prompts(41, [40])[0])
 LORA = {"rank": 4, "scale": 8.0, "dropout": 0.0}
 

@@ -17,6 +17,8 @@ from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
 
+pytestmark = pytest.mark.thorough
+
 PATHS = {"mamba2": ("backbone",), "nemotron_h": ("backbone",), "gpt_bigcode": ("transformer",)}
 PATHS |= {"qwen3_5": ("language_model", "model")}
 ALONE = ("idefics3", "smolvlm")  # their layers and head are one module

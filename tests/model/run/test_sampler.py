@@ -15,6 +15,8 @@ from mlxrun.model.run.sampler import RowSampling, SampledBatch, Sampler, _make_b
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 
+pytestmark = pytest.mark.thorough
+
 VOCAB = 50
 GREEDY = SamplingParams()
 WARM = SamplingParams(temperature=0.8, seed=3)

@@ -20,6 +20,8 @@ from mlxrun.model.vision.image_units import ImageUnits, find_regions, split_imag
 from tests.helpers import vision_models
 from tests.helpers.model_fixtures import Zoo
 
+pytestmark = pytest.mark.thorough
+
 MANY = 100_000_000
 A, B, C, D = (vision_models.images(seed, 1)[0] for seed in (21, 22, 23, 24))
 

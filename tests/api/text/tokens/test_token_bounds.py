@@ -24,6 +24,8 @@ from tests.helpers.examples import count_examples
 from tests.helpers.odd_tokenizers import TEXTS, TOKENIZERS, nasty_tokenizer
 from tests.helpers.tokenizers import byte_chars, byte_tokenizer, ids_of, metaspace_tokenizer
 
+pytestmark = pytest.mark.thorough
+
 Change = Callable[[Tokenizer], None]
 MARKS = ("e\u030c", "\u212b\u0301", "\u1100\u1161\u11a8", "\u1fef", "\u037e", "\u0344", ">\u0338", "\u3000")
 
