@@ -1,4 +1,8 @@
-"""A checked request: the Requests for the engine, and what is needed to build the response."""
+"""A checked request: the Requests for the engine, and what is needed to build the response.
+
+A front end makes one ApiContext, which turns bodies into token ids for one model, with the limits of the
+server's settings.
+"""
 
 from __future__ import annotations
 

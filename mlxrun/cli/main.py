@@ -2,6 +2,10 @@
 
 Commands are imported when they are called, so that `mlxrun --help` is fast. A command returns its exit code,
 or None for 0. A MlxrunError is a message for the user; anything else is a bug and shows its traceback.
+
+A process that has loaded MLX ends after all functions of atexit, and before the interpreter shuts down:
+Thread.join returns before the C++ thread_local destructors of MLX's threads have run, and if they lose the
+race with the interpreter's shutdown, the process aborts (134) whatever its exit code was.
 """
 
 from __future__ import annotations

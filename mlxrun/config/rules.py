@@ -1,4 +1,6 @@
-"""The rules against contradictions, as the modules register them that have some."""
+"""Rules against contradictions among settings: of the server and of its APIs, of sparse prefill, and of
+speculation. Other modules register theirs with `reads`.
+"""
 
 from __future__ import annotations
 

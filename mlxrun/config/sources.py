@@ -1,6 +1,9 @@
 """The layers of a config: files (with what they extend), MLXRUN_SECTION__KEY variables, --set flags.
 
 Each layer is a tree of nodes with references replaced and paths made absolute. Validation comes later.
+
+`${NAME}` is the environment variable, `$${NAME}` is `${NAME}`. A secret must come from a variable. If the key
+is not a string, the variable is read as YAML, so that `max_running: ${ROWS}` works.
 """
 
 from __future__ import annotations

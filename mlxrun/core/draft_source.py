@@ -2,6 +2,8 @@
 
 Implementations are in model/speculation/; the engine's factory gives one to the planner. What a source needs
 of the target besides tokens, such as hidden states, it gets from the runner, which the factory builds too.
+
+A source may fail: after its first error a CheckedSource closes it, drafts nothing, and fails no request.
 """
 
 from __future__ import annotations

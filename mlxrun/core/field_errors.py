@@ -1,6 +1,9 @@
 """Errors about fields of a request: every text names the field and what was expected there.
 
 Paths look like `messages[3].content[1].type`; they are `RequestError.param` and start the message.
+
+Errors about a translated chat body are mapped to the fields of the body that the client sent: `sources` has a
+path of the chat body as key, and as value the path that it was translated from.
 """
 
 from __future__ import annotations

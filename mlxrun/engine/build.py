@@ -1,6 +1,10 @@
 """Builds an engine from a config: loads the model, and joins the parts.
 
 Must be called on the thread that will step the engine, because MLX's streams belong to threads.
+
+From top to bottom: the engine; who drafts (n-gram lookup, a draft model, the checkpoint's own head, or
+nobody); and the prefix cache. Its fingerprint covers everything that an entry depends on besides the tokens:
+an entry of another model, library, device or chunk size is never found.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 The manifest has the whole config, and digests of the job file and of the model's files. The job file is found
 where it was, at the same place relative to the output, or beside the output by its digest.
+
+The result of scoring (`eval`) is not compared: it follows from the answer, and can be computed again without
+the model.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 `feed` takes text in chunks of any size and returns what is certain; `finish` returns the rest. However the
 text was split, the deltas of each kind concatenate to the same text. Text that cannot begin a marker is
 returned at once.
+
+White space between reasoning, content and calls only separates them and is dropped: what ends a section is
+held back until its kind continues, what begins one is skipped. Sections of one kind are joined by a line
+feed. An answer's own first and last white space stays.
 """
 
 from __future__ import annotations

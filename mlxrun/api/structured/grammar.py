@@ -4,6 +4,9 @@ Compiling is slow (milliseconds; the first grammar of a model up to a second): c
 raises RequestError with llguidance's reason. The result is what Request.grammar takes.
 JSON may have one space wherever white space may be, and none around it: indentation costs tokens, and a small
 model that may write line breaks can write them without end.
+
+llguidance recurs along its input, so it is called on a thread with a deep stack: a native stack that
+overflows ends the process, with everybody's requests.
 """
 
 from __future__ import annotations

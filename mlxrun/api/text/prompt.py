@@ -3,6 +3,11 @@
 Chat text is tokenized as rendered (the template writes its special tokens), raw text with the tokenizer's.
 A special token that a message spells counts as that token, as in every server that renders templates to text.
 Only tokens that stand for images or videos are refused, since they would shift every one after them.
+
+Boundaries are the positions in a chat prompt at which other prompts are likely to diverge from it. The
+conversation is rendered with another text in place of one message, and the tokens that both share are
+counted. So each position ends a true prefix of another prompt, whatever the template does to its messages and
+however the tokenizer merges across their borders. A poor guess costs a saved state, never correctness.
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """Connects to Ray, and places a job's workers on its nodes.
 
 Every problem is a ConfigError that says what to do. Nothing here is reached without `--ray`.
+
+`--ray auto` finds the Ray of `ray start`, and never one that an mlxrun command has started for itself, which
+ends with that command. Ray's own search would take any. Both know a Ray by the command line of its raylet,
+the process of a node.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Whether a request fits beside the rows that run, and which of these are preempted so that it does, or so
 that the next step fits in memory: the least urgent ones, and as few as necessary.
+
+After the device ran out of memory, fewer rows run together for a while, although the budget says that all
+fit. If all ran together again as soon as each has completed a step alone, that step would fail again, without
+end.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ The policy sorts; overdue requests go to the front, and background requests go b
 wait that are much shorter than what is left of the first one, steps of one chunk alternate between the short
 ones and the first. A short prompt is then computed within two chunks, and the long one keeps every other
 step.
+
+A policy only sorts; the scheduler decides what fits and how much of it runs. The order depends on the
+requests and on the policy's own counters alone, so the same calls give the same plans.
 """
 
 from __future__ import annotations

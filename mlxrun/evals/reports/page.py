@@ -3,6 +3,10 @@
 Its policy allows the style and the script in it by their digests, and images from data URLs; nothing else
 runs or is loaded, whatever an answer contains. Texts of the runs are escaped by the templates, or are JSON
 that the script shows as text.
+
+Lines are JSON inside the page. Columns for the table are read when it opens; a chunk with details when one of
+its lines is opened or searched. A text that occurs in several lines of a chunk is in it once: a number stands
+for its place in `texts`.
 """
 
 from __future__ import annotations

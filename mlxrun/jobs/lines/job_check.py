@@ -1,6 +1,9 @@
 """Checks lines without an engine: `--dry-run` counts them, `--strict` refuses a job with bad lines.
 
 Lines are prepared as for a run (templates, tokens, images), a few at a time, and reported in order.
+
+`check_line_body` needs no model: it checks the names and types of a body's fields, its messages and items.
+What depends on the model or on a config (its template, its context, images) is checked by `--dry-run`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Scores answers in ways that may run long, in child processes (scorer_process.py).
 
 A line that has ended its scorer twice, by a limit or a crash, is not scored any more: its answers get a note.
+
+`run_scorers` scores off the event loop, so that scoring ends as soon as nobody waits for it.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@
 (draft_layout.py), with ordinary caches, and its results are put back into their rows. All other modules
 compute all rows at once. Which module it is shows when it first touches the state: what it had computed until
 then is thrown away, unevaluated.
+
+The layers of weights of that module are called with all rows where that is possible: those that take its
+inputs, and the one that gives its output. So a forward with drafts reads these weights once. Both are found
+by the objects that pass: arrays are lazy, so a result that is made again from all rows was never computed.
 """
 
 from __future__ import annotations

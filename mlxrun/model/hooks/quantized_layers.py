@@ -3,6 +3,10 @@
 `route_products` replaces the call of each quantised linear layer and of embeddings that serve as output
 layers, `route_experts` that of expert layers. A method follows from a call's shapes alone, so that forwards
 may be compiled. All methods give the library's result within rounding.
+
+A GPU computes what was launched later than the host goes on, and each product that waits has its dequantised
+weight in memory already. In a block of `bound_transients`, products are launched after so many numbers of
+such weights, and the host waits for earlier ones.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A header is read before any weight is. Its tensors have to lie side by side and fill the file, as the format
 demands: a tensor on the place of another one, a hole, or an end beyond the file is damage, or a trick.
+
+A download is incomplete where an index names a file that is not there.
 """
 
 from __future__ import annotations

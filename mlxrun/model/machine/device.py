@@ -1,4 +1,8 @@
-"""The device that MLX computes on, its memory, and the settings that depend on it."""
+"""The device that MLX computes on, its memory, and the settings that depend on it.
+
+What the last digits of results depend on besides model, settings and versions (device, BLAS, compiler) is
+described here too.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,10 @@
 
 Parameters have the names of the checkpoints after `rename_weight`. All take `ids` [B, T], padded on the
 right, with `lengths` [B], and give states [B, T, D]; those of padding mean nothing.
+
+On MLX's CPU backend `erf` and `exp` are scalar, and the library's GELU takes almost half of the processor
+time of an encoder of MiniLM's shape. NumPy computes the same in an eighth of it, in blocks that stay in the
+processor's cache. Other devices and dtypes get the library's own.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 A draft model chooses for a larger one as in "Speculative Prefill" (arXiv:2502.02789), by what the prompt's
 last tokens attend to, as in "SnapKV" (arXiv:2404.14469): they ask the question. That takes one forward, where
 letting the draft model answer takes one for each token. Its caches are dropped once a prompt is scored.
+
+A ScoringCache takes the place of a layer's cache. Its keys are an object on which the model's attention calls
+`attend` (hooks/attention.py), so the model's own queries are seen without a change of the model. Whole blocks
+of tokens are kept, and the prompt's beginning and end always.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Whether drafts can be verified for a model, and whether that takes longer the more tokens they have."""
+"""Whether drafts can be verified for a model, and whether that takes longer the more tokens they have.
+
+Steps are timed at load: what a drafted token costs, and what verifying one does.
+"""
 
 from __future__ import annotations
 

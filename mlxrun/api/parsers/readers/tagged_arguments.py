@@ -3,6 +3,11 @@
 A string is passed on as it comes, other values when they are complete. A newline behind the opening tag
 belongs to the layout, and so does one before the end marker then. An end marker counts only where a tag
 follows that may stand there, or the answer ends: a value may contain the marker too.
+
+Two layouts are here: pairs, `<arg_key>k</arg_key><arg_value>v</arg_value>`, and the XML of Qwen3-Coder,
+`<parameter=key>value</parameter>`. In pairs, strings are written as they are and all other values as JSON. In
+the XML, a value ends at `</parameter>`, or where a model forgets that, at the layout that can only follow
+one.
 """
 
 from __future__ import annotations
