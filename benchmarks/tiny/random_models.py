@@ -80,6 +80,8 @@ def save_weights(model: Any, folder: Path, seed: int, ends: bool = False, tied: 
 def _draw(name: str, value: np.ndarray, seed: int, tied: bool) -> np.ndarray:
     """embed 1, lm_head 2/sqrt(d), hidden 1.6/sqrt(fan): greedy output varies. 1-D: 0.1 around its value."""
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    if value.dtype == np.uint8:  # BitNet's: four numbers of 0, 1 or 2 in a byte
+        return (rng.integers(0, 3, (*value.shape, 4)) << np.array([0, 2, 4, 6])).sum(-1).astype(np.uint8)
     noise = rng.standard_normal(value.shape)
     if name.endswith("A_log"):
         # Slow decay: else a state forgets within 20 tokens, and no test could see that it was lost.

@@ -93,6 +93,8 @@ def test_every_way(zoo: Zoo, family: str, way: str, small: None) -> None:
     options = WAYS[way]
     if "methods" in options and expected(family)[0] != "ragged":
         options = options | {"methods": replace(options["methods"], decode=expected(family)[0])}
+    if way == "grouped" and family == "gemma2":  # whose own attention takes no mask of a group
+        options = options | {"methods": replace(options["methods"], decode="row_by_row")}
     engine = engine_driver.make_real_engine(zoo.text(family), **options)
     order = asks(PICKED, max_tokens=12)
     events = engine_driver.run_requests(engine, order if len(way) % 2 else reversed(order))
