@@ -210,10 +210,6 @@ def _describe_limits() -> str:
     return "".join(f"; {limit.describe()}" for limit in limits.list_limits()) if limits else ""
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 class ProcessExit:
     """Create it before any import that registers with atexit, as the first function is called last.
 
@@ -243,3 +239,7 @@ def _flush_streams() -> bool:
             if stream is sys.stdout:
                 os.write(2, f"mlxrun: standard output: {error.strerror}\n".encode())
     return good
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -51,11 +51,6 @@ def render_files() -> dict[Path, str]:
     }
 
 
-if __name__ == "__main__":
-    for path, text in render_files().items():
-        path.write_text(text, encoding="utf-8")
-
-
 def render_reference() -> str:
     """Return the page."""
     top = [info for info in list_fields().values() if not info.section]
@@ -72,3 +67,8 @@ def _render_table(infos: list[SettingField]) -> str:
         cells = (f"`{info.key}`", describe_type(info), f"`{format_default(info)}`", info.doc)
         rows.append("| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    for path, text in render_files().items():
+        path.write_text(text, encoding="utf-8")

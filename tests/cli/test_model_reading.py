@@ -19,7 +19,7 @@ import threading
 from mlxrun.cli.model_reading import read_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.engine import watchdog
-from mlxrun.model import load_progress, model_info
+from mlxrun.model.load import load_progress, model_info
 
 watchdog.TICK, watchdog.LIMIT = 0.01, 0.3
 watchdog._read_used_seconds, watchdog._read_bytes = lambda: 0.0, lambda: 0

@@ -28,9 +28,9 @@ MAIN = "import sys; from mlxrun.cli.main import main; sys.exit(main(sys.argv[1:]
 # The twin: as many threads as there are, as without the guard.
 FREE = """
 import mlxrun.model
-from mlxrun.engine import factory
-from mlxrun.model.machine import device_facts
-factory.choose_blas_threads = device_facts.choose_blas_threads = lambda settings: None
+from mlxrun.engine import build
+from mlxrun.model.machine import device
+build.choose_blas_threads = device.choose_blas_threads = lambda settings: None
 """
 
 

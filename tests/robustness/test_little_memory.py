@@ -33,9 +33,9 @@ sys.argv[0] = "mlxrun"
 sys.exit(main())
 """
 TWIN = """
-from mlxrun.engine import factory
+from mlxrun.engine import build
 from mlxrun.model.machine import device
-factory.check_memory = lambda *given: None
+build.check_memory = lambda *given: None
 device.list_limits = list
 """
 

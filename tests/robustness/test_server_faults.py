@@ -187,7 +187,8 @@ def test_the_process_ends_with_its_engine(tmp_path: Path) -> None:
     program = f"""
 import sys, threading, json, re, urllib.request, urllib.error
 from mlxrun.model.run.runner import ModelRunner
-from mlxrun.cli import main, serve
+from mlxrun.cli import main
+from mlxrun.cli.commands import serve
 
 def failing(self, plan):
     raise RuntimeError("the device is gone")

@@ -13,14 +13,14 @@ import pytest
 # A lock that the thread has already, as in a library that waits for itself.
 PROGRAM = """
 import ctypes, sys
-from mlxrun.engine import factory, watchdog
+from mlxrun.engine import build, watchdog
 
 def hang(*given):
     library, lock = ctypes.CDLL(None), ctypes.create_string_buffer(128)
     library.pthread_mutex_lock(lock)
     library.pthread_mutex_lock(lock)
 
-factory.load_model = hang
+build.load_model = hang
 watchdog.TICK, watchdog.LIMIT = 0.2, {limit}
 from mlxrun.cli.main import main
 sys.argv[0] = "mlxrun"

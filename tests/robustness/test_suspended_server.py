@@ -24,8 +24,9 @@ from tests.helpers.storm_counts import count, make_rng
 
 SITE = """
 import asyncio
-from mlxrun.config import running_clock
-from mlxrun.server import json_bodies, lifecycle
+from mlxrun.core import running_clock
+from mlxrun.server import lifecycle
+from mlxrun.server.http import json_bodies
 json_bodies.BODY_TIMEOUT = lifecycle.KEEPALIVE_SECONDS = 2.0
 {twin}
 from mlxrun.cli.signal_loop import run_async

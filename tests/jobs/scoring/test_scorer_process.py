@@ -179,7 +179,7 @@ def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool) -> None:
 
 
 SUSPENDED_CODE = """
-from mlxrun.config import running_clock
+from mlxrun.core import running_clock
 from mlxrun.jobs.scoring.scorer_process import *
 {twin}
 pool = ScorerPool(ScorerLimits(1.5, 10**9))

@@ -74,11 +74,6 @@ def main(source: BinaryIO, target: BinaryIO) -> None:
     target.flush()
 
 
-if __name__ == "__main__":
-    os.nice(NICENESS)
-    main(sys.stdin.buffer, sys.stdout.buffer)
-
-
 def find_splits(
     backend: Tokenizer, text: str, ids: Sequence[int], encoding: Encoding
 ) -> tuple[tuple[int, int], ...]:
@@ -103,3 +98,8 @@ def find_splitting_tokens(backend: Tokenizer) -> tuple[dict[int, str], int]:
     added = backend.get_added_tokens_decoder()
     contents = {i: token.content for i, token in added.items() if not (token.normalized or token.single_word)}
     return contents, max((len(token.content) for token in added.values()), default=0)
+
+
+if __name__ == "__main__":
+    os.nice(NICENESS)
+    main(sys.stdin.buffer, sys.stdout.buffer)

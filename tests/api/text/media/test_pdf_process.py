@@ -141,7 +141,7 @@ async def test_it_ends_with_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
 WAITS = """
 import sys
 import time
-from mlxrun.config import running_clock
+from mlxrun.core import running_clock
 from mlxrun.api.text.media.media_process import _end_after
 {twin}
 with _end_after(2.0, lambda: print("ended", flush=True)):
