@@ -156,7 +156,7 @@ async def run_own(model: Model) -> Any:
     """What only the provider in this process can do."""
     config = GenerateConfig(temperature=2.0, max_tokens=8)
     wild = [(await model.generate(COUNT, config=config)).completion for _ in range(2)]
-    other = get_model("mlxrun/model/embedded", memoize=False, **SETTINGS)
+    other = get_model("mlxrun/embedded", memoize=False, **SETTINGS)
     again = [(await other.generate(COUNT, config=config)).completion for _ in range(2)]
     refused = []
     for settings in ({"effort": "low"}, {"modalities": ["image"]}):
@@ -177,8 +177,8 @@ async def run_own(model: Model) -> Any:
 def main() -> None:
     given = json.loads(Path(sys.argv[1]).read_text())
     models = {
-        "http": get_model("openai-api/mlxrun/model/embedded", base_url=given["url"], api_key="none"),
-        "local": get_model("mlxrun/model/embedded", **SETTINGS),
+        "http": get_model("openai-api/mlxrun/embedded", base_url=given["url"], api_key="none"),
+        "local": get_model("mlxrun/embedded", **SETTINGS),
     }
     results: dict[str, Any] = {
         name: {
