@@ -185,7 +185,8 @@ async def _run(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.E
             return 0
         _warn_without_template(app)
         try:
-            say(format_welcome(app, url))
+            for line in format_welcome(app, url):
+                say(line)
             await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
             if client.dead_error is not None and not stop.is_set():
                 say(f"the engine has died: {client.dead_error}")
@@ -258,8 +259,8 @@ async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
     return True
 
 
-def format_welcome(app: web.Application, url: str) -> str:
-    """What is served, and the first request to try."""
+def format_welcome(app: web.Application, url: str) -> tuple[str, str]:
+    """What is served, and the first request to try: a line each."""
     model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
     kind = "images and text" if model.vision else "text"
     keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
@@ -278,7 +279,7 @@ def format_welcome(app: web.Application, url: str) -> str:
         command += f" -H 'Content-Type: application/json' -d {shlex.quote(content)}"
     names = ", ".join(served) or "every API is switched off (apis)"
     what = f"{model.name}, {kind}, context of {model.context_length} tokens"
-    return f"ready: {what}; {names}; {keys}\n  {command}"
+    return f"ready: {what}; {names}; {keys}", f"  {command}"
 
 
 def _warn_without_template(app: web.Application) -> None:

@@ -109,6 +109,10 @@ def put_nan(array: Array) -> Array:
 
 
 CASES: dict[str, tuple[Edit, str]] = {
+    "a kind that nobody trains": (
+        with_config(fine_tune_type="lorra"),
+        r"fine_tune_type is 'lorra', which is not one of lora, dora, full",
+    ),
     "one NaN": (with_weights(put_nan, most=1), "lora_a: it has numbers that are not finite"),
     "infinite": (with_weights(lambda a: a + np.float32(np.inf)), "it has numbers that are not finite"),
     "enormous": (with_weights(lambda a: a * np.float32(1e38)), "NaN"),
@@ -130,7 +134,7 @@ CASES: dict[str, tuple[Edit, str]] = {
     "keys of objects": (with_parameters(keys=[{}]), "keys is [{}], which is not a list of strings"),
     "layers of NaN": (with_config(num_layers=float("nan")), "num_layers is nan, which is not a whole number"),
     "parameters in a list": (with_config(lora_parameters=[]), "lora_parameters is [], which is not"),
-    "a deep config": (with_file(CONFIG, "[" * 100_000), "maximum recursion depth"),
+    "a deep config": (with_file(CONFIG, "[" * 100_000), "nested too deeply"),
     "a long number": (with_file(CONFIG, '{"num_layers": ' + "9" * 100_000 + "}"), "limit (4300 digits)"),
     "a large config": (with_size(CONFIG, 1 << 40), "it has more than 1,048,576 bytes"),
     "a config that is a FIFO": (with_link(CONFIG, None), "it is a FIFO"),

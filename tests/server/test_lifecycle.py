@@ -107,7 +107,7 @@ async def test_the_output_names_the_address_and_a_first_request() -> None:
     await life.ready()
     assert life.said[0] == f"listening on {await life.url()}; loading embedded"
     assert life.said[1].startswith("ready: fake, text, context of 4096 tokens; openai, responses, anthropic")
-    assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[1]
+    assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[2]
     assert life.view.state.read_stats()[0]["steps"] == 7
     status, reply = await life.post("/v1/chat/completions", make_chat_body())
     assert (status, reply["choices"][0]["message"]["content"]) == (200, "Hello world!")
@@ -135,7 +135,7 @@ async def test_the_switch_interval_is_short_while_the_server_runs() -> None:
 async def test_the_first_request_has_a_key_if_one_is_required() -> None:
     life = Life(api_keys={"a": "sesame"})
     await life.ready()
-    assert "-H 'Authorization: Bearer YOUR_KEY'" in life.said[1]
+    assert "-H 'Authorization: Bearer YOUR_KEY'" in life.said[2]
     assert "sesame" not in " ".join(life.said)
     life.stop.set()
     assert await life.task == 0
@@ -282,7 +282,7 @@ async def test_the_welcome_names_what_is_served_and_a_first_request(apis: str, s
     server = ServerSettings(port=0, api_keys={"me": secret} if secret else {})
     config = Config(server=server, apis=ApiSettings(**switches))
     async with run_server(config, model_info=FakeModelInfo(names=("only",))) as s:
-        _, _, rest = format_welcome(s.app, "http://here").partition("tokens; ")
+        _, _, rest = "\n".join(format_welcome(s.app, "http://here")).partition("tokens; ")
         names, _, command = rest.partition("; ")
         expected = {
             "all": ", ".join(name for name in FIRST_REQUESTS if name not in ("batches", "embeddings")),
@@ -332,7 +332,7 @@ async def test_a_model_without_a_chat_template_is_asked_for_a_completion(
     """The command works, and one warning says what does not."""
     life = Life(FakeEngine(FakeModelInfo(chat_template=None)), ApiSettings(**apis))
     await life.ready()
-    command = shlex.split(life.said[-1].partition("\n")[2])
+    command = shlex.split(life.said[-1])
     assert command[1].endswith(path)
     if "-d" in command:
         assert (await life.post(path, json.loads(command[command.index("-d") + 1])))[0] == 200
@@ -347,7 +347,7 @@ async def test_the_welcome_of_a_model_that_does_not_generate(
     task: Literal["embed", "score"], path: str
 ) -> None:
     async with run_server(model_info=FakeModelInfo(pooled=PooledModel(task, 4, 100))) as s:
-        welcome = format_welcome(s.app, "http://here")
+        welcome = "\n".join(format_welcome(s.app, "http://here"))
     assert "; embeddings, tokenize, admin; " in welcome and f"curl http://here{path} " in welcome
 
 

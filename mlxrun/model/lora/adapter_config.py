@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import ConfigError, ModelLoadError
+from mlxrun.core.limited_json import load_json
 from mlxrun.core.text_files import read_text_file
 from mlxrun.model.load.tensor_files import read_entries
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 OTHER_WEIGHTS = "weights.safetensors"  # mlx-vlm reads such a file too
+_KINDS = ("lora", "dora", "full")  # what mlx-lm trains; it takes any other word for `lora`
 _MOST = 2**31 - 1  # of a dimension of an array
 _LARGEST = 3.4e38  # in float32
 
@@ -23,8 +24,8 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if not (folder / CONFIG).exists():
         raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
-        config = json.loads(read_text_file(folder / CONFIG))
-    except (OSError, ValueError, RecursionError) as error:
+        config = load_json(read_text_file(folder / CONFIG))
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / CONFIG}: not a JSON object")
@@ -52,6 +53,9 @@ def _list_values(
     config: Mapping[str, Any],
 ) -> Iterator[tuple[str, Any, Callable[[Any], bool], str]]:
     """The name and the value of each entry that a library reads, what is right there, and its description."""
+    if config.get("fine_tune_type") is not None:
+        kinds = ", ".join(_KINDS)
+        yield "fine_tune_type", config["fine_tune_type"], lambda value: value in _KINDS, f"one of {kinds}"
     if "num_layers" in config:
         yield "num_layers", config["num_layers"], _is_integer, "a whole number"
     place, found = "", config  # of mlx-vlm's older training
