@@ -206,7 +206,7 @@ def ask(url):
 print_line = serve.print_line
 def listening(said, **more):
     print_line(said, **more)
-    if str(said).startswith("ready"):
+    if "curl " in str(said):
         url = re.search(r"http://[^/ ]+", said)[0]
         threading.Thread(target=ask, args=(url,)).start()
 serve.print_line = listening
