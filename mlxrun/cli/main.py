@@ -11,7 +11,6 @@ race with the interpreter's shutdown, the process aborts (134) whatever its exit
 from __future__ import annotations
 
 import atexit
-import contextlib
 import difflib
 import faulthandler
 import importlib
@@ -139,7 +138,7 @@ def main(argv: Sequence[str] | None = None, command: click.Command = cli, progra
     if argv is None:
         process_exit = ProcessExit()
         handle_interrupts()
-        with contextlib.suppress(RuntimeError, ValueError, OSError):  # there is no standard error
+        with suppress(RuntimeError, ValueError, OSError):  # there is no standard error
             faulthandler.enable()  # a crash inside a library shows where each thread was
     with filter_streams():
         code = _run(argv, command, program)

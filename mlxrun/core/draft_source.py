@@ -1,7 +1,7 @@
 """The seam through which drafts come that a model makes: a source predicts, the draft planner says for whom.
 
-Implementations are in model/speculation/; the engine's factory gives one to the planner. What a source needs
-of the target besides tokens, such as hidden states, it gets from the runner, which the factory builds too.
+Implementations are in model/speculation/; engine/build.py gives one to the planner. What a source needs
+of the target besides tokens, such as hidden states, it gets from the runner, which is built there too.
 
 A source may fail: after its first error a CheckedSource closes it, drafts nothing, and fails no request.
 """
