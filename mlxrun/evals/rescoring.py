@@ -16,7 +16,7 @@ from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_records import RunProblem
 from mlxrun.jobs.lines.job_file import BadLine
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
-from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings
+from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, make_run_keys
 from mlxrun.jobs.records.manifest import hash_file, write_json, write_scores
 from mlxrun.jobs.records.reconciliation import Reconciler
 from mlxrun.jobs.records.run_paths import lock_run_folder
@@ -106,12 +106,10 @@ def _count_records(path: Path) -> int:
 
 def _make_keys(run: RunFolder) -> LineKeys:
     """How the run has computed the keys of its lines; a server's batch has its id in them."""
-    settings, media = digest_settings(run.manifest["settings"]), run.manifest["config"]["media"]
-    most, video = media["max_bytes"], media.get("video_max_bytes")
-    batch = run.manifest.get("batch")
+    settings, batch = digest_settings(run.manifest["settings"]), run.manifest.get("batch")
     if batch:
-        return LineKeys(settings, None, most, batch["batch_id"])
-    return LineKeys(settings, run.paths.job.parent, most, max_video=video)
+        return make_run_keys(run.manifest, settings, None, batch["batch_id"])
+    return make_run_keys(run.manifest, settings, run.paths.job.parent)
 
 
 def _check_evals(index: LineIndex) -> None:

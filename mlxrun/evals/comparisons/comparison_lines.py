@@ -17,7 +17,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
-from mlxrun.jobs.lines.line_keys import LineKeys, digest_short, dump_canonical
+from mlxrun.jobs.lines.line_keys import digest_short, dump_canonical, make_run_keys
 from mlxrun.jobs.run.progress import pluralize
 
 _PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
@@ -194,9 +194,7 @@ def _explain(found: Sequence[str], first: RunFolder, second: RunFolder, same: in
 
 def _read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, _LineFacts]]:
     """The id of each finished line, and what is compared of it."""
-    media = run.manifest["config"]["media"]
-    folder, video = run.paths.job.parent, media.get("video_max_bytes")
-    keys = LineKeys("", folder, media["max_bytes"], max_video=video)
+    keys = make_run_keys(run.manifest, "", run.paths.job.parent)
     for line in run.read_lines():
         prompt, options, settings = None, None, "{}"
         if isinstance(line.line, JobLine):

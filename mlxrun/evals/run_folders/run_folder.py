@@ -20,7 +20,7 @@ from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
 from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
 from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
-from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, find_local_images
+from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, find_local_images, make_run_keys
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import UNREADABLE
 from mlxrun.jobs.records.run_paths import JobPaths
@@ -203,11 +203,11 @@ class _LineReader:
     def _make_keys(self) -> list[LineKeys]:
         """How the keys of lines are computed: as by `mlxrun batch`, and as by a server for its batches."""
         paths, manifest = self.run.paths, self.run.manifest
-        settings, media = digest_settings(manifest["settings"]), manifest["config"]["media"]
-        most, video = media["max_bytes"], media.get("video_max_bytes")
-        batch_id = paths.job.absolute().parent.name
-        own = LineKeys(settings, paths.job.parent, most, max_video=video)
-        return [own, LineKeys(settings, None, most, batch_id)]
+        settings, batch_id = digest_settings(manifest["settings"]), paths.job.absolute().parent.name
+        return [
+            make_run_keys(manifest, settings, paths.job.parent),
+            make_run_keys(manifest, settings, None, batch_id),
+        ]
 
     def _explain_rest(self, custom_id: str, place: RecordPlace, is_same: bool) -> None:
         """Report a record that fits no line of the job file."""

@@ -182,3 +182,10 @@ def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
                 yield each, each is clip
         for name in ("content", "output"):  # of a message, of a tool's result
             yield from _find_local_media(value.get(name))
+
+
+def make_run_keys(manifest: Mapping[str, Any], settings: str, base: Path | None, batch: str = "") -> LineKeys:
+    """What computes the keys of a run's lines again: with the limits of media in its manifest. The others: as
+    of LineKeys."""
+    media = manifest["config"]["media"]
+    return LineKeys(settings, base, media["max_bytes"], batch, max_video=media.get("video_max_bytes"))
