@@ -39,7 +39,7 @@ test-fast: .venv/.installed-dev
 # The client libraries of tests/clients, which must not share an environment with mlxrun: exactly the versions of
 # requirements/ and package-lock.json.
 NODE := tests/clients/node
-clients: $(patsubst %,.venv-clients/%/.installed,openai2 openai3 harnesses) $(NODE)/node_modules/.installed
+clients: $(patsubst %,.venv-clients/%/.installed,openai2 openai3 harnesses ray-serve) $(NODE)/node_modules/.installed
 
 # The evaluation harnesses load mlxrun's adapters by its entry points, so it is installed beside them.
 .venv-clients/harnesses/.installed: pyproject.toml
@@ -116,5 +116,5 @@ $(NODE)/node_modules/.installed: $(NODE)/package-lock.json
 
 # Pins again what tests/clients/requirements/*.in ask for.
 pin-clients: .venv/.installed-dev
-	for name in openai2 openai3 harnesses; do $(BIN)/uv pip compile -q --universal --no-annotate --no-header \
+	for name in openai2 openai3 harnesses ray-serve; do $(BIN)/uv pip compile -q --universal --no-annotate --no-header \
 	  --python-version 3.11 tests/clients/requirements/$$name.in -o tests/clients/requirements/$$name.txt; done
