@@ -47,7 +47,7 @@ from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.encoder_types import is_encoder
-from mlxrun.model.pooling.pooling_runner import IdleRunner, PoolingRunner
+from mlxrun.model.pooling.pooling_runner import IdleRunner
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.compute_methods import DecodeMethod
 from mlxrun.model.run.runner import ModelRunner
@@ -114,14 +114,11 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
     _warn_of_short_rows(memory, model_info, scheduler.token_budget.min_chunk)
     pooling = None
     if model_info.pooled is not None:
-        pooling = _make_pooling(
-            config, build_decoder_runner(config, model_info, model.adapter), memory, scheduler
-        )
+        vectors = build_decoder_runner(config, model_info, model.adapter)
+        pooling = PoolingSteps(vectors, scheduler, config.engine.max_errors)
     selection = None
     if choosing is not None:
-        selection = TokenSelection(
-            choosing.draft, config.prefill, config.scheduler, prefix_cache, rows=scheduler
-        )
+        selection = TokenSelection(choosing.draft, config.prefill, scheduler, prefix_cache)
     log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
     head = drafting.source if isinstance(drafting, LoadedHead) else None
     runner = ModelRunner(model.adapter, model.vocab, methods, model.snapshots, head)
@@ -184,7 +181,7 @@ def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine
     _check_memory(memory, model_info)
     scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
     log.info("loaded %s, an encoder; up to %d texts are computed together", model_info.name, runner.max_rows)
-    pooling = _make_pooling(config, runner, memory, scheduler)
+    pooling = PoolingSteps(runner, scheduler, config.engine.max_errors)
     count = runner.num_embeddings
     _warn_of_unknown_tokens(model_info, count)
     return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling, num_embeddings=count)
@@ -195,13 +192,6 @@ def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:
     if 0 < count < size:
         text = "%s: the tokenizer has %d tokens, the model embeddings of %d: prompts with others are refused"
         log.warning(text, model_info.name, size, count)
-
-
-def _make_pooling(
-    config: Config, runner: PoolingRunner, memory: MemoryBudget, scheduler: Scheduler
-) -> PoolingSteps:
-    settings, most = config.scheduler, config.engine.max_errors
-    return PoolingSteps(runner, settings, most, memory=memory, scheduler=scheduler)
 
 
 _DECODE: dict[DecodeMethod, str] = {

@@ -19,9 +19,12 @@ from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.generation import GenerationSteps, Runner
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
-from mlxrun.engine.workloads.workload import Workload
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.probe.report import ProbeReport
+
+# Each request that `add` took gets exactly one event with `finish` set, from `step` or from `abort`, unless
+# another workload gets the request. Called on the engine's thread only.
+Workload = GenerationSteps | PoolingSteps | TokenSelection
 
 
 class Engine:

@@ -45,7 +45,7 @@ def collect_stats(engine: Engine) -> EngineStats:
     counts = {
         **_count_requests(requests, len(reading)),
         "background": _count_requests(background, sum(request.background for request in reading)),
-        **({} if engine.pooling is None else {"pooling": engine.pooling.queue.count()}),
+        **({} if engine.pooling is None else {"pooling": engine.pooling.count()}),
         "steps": engine.generation.steps,
         "errors": engine.generation.errors,
         "speculation": engine.scheduler.drafts.describe(),

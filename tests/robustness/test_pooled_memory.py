@@ -24,10 +24,11 @@ STEPS = 20_000  # a hang
 
 def make_engine() -> Engine:
     memory = MemoryBudget(limit=LIMIT, footprint=Footprint(per_token=1, step=1))
-    vectors, settings = FakeVectorRunner(), engine_fakes.make_settings(prefill_budget=200)
+    vectors = FakeVectorRunner()
     return engine_fakes.make_engine(
+        settings=engine_fakes.make_settings(prefill_budget=200),
         memory=memory,
-        make_pooling=lambda rows: PoolingSteps(vectors, settings, 5, lambda: vectors.now, memory, rows),
+        make_pooling=lambda rows: PoolingSteps(vectors, rows, 5, lambda: vectors.now),
     )
 
 
@@ -75,14 +76,14 @@ class Crowd:
         assert pooling is not None
         rows = [state.projected_length - 1 for state in scheduler.requests if state.running]
         memory = scheduler.limits.memory
-        return memory.compute_needed_bytes(rows, 0) + pooling.queue.held_bytes
+        return memory.compute_needed_bytes(rows, 0) + pooling.held_bytes
 
     def check(self) -> None:
         self.run()
         assert sorted(self.ended) == sorted(self.ids), "each ends once"
         assert self.most <= LIMIT
         assert self.engine.pooling is not None
-        queue, budget = self.engine.pooling.queue, self.engine.scheduler.token_budget
+        queue, budget = self.engine.pooling, self.engine.scheduler.token_budget
         assert queue.count()["running"] == queue.count()["waiting"] == queue.held_bytes == 0
         self.engine.step()
         assert budget.held_by_texts == budget.wanted_by_texts == 0

@@ -215,7 +215,7 @@ async def check_nothing_left(s: Serving) -> None:
     await s.settle()
     await empty(s.engine)
     engine = s.engine._ready.result()
-    queue = engine.pooling.queue
+    queue = engine.pooling
     assert (queue._waiting, queue._batches, queue._aborted, queue._alone) == ({}, {}, set(), set())
     gauges = ("mlxrun_requests_live{", "mlxrun_pooling{", "mlxrun_engine_requests{", "mlxrun_engine_errors")
     lines = (await s.get("/metrics")).body.decode().splitlines()

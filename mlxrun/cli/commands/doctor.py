@@ -97,8 +97,8 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
     if config.speculation.method != "off" and engine.probe is not None:
         yield report_drafts(engine.scheduler.drafts.describe())
     if engine.pooling is not None and model_info.pooled is not None:
-        pooling, most = engine.pooling, model_info.pooled.max_tokens
-        yield from report_pooling(pooling.checks, pooling.max_rows, most)
+        runner, most = engine.pooling.runner, model_info.pooled.max_tokens
+        yield from report_pooling(runner.checks, runner.max_rows, most)
 
 
 def print_findings(findings: Sequence[Finding]) -> None:

@@ -53,7 +53,7 @@ class PoolingQueue:
         self.finished = 0  # since the start
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         return bool(self._waiting or self._batches)
 
     @property
@@ -205,8 +205,9 @@ class PoolingQueue:
         unfinished = self._end(batch)
         left = [request for request in batch.requests if request.id in unfinished]
         if len(batch.requests) == 1:
-            found = error if isinstance(error, MlxrunError) else _make_error(error)
-            return [TokenEvent(r.id, finish=FinishReason.ERROR, error=found) for r in left]
+            if not isinstance(error, MlxrunError):
+                error = InternalError(f"the model failed on this text: {type(error).__name__}", error)
+            return [TokenEvent(r.id, finish=FinishReason.ERROR, error=error) for r in left]
         self._alone |= unfinished
         self._waiting = {request.id: request for request in left} | self._waiting
         return []
@@ -222,7 +223,3 @@ class PoolingQueue:
         self._aborted -= ids
         self._alone -= ids
         return unfinished
-
-
-def _make_error(error: Exception) -> InternalError:
-    return InternalError(f"the model failed on this text: {type(error).__name__}", error)

@@ -8,31 +8,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-from mlxrun.config.settings import PrefillSettings, SchedulerSettings
+from mlxrun.config.settings import PrefillSettings
 from mlxrun.core.errors import MlxrunError, Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_costs import DEFAULT_CHUNK, MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.model.sparse.prompt_draft import PromptDraft
 
 log = logging.getLogger(__name__)
 REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the same prompt
-
-
-class PromptReader(Protocol):
-    """The part of model.sparse.prompt_draft.PromptDraft that is needed here."""
-
-    max_tokens: int
-
-    def start(self, tokens: Sequence[int], known: int = 0) -> None: ...
-    def advance(self, limit: int) -> tuple[int, ...] | None: ...
-    def drop(self) -> None: ...
-    def close(self) -> None: ...
 
 
 @dataclass(slots=True)
@@ -52,24 +42,22 @@ def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
 
 
 class TokenSelection:
-    """`prefix_cache`: the scheduler's; what it has of a prompt need not be computed at all. `rows`: the
-    scheduler, which gets the requests whose tokens are chosen."""
+    """`scheduler` gets the requests whose tokens are chosen. What its `prefix_cache` has of a prompt need not
+    be computed at all."""
 
     def __init__(
         self,
-        draft: PromptReader,
+        draft: PromptDraft,
         settings: PrefillSettings,
-        scheduler: SchedulerSettings,
+        scheduler: Scheduler,
         prefix_cache: PrefixCacheInterface,
         clock: Callable[[], float] = time.monotonic,
-        rows: Scheduler | None = None,
     ) -> None:
-        self._rows = rows
         self.draft, self._settings, self._scheduler = draft, settings, scheduler
         self._prefix_cache = prefix_cache
         self._clock = clock
         self._pace = MeasuredPace()
-        self._waiting: dict[str, Request] = {}  # by arrival; the one that is read is among them
+        self.waiting: dict[str, Request] = {}  # by arrival; the one that is read is among them
         self._reading: str | None = None
         self._left = 0  # tokens of its prompt that are not read yet
         self._chosen: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -77,20 +65,15 @@ class TokenSelection:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._waiting)
+        return bool(self.waiting)
 
     def has(self, request_id: str) -> bool:
         """Whether its tokens are not chosen yet."""
-        return request_id in self._waiting
-
-    @property
-    def waiting(self) -> Mapping[str, Request]:
-        """By id: requests whose tokens are not chosen yet."""
-        return self._waiting
+        return request_id in self.waiting
 
     def describe(self) -> dict[str, Any]:
         """JSON-ready."""
-        return {"method": self._settings.sparse, "waiting": len(self._waiting), **asdict(self.counts)}
+        return {"method": self._settings.sparse, "waiting": len(self.waiting), **asdict(self.counts)}
 
     def takes(self, request: Request) -> bool:
         """Whether tokens of this request's prompt are to be chosen: it is long, of text alone, and allows it.
@@ -106,14 +89,14 @@ class TokenSelection:
 
     def add(self, request: Request) -> None:
         """Queue it; no other one has its id. Overloaded if the queue is full."""
-        waiting = sum(each.background == request.background for each in self._waiting.values())
-        if waiting >= self._scheduler.max_queue:
+        waiting = sum(each.background == request.background for each in self.waiting.values())
+        if waiting >= self._scheduler.settings.max_queue:
             raise Overloaded(f"{waiting} long prompts are waiting (scheduler.max_queue): try again later")
-        self._waiting[request.id] = request
+        self.waiting[request.id] = request
 
     def abort(self, request_id: str) -> TokenEvent | None:
         """End a request now. Returns its final event, or None if it is not here."""
-        if self._waiting.pop(request_id, None) is None:
+        if self.waiting.pop(request_id, None) is None:
             return None
         if self._reading == request_id:
             self._stop_reading()
@@ -122,47 +105,45 @@ class TokenSelection:
     def step(self) -> list[TokenEvent]:
         """Read a slice of a prompt, and give the scheduler a request that is ready. Returns the event of one
         that it refuses."""
-        assert self._rows is not None
-        ready = self.read_slice(decoding=any(s.decoding for s in self._rows.requests))
+        ready = self._read_slice()
         if ready is not None:
             try:
-                self._rows.add(ready)
+                self._scheduler.add(ready)
             except MlxrunError as error:
                 return [TokenEvent(ready.id, finish=FinishReason.ERROR, error=error)]
         return []
 
-    def read_slice(self, decoding: bool) -> Request | None:
-        """Read a slice of a prompt. Returns a request that is ready for the scheduler. `decoding`: whether
-        rows decode meanwhile."""
+    def _read_slice(self) -> Request | None:
+        """Returns a request that is ready for the scheduler."""
         request = self._pick()
         try:
-            positions = self._chosen.get(request.prompt) or self._read(request, decoding)
+            positions = self._chosen.get(request.prompt) or self._read(request)
         except Exception as error:  # whatever the draft model raises, the target has the whole prompt
             log.warning("the tokens of request %s cannot be chosen: %s", request.id, error, exc_info=error)
             self._stop_reading()
-            return self._waiting.pop(request.id)
+            return self.waiting.pop(request.id)
         if positions is None:
             return None
         self._reading = None
-        return self._choose(self._waiting.pop(request.id), positions)
+        return self._choose(self.waiting.pop(request.id), positions)
 
     def _pick(self) -> Request:
         """The prompt that is being read, unless that can wait and the first one cannot."""
-        reading = self._waiting.get(self._reading or "")
-        first = min(self._waiting.values(), key=self._rank)
+        reading = self.waiting.get(self._reading or "")
+        first = min(self.waiting.values(), key=self._rank)
         if reading is None or (reading.background and not first.background):
             return first
         return reading
 
     def _rank(self, request: Request) -> tuple[bool, int]:
         """A sort key; of equal requests the oldest comes first."""
-        return request.background, request.priority if self._scheduler.policy == "priority" else 0
+        return request.background, request.priority if self._scheduler.settings.policy == "priority" else 0
 
-    def _read(self, request: Request, decoding: bool) -> tuple[int, ...] | None:
+    def _read(self, request: Request) -> tuple[int, ...] | None:
         if self._reading != request.id:
             self._reading, self._left = request.id, len(request.prompt)
             self.draft.start(request.prompt, self._prefix_cache.count_cached(request))
-        limit, started = min(self._limit_tokens(decoding), self._left), self._clock()
+        limit, started = min(self._limit_tokens(), self._left), self._clock()
         positions = self.draft.advance(limit)
         if positions is None:  # the last slice does other things than reading
             self._left -= limit
@@ -173,11 +154,11 @@ class TokenSelection:
         self._reading = None
         self.draft.drop()
 
-    def _limit_tokens(self, decoding: bool) -> int:
+    def _limit_tokens(self) -> int:
         """Tokens of the next slice: in few sizes, as those of the scheduler's steps."""
-        settings, pace = self._scheduler, self._pace.compute()
-        most = settings.prefill_budget_busy if decoding else None
-        most = most or settings.prefill_budget
+        settings, pace = self._scheduler.settings, self._pace.compute()
+        decoding = any(state.decoding for state in self._scheduler.requests)
+        most = (settings.prefill_budget_busy if decoding else None) or settings.prefill_budget
         if not settings.step_ms:
             return most
         chunk = settings.chunk or DEFAULT_CHUNK

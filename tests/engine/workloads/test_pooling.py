@@ -10,11 +10,13 @@ import pytest
 
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.core.errors import EngineDead, RequestError
-from mlxrun.core.memory_budget import Footprint, MemoryBudget
+from mlxrun.core.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import FinishReason, Request, SamplingParams
+from mlxrun.core.step_plan import SampledToken, StepResult
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
+from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from tests.helpers import engine_fakes
 from tests.helpers.text_models import build
@@ -46,22 +48,31 @@ def make_request(name: str, size: int, first: int = 1, **options: Any) -> Reques
     return Request(name, ids, SamplingParams(max_tokens=0), pooled=True, **options)
 
 
-def make_steps(runner: FakeVectorRunner, step_ms: int = 200, max_errors: int = 5) -> PoolingSteps:
+def make_steps(
+    runner: FakeVectorRunner, step_ms: int = 200, max_errors: int = 5, *, decoding: bool = False
+) -> PoolingSteps:
+    """`decoding`: whether a row decodes meanwhile."""
     settings = SchedulerSettings(step_ms=step_ms, prefill_budget_busy=256)
-    return PoolingSteps(runner, settings, max_errors, lambda: runner.now)
+    scheduler = Scheduler(settings, RequestLimits(1000))
+    if decoding:
+        scheduler.add(Request("chat", (1,), SamplingParams(max_tokens=5)))
+        plan = scheduler.schedule()
+        scheduler.update(plan, StepResult({"chat": (SampledToken(1),)}))
+        assert [state.decoding for state in scheduler.requests] == [True]
+    return PoolingSteps(runner, scheduler, max_errors, lambda: runner.now)
 
 
-def run(steps: PoolingSteps, *, decoding: bool = False, background: bool = True) -> list[str]:
+def run(steps: PoolingSteps) -> list[str]:
     found = []
-    while steps.queue.busy:
-        found += [event.request_id for event in steps.compute_slice(decoding=decoding, background=background)]
+    while steps.is_busy:
+        found += [event.request_id for event in steps.step()]
     return found
 
 
 def test_slices_take_as_long_as_a_step_may() -> None:
     runner = FakeVectorRunner()
     steps = make_steps(runner)
-    steps.queue.add(make_request("a", 1000))
+    steps.add(make_request("a", 1000))
     assert run(steps) == ["a"]
     assert runner.slices[0] == 64 and sum(runner.slices) == 1000
     assert max(runner.slices) in (199, 200) and runner.slices[1] >= 199
@@ -69,11 +80,12 @@ def test_slices_take_as_long_as_a_step_may() -> None:
 
 def test_slices_beside_decoding_rows_are_small() -> None:
     runner = FakeVectorRunner()
-    steps = make_steps(runner, step_ms=0)
-    steps.queue.add(make_request("a", 1000))
-    run(steps, decoding=True)
+    steps = make_steps(runner, step_ms=0, decoding=True)
+    steps.add(make_request("a", 1000))
+    run(steps)
     assert max(runner.slices) == 256
-    steps.queue.add(make_request("b", 1000))
+    steps = make_steps(runner, step_ms=0)
+    steps.add(make_request("b", 1000))
     run(steps)
     assert runner.slices[-1] == 1000
 
@@ -81,21 +93,21 @@ def test_slices_beside_decoding_rows_are_small() -> None:
 def test_a_text_that_fails_harms_no_other() -> None:
     steps = make_steps(FakeVectorRunner())
     for name, first in (("a", 1), ("b", 13), ("c", 1)):
-        steps.queue.add(make_request(name, 5, first))
+        steps.add(make_request(name, 5, first))
     found = []
-    while steps.queue.busy:
-        found += steps.compute_slice(decoding=False, background=True)
+    while steps.is_busy:
+        found += steps.step()
     ended = {event.request_id: event.finish for event in found}
     assert ended == {"a": FinishReason.STOP, "b": FinishReason.ERROR, "c": FinishReason.STOP}
 
 
 def test_many_failures_stop_the_engine() -> None:
     steps = make_steps(FakeVectorRunner(), max_errors=2)
-    steps.queue.add(make_request("a", 5, 13))
-    assert steps.compute_slice(decoding=False, background=True)[0].finish is FinishReason.ERROR
-    steps.queue.add(make_request("b", 5, 13))
+    steps.add(make_request("a", 5, 13))
+    assert steps.step()[0].finish is FinishReason.ERROR
+    steps.add(make_request("b", 5, 13))
     with pytest.raises(EngineDead, match="2 batches of texts failed in a row"):
-        steps.compute_slice(decoding=False, background=True)
+        steps.step()
 
 
 def test_chats_and_texts_share_an_engine(tmp_path: Path) -> None:
@@ -125,12 +137,14 @@ def run_crowd(*, blind: bool = False) -> tuple[int, list[str]]:
     """The most bytes in use while chats and texts come that do not fit in memory together, and the order in
     which they end. `blind`: texts are not counted."""
     memory = MemoryBudget(limit=700, footprint=Footprint(per_token=1, step=1))
-    vectors, settings, counted = FakeVectorRunner(), engine_fakes.make_settings(), None if blind else memory
+    vectors = FakeVectorRunner()
     engine = engine_fakes.make_engine(
         memory=memory,
-        make_pooling=lambda rows: PoolingSteps(vectors, settings, 5, lambda: vectors.now, counted, rows),
+        make_pooling=lambda rows: PoolingSteps(vectors, rows, 5, lambda: vectors.now),
     )
     assert engine.pooling is not None
+    if blind:
+        engine.pooling._memory = MemoryBudget()
     for at in range(8):
         engine.add(engine_fakes.make_request(f"chat {at}", 100, 30))
         engine.add(make_request(f"text {at}", 200))
@@ -138,16 +152,16 @@ def run_crowd(*, blind: bool = False) -> tuple[int, list[str]]:
     while engine.busy:
         order += [event.request_id for event in engine.step() if event.finish is not None]
         rows = [s.projected_length for s in engine.scheduler.requests if s.running]
-        texts = [r for batch in engine.pooling.queue._batches.values() for r in batch.requests]
+        texts = [r for batch in engine.pooling._batches.values() for r in batch.requests]
         peak = max(peak, memory.compute_needed_bytes(rows, 0) + sum(len(r.prompt) for r in texts))
     return peak, order
 
 
 def test_an_id_is_one_request_whatever_it_asks_for() -> None:
     """Of one that waits, of one in a batch under way, and of a chat."""
-    vectors, settings = FakeVectorRunner(), engine_fakes.make_settings()
+    vectors = FakeVectorRunner()
     engine = engine_fakes.make_engine(
-        make_pooling=lambda rows: PoolingSteps(vectors, settings, 5, lambda: vectors.now, scheduler=rows)
+        make_pooling=lambda rows: PoolingSteps(vectors, rows, 5, lambda: vectors.now)
     )
     engine.add(make_request("text", 200))
     engine.add(engine_fakes.make_request("chat", 30))

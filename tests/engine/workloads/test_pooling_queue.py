@@ -39,7 +39,7 @@ def list_names(batch: PoolingBatch) -> list[str]:
 def run_all(queue: PoolingQueue, tokens: int = 100) -> list[list[str]]:
     """The batches, each finished before the next."""
     found = []
-    while queue.busy:
+    while queue.is_busy:
         batch = choose(queue, tokens)
         found.append(list_names(batch))
         queue.finish(batch, [b"v"] * len(batch.requests))
@@ -110,14 +110,14 @@ def test_aborted_requests_get_one_event() -> None:
         assert event is not None and event.finish is FinishReason.ABORT
         assert queue.abort(name) is None
     assert [event.request_id for event in queue.finish(batch, [b"a", b"b"])] == ["1"]
-    assert queue.abort("1") is None and not queue.busy
+    assert queue.abort("1") is None and not queue.is_busy
 
 
 def test_a_batch_of_aborted_requests_is_dropped() -> None:
     queue = fill(2)
     choose(queue)
     queue.abort("0")
-    assert queue.choose(100, True) is None and not queue.busy
+    assert queue.choose(100, True) is None and not queue.is_busy
     queue.add(make("0", 3))
     assert list_names(choose(queue)) == ["0"]
 
@@ -126,7 +126,7 @@ def test_of_a_batch_that_failed_only_the_culprit_fails() -> None:
     queue = fill(2, 2, 2)
     assert queue.fail(choose(queue), ValueError("bad")) == []
     ended = []
-    while queue.busy:
+    while queue.is_busy:
         batch = choose(queue)
         (name,) = list_names(batch)
         bad = name == "1"
@@ -201,4 +201,4 @@ def test_a_text_that_waits_for_memory_and_is_aborted_wants_none() -> None:
     queue.add(make("a", 5))
     assert queue.choose(100, False, lambda nbytes: False) is None and queue.wanted_bytes == 50
     queue.abort("a")
-    assert queue.wanted_bytes == 0 and not queue.busy
+    assert queue.wanted_bytes == 0 and not queue.is_busy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from mlxrun.config.settings import PrefillSettings, SchedulerSettings
 from mlxrun.core.errors import Overloaded
 from mlxrun.core.request import FinishReason, Request, SamplingParams
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
+from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.token_selection import REMEMBERED, TokenSelection
 
 
@@ -56,11 +58,29 @@ class CacheOf(PrefixCacheInterface):
         return self._tokens
 
 
-def make(cached: int = 0, **settings: Any) -> tuple[TokenSelection, FakeReader]:
+class Taken(Scheduler):
+    """Keeps the requests that it gets, of which none runs. `busy`: whether another row decodes."""
+
+    busy = False
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.taken: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        self.taken.append(request)
+
+    @property
+    def requests(self) -> Sequence[Any]:
+        return [SimpleNamespace(decoding=self.busy)]
+
+
+def make(cached: int = 0, *, decoding: bool = False, **settings: Any) -> tuple[TokenSelection, FakeReader]:
     reader = FakeReader()
-    scheduler = SchedulerSettings(
-        **{"prefill_budget": 400, "prefill_budget_busy": 100, "step_ms": 0} | settings
+    scheduler = Taken(
+        SchedulerSettings(**{"prefill_budget": 400, "prefill_budget_busy": 100, "step_ms": 0} | settings)
     )
+    scheduler.busy = decoding
     prefill = PrefillSettings("draft", 0.5, 500)
     return TokenSelection(reader, prefill, scheduler, CacheOf(cached), lambda: reader.now), reader
 
@@ -70,11 +90,11 @@ def ask(name: str, size: int = 1000, **fields: Any) -> Request:
     return Request(name, tuple(range(size)), params, **fields)
 
 
-def run(selection: TokenSelection, decoding: bool = False) -> list[Request]:
-    found = []
+def run(selection: TokenSelection) -> list[Request]:
+    """What the scheduler gets."""
     while selection.is_busy:
-        ready = selection.read_slice(decoding)
-        found += [] if ready is None else [ready]
+        assert selection.step() == []
+    found, selection._scheduler.taken = selection._scheduler.taken, []
     return found
 
 
@@ -111,9 +131,9 @@ def test_what_is_left_of_a_request() -> None:
 
 
 def test_slices_are_smaller_while_rows_decode_and_take_as_long_as_a_step() -> None:
-    selection, reader = make()
+    selection, reader = make(decoding=True)
     selection.add(ask("a"))
-    run(selection, decoding=True)
+    run(selection)
     assert set(reader.slices) == {100}
     selection, reader = make(step_ms=200, chunk=256)
     selection.add(ask("a"))
@@ -132,14 +152,14 @@ def test_background_prompts_come_last_and_known_ones_are_not_read_again() -> Non
     assert [ready.id for ready in run(selection)] == ["b", "c", "d", "a"]
     assert reader.started == [800, 900, 700]
     selection.add(ask("i", 950, background=True))
-    selection.read_slice(False)
+    selection.step()
     selection.add(ask("j", 850))
     assert [ready.id for ready in run(selection)] == ["j", "i"], "who waits comes before the background"
-    selection._scheduler = SchedulerSettings(policy="priority")
+    selection._scheduler.settings = SchedulerSettings(policy="priority")
     for name, priority in (("f", 3), ("g", -3), ("h", 3)):
         selection.add(ask(name, 800, priority=priority))
     assert [ready.id for ready in run(selection)] == ["g", "f", "h"]
-    selection._scheduler = SchedulerSettings(prefill_budget=400, step_ms=0)
+    selection._scheduler.settings = SchedulerSettings(prefill_budget=400, step_ms=0)
     for size in range(1000, 1000 + REMEMBERED):
         selection.add(ask(str(size), size))
     selection.add(ask("e", 800))
@@ -151,7 +171,7 @@ def test_aborted_and_failed_prompts() -> None:
     selection, reader = make()
     selection.add(ask("a"))
     selection.add(ask("b", 666))
-    selection.read_slice(False)
+    selection.step()
     assert reader.read
     event = selection.abort("a")
     assert not reader.read, "its arrays are freed"
