@@ -46,7 +46,7 @@ from mlxrun.model.machine.device import (
 from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
-from mlxrun.model.pooling.encoder_types import is_encoder
+from mlxrun.model.pooling.pooled_model import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.compute_methods import DecodeMethod

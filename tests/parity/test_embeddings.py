@@ -21,7 +21,7 @@ from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model.doctor import report_model
 from mlxrun.model.pooling import encoders, pooler
-from mlxrun.model.pooling.sentence_config import PoolingMode
+from mlxrun.model.pooling.pooled_model import PoolingMode
 from tests.helpers.pooling_models import (
     CROSS_ENCODERS,
     EMBEDDING_MODELS,

@@ -21,22 +21,18 @@ from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import is_float
-from mlxrun.model.pooling.encoder_types import is_sigmoid
 from mlxrun.model.pooling.encoders import make_encoder, rename_weight
-from mlxrun.model.pooling.pooled_model import ANSWERS
-from mlxrun.model.pooling.pooler import EmbeddingHead
+from mlxrun.model.pooling.pooled_model import ANSWERS, is_sigmoid, read_sentence_config
+from mlxrun.model.pooling.pooler import AnswerHead, EmbeddingHead, ScoreHead, VectorHead, is_head_weight
 from mlxrun.model.pooling.pooling_runner import (
     DecoderStates,
     EncoderStates,
     PoolingCheck,
     PoolingRunner,
     TokenStates,
-    VectorHead,
 )
-from mlxrun.model.pooling.score_head import ScoreHead, is_head_weight
-from mlxrun.model.pooling.sentence_config import PoolingMode, read_sentence_config
 from mlxrun.model.run.adapter import Adapter
-from mlxrun.model.run.hidden_tap import OTHER_TOLERANCE, HiddenTap, find_hidden_tap
+from mlxrun.model.run.hidden_tap import OTHER_TOLERANCE, find_hidden_tap
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 log = logging.getLogger(__name__)
@@ -44,28 +40,6 @@ TRIAL_LENGTHS = (3, 12, 23)
 TOLERANCE = 1e-3  # largest difference of float32 vectors that counts as rounding, of their largest number
 # Tensors that checkpoints have beside the encoder, and that no vector depends on.
 _UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids)$|^(cls|lm_head|decoder|predictions)\.")
-
-
-class AnswerHead:
-    """The probability that a reranker answers yes and not no. `ids`: of these two tokens."""
-
-    modes: tuple[PoolingMode, ...] = ("lasttoken",)
-
-    def __init__(self, adapter: Adapter, tap: HiddenTap, ids: Sequence[int], dtype: mx.Dtype) -> None:
-        self._adapter = adapter
-        self._tap = tap
-        self._ids = mx.array(list(ids))
-        self._dtype = dtype
-
-    def compute(self, pooled: mx.array) -> mx.array:
-        """Scores [B, 1] in float32 of the states [B, D] of last tokens."""
-        ids, cache = mx.zeros((pooled.shape[0], 1), dtype=mx.int32), self._adapter.make_cache()
-        hidden = pooled[:, None].astype(self._dtype)
-        logits = self._tap.compute_logits(
-            hidden, lambda model: self._adapter.prefill(ids, cache, 0, TEXT_ONLY, model)
-        )
-        answers = logits[:, 0, self._ids].astype(mx.float32)
-        return mx.softmax(answers, axis=-1)[:, :1]
 
 
 def build_decoder_runner(config: Config, info: LoadedModelInfo, adapter: Adapter) -> PoolingRunner:

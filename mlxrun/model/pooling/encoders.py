@@ -21,7 +21,7 @@ import numpy as np
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.hooks.cpu_attention import FLOATS, GRAPH_SCORES, compute_attention
-from mlxrun.model.pooling.encoder_types import get_first_position
+from mlxrun.model.pooling.pooled_model import get_first_position
 
 BLOCK_NUMBERS = 1 << 15  # that are computed together: three arrays of 128 KB
 # The tail u * P(X > u) of the normal distribution is u * exp(-u * u / 2) * (c1 * t + ... + c6 * t**6) with

@@ -1,20 +1,43 @@
-"""Whether a model gives embeddings or scores, by its files and the config, and what front ends need."""
+"""What the files of a model say about its vectors, without loading mlx: whether it gives embeddings or
+scores, which encoders there are, and sentence-transformers' modules, pooling, prompts and limits.
+
+A module or an option that is not implemented is a ModelLoadError that names it: without it the vectors would
+be others.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.request import PooledModel
-from mlxrun.model.load.model_files import read_json
-from mlxrun.model.pooling.encoder_types import check_labels, get_first_position, is_encoder
-from mlxrun.model.pooling.sentence_config import has_sentence_config, read_sentence_config
+from mlxrun.model.load.model_files import read_json, read_json_list
 
 ANSWERS = ("yes", "no")  # of a reranker that generates
 _POSITIONS = "max_position_embeddings"
+
+# Positions of these are counted from the padding token's id + 1 on.
+ROBERTA_TYPES = ("roberta", "xlm-roberta", "camembert")
+ENCODER_TYPES = ("bert", *ROBERTA_TYPES, "modernbert")
+
+PoolingMode = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+ACTIVATIONS = ("identity", "tanh", "sigmoid", "relu")
+_SETTING: dict[str, PoolingMode] = {"mean": "mean", "cls": "cls", "last": "lasttoken"}  # of model.pooling
+_OLD_KEYS: dict[str, PoolingMode] = {  # in the order in which the library concatenates what they pool
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+_TRUNK = "model."
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def read_pooled_model(
@@ -28,7 +51,7 @@ def read_pooled_model(
     classifies = architecture.endswith("ForSequenceClassification")
     if kind == "reranker" or (kind == "auto" and classifies):
         return _read_reranker(folder, config, settings, tokenizer, classifies)
-    has_own = has_sentence_config(folder)
+    has_own = any(_get_kind(module) == "Pooling" for module in read_json_list(folder / "modules.json"))
     only_embeds = kind == "embedding" or (kind == "auto" and (has_own or encoder))
     if not only_embeds and settings.pooling is None:
         return None
@@ -101,3 +124,150 @@ def _read_max_tokens(
     given = own or min(most, int(tokenizer.model_max_length))
     wanted = settings.context_length or given
     return min(wanted, most) if is_encoder(config) else wanted
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether a model of this config is one of those in encoders.py."""
+    return config.get("model_type") in ENCODER_TYPES
+
+
+def get_first_position(config: Mapping[str, Any]) -> int:
+    """The position of a text's first token."""
+    return int(config.get("pad_token_id", 1)) + 1 if config.get("model_type") in ROBERTA_TYPES else 0
+
+
+def check_labels(config: Mapping[str, Any]) -> None:
+    """ModelLoadError if the classifier has more than one label, which is no score of relevance."""
+    labels = config.get("id2label")
+    count = len(labels) if labels else config.get("num_labels", 2)
+    if count != 1:
+        raise ModelLoadError(f"a reranker has one label, but this classifier has {count}")
+
+
+def is_sigmoid(config: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether scores go through a sigmoid, by config.json and config_sentence_transformers.json."""
+    found = (config.get("sentence_transformers") or {}).get("activation_fn")
+    found = found or config.get("sbert_ce_default_activation_function") or own.get("activation_fn")
+    name = str(found or "Sigmoid").rpartition(".")[2]
+    if name not in ("Sigmoid", "Identity"):
+        raise ModelLoadError(f"the activation {found} of scores is not supported")
+    return name == "Sigmoid"
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A linear layer after pooling, and the activation after it."""
+
+    folder: Path
+    activation: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceConfig:
+    """How token states become an embedding. `max_tokens`: of a text; None: that of the model."""
+
+    modes: tuple[PoolingMode, ...]
+    normalize: bool
+    dense: tuple[DenseModule, ...]
+    prompts: Mapping[str, str]
+    default_prompt: str | None
+    max_tokens: int | None
+    lower_case: bool
+
+
+def read_sentence_config(folder: Path, settings: ModelSettings) -> SentenceConfig:
+    """The config of an embedding model; ModelLoadError if something in it is not implemented, or if neither
+    its files nor `model.pooling` say how to pool."""
+    modules = read_json_list(folder / "modules.json")
+    kinds = [_get_kind(module) for module in modules]
+    for kind, module in zip(kinds, modules, strict=True):
+        if kind not in ("Transformer", "Pooling", "Dense", "Normalize"):
+            _refuse(folder / "modules.json", f"the module {module.get('type')}")
+    order = [{"Transformer": 0, "Pooling": 1, "Dense": 2, "Normalize": 3}[kind] for kind in kinds]
+    if order != sorted(order) or kinds.count("Pooling") > 1 or kinds.count("Transformer") > 1:
+        _refuse(folder / "modules.json", f"modules in the order {', '.join(kinds)}")
+    paths = dict(zip(kinds, (folder / str(module.get("path", "")) for module in modules), strict=True))
+    dense = [folder / str(m["path"]) for kind, m in zip(kinds, modules, strict=True) if kind == "Dense"]
+    if "Transformer" in paths and paths["Transformer"].resolve() != folder.resolve():
+        _refuse(folder / "modules.json", "a Transformer in a folder of its own")
+    own = read_json(folder / "config_sentence_transformers.json")
+    limits = read_json(folder / "sentence_bert_config.json")
+    pooling = read_json(paths["Pooling"] / "config.json") if "Pooling" in paths else {}
+    if not pooling.get("include_prompt", True):
+        _refuse(paths["Pooling"] / "config.json", "include_prompt: false")
+    prompts = own.get("prompts") or {}
+    return SentenceConfig(
+        modes=_read_modes(folder, pooling, settings),
+        normalize="Normalize" in kinds,
+        dense=tuple(map(_read_dense, dense)),
+        prompts={str(name): str(text) for name, text in prompts.items()},
+        default_prompt=own.get("default_prompt_name"),
+        max_tokens=limits.get("max_seq_length"),
+        lower_case=bool(limits.get("do_lower_case")),
+    )
+
+
+def _get_kind(module: Mapping[str, Any]) -> str:
+    """`Pooling` of `sentence_transformers.models.Pooling`."""
+    kind = str(module.get("type", ""))
+    return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
+
+
+def _read_modes(folder: Path, pooling: Mapping[str, Any], settings: ModelSettings) -> tuple[PoolingMode, ...]:
+    if settings.pooling is not None:
+        return (_SETTING[settings.pooling],)
+    if not pooling:
+        raise ModelLoadError(
+            f"{folder}: no file says how token states become an embedding (modules.json of "
+            "sentence-transformers): set model.pooling to mean, cls or last, as its authors say"
+        )
+    given = pooling.get("pooling_mode")
+    old = [mode for key, mode in _OLD_KEYS.items() if pooling.get(key)]
+    names: list[Any] = [given] if isinstance(given, str) else list(given or old)
+    for name in names:
+        if name not in _OLD_KEYS.values():
+            _refuse(folder, f"pooling_mode {name!r}")
+    return tuple(names) or ("mean",)
+
+
+def _read_dense(folder: Path) -> DenseModule:
+    config = read_json(folder / "config.json")
+    name = (
+        str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
+    )
+    if name not in ACTIVATIONS:
+        _refuse(folder / "config.json", f"activation_function {config['activation_function']}")
+    inputs = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
+    if config.get("use_residual") or inputs != {"sentence_embedding"}:
+        _refuse(folder / "config.json", "a Dense module with a residual or with inputs of its own")
+    return DenseModule(folder, name, int(config["out_features"]))
+
+
+def _refuse(path: Path, what: str) -> None:
+    raise ModelLoadError(f"{path}: {what} is not supported, and embeddings without it would be wrong")
+
+
+def get_trunk_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
+    """As mlx_lm.utils._get_classes, for a model that also takes the weights of its trunk alone. They are
+    named as in the whole model, and a missing head gets the embedding's: embeddings do not depend on it."""
+    from mlx_lm.utils import _get_classes
+
+    model_class, arguments = _get_classes(config)
+    base: Any = model_class
+
+    class TrunkModel(base):
+        def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
+            if not any(name.startswith(_TRUNK) for name in weights):
+                heads = ("lm_head.", "score.")
+                weights = {
+                    name if name.startswith(heads) else _TRUNK + name: value
+                    for name, value in weights.items()
+                }
+            if "lm_head" in self and _HEAD not in weights and _EMBEDDING in weights:
+                weights = {**weights, _HEAD: weights[_EMBEDDING]}
+            own = getattr(super(), "sanitize", None)
+            return weights if own is None else own(weights)
+
+    TrunkModel.__module__ = model_class.__module__  # where attention is routed
+    return TrunkModel, arguments

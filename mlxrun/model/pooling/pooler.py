@@ -1,14 +1,22 @@
-"""From the states of tokens to vectors: pooling over chunks of rows, linear layers, normalisation."""
+"""From the states of tokens to vectors: pooling over chunks of rows, and the heads of embedding models, of
+cross-encoders with one label, and of rerankers that generate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.tensor_files import read_tensors
-from mlxrun.model.pooling.sentence_config import DenseModule, PoolingMode, SentenceConfig
+from mlxrun.model.pooling.encoders import get_activation
+from mlxrun.model.pooling.pooled_model import DenseModule, PoolingMode, SentenceConfig
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.hidden_tap import HiddenTap
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+
+_HEADS = ("bert.pooler.", "pooler.", "classifier.", "head.", "score.")
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "identity": lambda x: x,
@@ -94,3 +102,68 @@ def _load_linear(module: DenseModule) -> tuple[mx.array, mx.array | None]:
         raise ModelLoadError(f"{path}: no linear.weight of {module.size} rows")
     bias = tensors.get("linear.bias")
     return tensors["linear.weight"].astype(mx.float32), None if bias is None else bias.astype(mx.float32)
+
+
+def is_head_weight(name: str) -> bool:
+    """Whether a checkpoint's tensor belongs to a head."""
+    return name.startswith(_HEADS)
+
+
+class ScoreHead:
+    """`kind`: the model type. ModelLoadError if its weights are missing."""
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, mx.array], sigmoid: bool) -> None:
+        self._tensors = {name.removeprefix("bert."): value for name, value in tensors.items()}
+        self._kind = str(config["model_type"])
+        self._eps = float(config.get("norm_eps", 1e-5))
+        self._activate = get_activation(config.get("classifier_activation", "gelu"))
+        self._sigmoid = sigmoid
+        mean = self._kind == "modernbert" and config.get("classifier_pooling", "cls") == "mean"
+        self.modes: tuple[PoolingMode, ...] = ("mean",) if mean else ("cls",)
+        try:
+            self.compute(mx.zeros((1, config["hidden_size"])))
+        except KeyError as error:
+            raise ModelLoadError(f"the weights of the classifier are missing: {error.args[0]}") from error
+
+    def compute(self, pooled: mx.array) -> mx.array:
+        """Scores [B, 1] in float32 of pooled states [B, D]."""
+        if self._kind == "bert":
+            pooled, last = mx.tanh(self._apply("pooler.dense", pooled)), "classifier"
+        elif self._kind == "modernbert":
+            pooled = self._activate(self._apply("head.dense", pooled))
+            weight, bias = self._tensors["head.norm.weight"], self._tensors.get("head.norm.bias")
+            pooled, last = mx.fast.layer_norm(pooled, weight, bias, self._eps), "classifier"
+        else:
+            pooled, last = mx.tanh(self._apply("classifier.dense", pooled)), "classifier.out_proj"
+        logits = self._apply(last, pooled)
+        return mx.sigmoid(logits) if self._sigmoid else logits
+
+    def _apply(self, name: str, x: mx.array) -> mx.array:
+        made = x @ self._tensors[f"{name}.weight"].T
+        bias = self._tensors.get(f"{name}.bias")
+        return made if bias is None else made + bias
+
+
+class AnswerHead:
+    """The probability that a reranker answers yes and not no. `ids`: of these two tokens."""
+
+    modes: tuple[PoolingMode, ...] = ("lasttoken",)
+
+    def __init__(self, adapter: Adapter, tap: HiddenTap, ids: Sequence[int], dtype: mx.Dtype) -> None:
+        self._adapter = adapter
+        self._tap = tap
+        self._ids = mx.array(list(ids))
+        self._dtype = dtype
+
+    def compute(self, pooled: mx.array) -> mx.array:
+        """Scores [B, 1] in float32 of the states [B, D] of last tokens."""
+        ids, cache = mx.zeros((pooled.shape[0], 1), dtype=mx.int32), self._adapter.make_cache()
+        hidden = pooled[:, None].astype(self._dtype)
+        logits = self._tap.compute_logits(
+            hidden, lambda model: self._adapter.prefill(ids, cache, 0, TEXT_ONLY, model)
+        )
+        answers = logits[:, 0, self._ids].astype(mx.float32)
+        return mx.softmax(answers, axis=-1)[:, :1]
+
+
+VectorHead = EmbeddingHead | ScoreHead | AnswerHead

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,8 +20,7 @@ from mlxrun.core.request import Request
 from mlxrun.core.step_plan import StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.footprint import count_weight_bytes
-from mlxrun.model.pooling.pooler import RowPooler
-from mlxrun.model.pooling.sentence_config import PoolingMode
+from mlxrun.model.pooling.pooler import RowPooler, VectorHead
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.hidden_tap import HiddenTap
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
@@ -48,14 +47,6 @@ class PoolingCheck:
         return self.difference <= self.limit  # not for NaN
 
 
-class VectorHead(Protocol):
-    """What makes vectors of pooled states."""
-
-    @property
-    def modes(self) -> tuple[PoolingMode, ...]: ...
-    def compute(self, pooled: mx.array) -> mx.array: ...
-
-
 @dataclass(slots=True)
 class BatchState:
     """A batch under way: `ids` [B, T] with padding, and the caches of its rows."""
@@ -67,23 +58,10 @@ class BatchState:
     cache: list[Any] = field(default_factory=list)
 
 
-class TokenStates(Protocol):
-    """Computes the states of tokens. `nbytes`: of weights that only it has; `num_embeddings`: tokens that it
-    has embeddings for, 0: not known here; `takes_whole_texts`: each text is one forward."""
-
-    nbytes: int
-    num_embeddings: int
-    takes_whole_texts: bool
-
-    def make_cache(self) -> list[Any]: ...
-    def choose_stop(self, start: int, length: int, chunk: int) -> int: ...
-    def compute(self, state: BatchState, start: int, stop: int) -> mx.array: ...
-
-
 class DecoderStates:
     """The hidden states of a text model, in chunks. `grid`: every chunk is one of the grid; 0: any size."""
 
-    nbytes, num_embeddings, takes_whole_texts = 0, 0, False
+    nbytes, num_embeddings, takes_whole_texts = 0, 0, False  # see EncoderStates
 
     def __init__(self, adapter: Adapter, tap: HiddenTap, grid: int) -> None:
         self._adapter = adapter
@@ -104,7 +82,8 @@ class DecoderStates:
 
 
 class EncoderStates:
-    """The states of an encoder."""
+    """The states of an encoder. `nbytes`: of its weights; `num_embeddings`: tokens that it has embeddings
+    for; `takes_whole_texts`: each text is one forward."""
 
     takes_whole_texts = True
 
@@ -125,32 +104,22 @@ class EncoderStates:
         return states
 
 
+TokenStates = DecoderStates | EncoderStates
+
+
 class PoolingRunner:
     """`max_rows`: texts in a batch; `max_tokens`: of a text; `max_padding`: tokens of padding that a text
-    may add to a batch, None for no limit; `checks`: what was compared when the model was loaded."""
+    may add to a batch, None for no limit; `checks`: what was compared when the model was loaded. `nbytes`,
+    `num_embeddings`, `takes_whole_texts`: see EncoderStates."""
 
     def __init__(self, states: TokenStates, head: VectorHead, max_rows: int, max_tokens: int) -> None:
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.checks: tuple[PoolingCheck, ...] = ()
         self.max_padding = CPU_PADDING if mx.default_device() == mx.cpu else None
-        self._states = states
-        self._head = head
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights that only this runner has."""
-        return self._states.nbytes
-
-    @property
-    def num_embeddings(self) -> int:
-        """Tokens that the model has embeddings for; 0: not known."""
-        return self._states.num_embeddings
-
-    @property
-    def takes_whole_texts(self) -> bool:
-        """Whether a text is computed in one forward, however long it is."""
-        return self._states.takes_whole_texts
+        self.nbytes, self.num_embeddings = states.nbytes, states.num_embeddings
+        self.takes_whole_texts = states.takes_whole_texts
+        self._states, self._head = states, head
 
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None:
         """Compute up to `tokens` tokens of a batch, padding included, but one of each row at least. Returns
