@@ -30,6 +30,7 @@ from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, Prefix
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.draft_loading import load_draft_info, load_small_model
 from mlxrun.model.load.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
@@ -53,14 +54,16 @@ from mlxrun.model.run.compute_methods import DecodeMethod
 from mlxrun.model.run.runner import ModelRunner
 from mlxrun.model.run.token_embeddings import count_token_embeddings
 from mlxrun.model.sparse.build import LoadedDraft, check_sparse_kind, make_draft
-from mlxrun.model.speculation.draft_build import LoadedDraftModel, make_draft_model
-from mlxrun.model.speculation.mtp_build import LoadedHead, load_mtp_source, names_split_head
-from mlxrun.model.speculation.support import (
-    computes_token_by_token,
+from mlxrun.model.speculation.build import (
+    LoadedSource,
     find_device_problem,
     find_draft_problem,
+    load_mtp_source,
+    make_draft_model,
     measure_row_cost,
+    names_split_head,
 )
+from mlxrun.model.speculation.mtp_source import MTPSource
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1  # of entries: another number turns all old ones into misses
@@ -97,7 +100,7 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
     choosing = None
     if config.prefill.sparse != "off":
         assert draft is not None
-        shared = drafting.small if isinstance(drafting, LoadedDraftModel) else None
+        shared = None if drafting is None else drafting.small
         small = shared or load_small_model(config, model_info, draft)
         choosing = make_draft(config, model_info, small, shared=shared is not None)
     memory = _make_memory(model, choosing, drafting)
@@ -120,7 +123,8 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
     if choosing is not None:
         selection = TokenSelection(choosing.draft, config.prefill, scheduler, prefix_cache)
     log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
-    head = drafting.source if isinstance(drafting, LoadedHead) else None
+    source = None if drafting is None else drafting.source
+    head = source if isinstance(source, MTPSource) else None
     runner = ModelRunner(model.adapter, model.vocab, methods, model.snapshots, head)
     count = count_token_embeddings(model.adapter.model, model.vocab)
     _warn_of_unknown_tokens(model_info, count)
@@ -143,7 +147,7 @@ def _warn_of_short_rows(memory: MemoryBudget, info: LoadedModelInfo, min_chunk: 
 
 
 def _make_memory(
-    model: LoadedModel, choosing: LoadedDraft | None, drafting: LoadedDraftModel | LoadedHead | None
+    model: LoadedModel, choosing: LoadedDraft | None, drafting: LoadedSource | None
 ) -> MemoryBudget:
     """The sum that admission checks, with images, what chooses tokens of prompts, and what drafts.
     ConfigError if no request fits in it."""
@@ -240,7 +244,7 @@ def _check_sparse_prompts_fit(least: int, info: LoadedModelInfo, draft: LoadedMo
 
 def build_draft_planner(
     model: LoadedModel, draft: LoadedModelInfo | None
-) -> tuple[DraftPlanner, LoadedDraftModel | LoadedHead | None]:
+) -> tuple[DraftPlanner, LoadedSource | None]:
     """The planner, and the model or head whose drafts it asks for, if any. ConfigError if what the config
     names cannot draft. `draft`: see find_draft.
 
@@ -256,7 +260,7 @@ def build_draft_planner(
     if problem is not None:
         log.warning("speculation is off: %s", problem)
         return DraftPlanner(settings, problem=problem), None
-    loaded: LoadedDraftModel | LoadedHead | None = None
+    loaded: LoadedSource | None = None
     if settings.method in ("auto", "draft") and draft is not None:
         small = load_small_model(config, model.info, draft)
         loaded = make_draft_model(config, small, model.adapter, model.vocab, methods)
@@ -265,12 +269,12 @@ def build_draft_planner(
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
     source = None if loaded is None else CheckedSource(loaded.source)
     looks_up = settings.method in ("auto", "ngram")
-    is_measured = source is not None or computes_token_by_token(model.cache)
+    is_measured = source is not None or LayerKind.STATE in map(get_kind, flatten_caches(model.cache))
     cost = measure_row_cost(model.adapter, methods, settings.max_tokens) if is_measured else 0.0
     return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
 
 
-def _load_head(model: LoadedModel) -> LoadedHead | None:
+def _load_head(model: LoadedModel) -> LoadedSource | None:
     """The checkpoint's own head; None if `auto` finds none that can be used."""
     try:
         loaded = load_mtp_source(model.config, model.info, model.adapter, model.vocab, model.methods)

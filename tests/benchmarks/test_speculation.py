@@ -16,7 +16,7 @@ from benchmarks import mtp_model
 from benchmarks.__main__ import command
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.speculation import draft_build, mtp_build, support
+from mlxrun.model.speculation import build
 
 
 def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +38,7 @@ def test_a_draft_model_agrees_as_often_as_it_is_told(tmp_path: Path, monkeypatch
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
     seconds = iter((0.05, 1.0, 1.0, 1.0))
-    for module in (draft_build, support):
-        monkeypatch.setattr(module, "time_step", lambda *given: next(seconds))
+    monkeypatch.setattr(build, "time_step", lambda *given: next(seconds))
     out = tmp_path / "report.json"
     given = ["speculation", "--scale", "0.1", "--repeat", "1", "--rows", "1", "--json", str(out)]
     given += ["--workload", "prose", "--draft", "tiny", "--acceptance", "0.9"]
@@ -69,7 +68,7 @@ def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
     monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *given: 0.0)
-    monkeypatch.setattr(mtp_build, "_time_draft", lambda *given: 0.0)
+    monkeypatch.setattr(build, "_time_draft", lambda *given: 0.0)
 
 
 @pytest.mark.usefixtures("free_drafts")

@@ -29,7 +29,7 @@ from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.sampler import RowSampling, SampledBatch, Sampler
-from mlxrun.model.speculation import draft_build, draft_model, support
+from mlxrun.model.speculation import build, draft_model
 from mlxrun.model.speculation.draft_model import DraftModel
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
@@ -58,8 +58,7 @@ def fixed_cost(monkeypatch: Patch) -> None:
     def time_step(adapter: Any, methods: ComputeMethods, *count: int) -> float:
         return 1.0 if methods.fixed_width else 0.1
 
-    for module in (draft_build, support):
-        monkeypatch.setattr(module, "time_step", time_step)
+    monkeypatch.setattr(build, "time_step", time_step)
     monkeypatch.setattr(draft_model, "MAX_READ", 24)
 
 

@@ -27,7 +27,8 @@ from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler.draft_planner import DraftCounts
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.speculation import mtp_build, mtp_source
+from mlxrun.model.speculation import build as speculation_build
+from mlxrun.model.speculation import mtp_source
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from mlxrun.model.speculation.mtp_rows import MTPRows
 from mlxrun.model.speculation.mtp_source import MTPSource
@@ -68,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(autouse=True)
 def free_drafts(monkeypatch: Patch) -> None:
     """The time of a tiny model's head is noise: it costs as little as one can."""
-    monkeypatch.setattr(mtp_build, "_time_draft", lambda *args: 0.0)
+    monkeypatch.setattr(speculation_build, "_time_draft", lambda *args: 0.0)
     monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *args: 0.0)
 
 
@@ -353,7 +354,7 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
         raise RuntimeError("no memory for the head")
 
     monkeypatch.setattr(MTPRows, "_forward", fail)
-    monkeypatch.setattr(mtp_build, "time_step", lambda *args: 1.0)
+    monkeypatch.setattr(speculation_build, "time_step", lambda *args: 1.0)
     engine = make_engine(folder("glm4_moe"))
     found = engine_driver.run_requests(engine, list_asks())
     assert all(is_same(found[rid], answer) for rid, answer in plain("glm4_moe").items())

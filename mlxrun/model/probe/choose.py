@@ -45,7 +45,6 @@ from mlxrun.model.run.compute_methods import (
     find_padding_limit,
     uses_pages,
 )
-from mlxrun.model.speculation.support import computes_token_by_token
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +124,7 @@ def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:
     """The report with how drafts are computed. Where steps must round alike, no bit may differ, with the
     products that steps have; few rows a call cost less, and may round otherwise."""
     methods, fixed = report.methods, report.methods.fixed_width > 0
-    states = computes_token_by_token(reference.make_cache())
+    states = LayerKind.STATE in map(get_kind, flatten_caches(reference.make_cache()))
     for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
         methods = replace(methods, recurrence=recurrence)
         runs = DraftCheck(reference, methods)

@@ -27,7 +27,7 @@ from mlxrun.model.probe.reference import Reference
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.speculation.support import find_draft_problem
+from mlxrun.model.speculation.build import find_draft_problem
 from tests.helpers import drafted_state_bugs
 from tests.helpers.engine_driver import make_config
 from tests.helpers.family_refusals import skip_expected_refusal

@@ -7,8 +7,8 @@ import mlx.core as mx
 from mlxrun.core.request import SamplingParams
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.sampler import RowSampling
+from mlxrun.model.speculation.build import find_draft_problem
 from mlxrun.model.speculation.drafted_rows import DraftedRows
-from mlxrun.model.speculation.support import find_draft_problem
 
 VOCAB = 16
 

@@ -1,0 +1,209 @@
+"""Makes the source of a model's drafts: the model of `model.draft`, or the head in the model's checkpoint.
+
+Steps are timed at load: what a drafted token costs, and whether verifying takes longer the more there are.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.memory_budget import Footprint
+from mlxrun.model.hooks.adapted_layers import BASE
+from mlxrun.model.hooks.weight_form import settle_weights
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
+from mlxrun.model.load.draft_loading import SmallModel
+from mlxrun.model.load.footprint import (
+    ACTIVATION_FACTOR,
+    count_weight_bytes,
+    measure_footprint,
+    read_hidden_size,
+)
+from mlxrun.model.load.model_files import find_draft_folder, read_json
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.hidden_tap import find_hidden_tap
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
+from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
+from mlxrun.model.speculation.mtp_rows import PLACES, MTPRows
+from mlxrun.model.speculation.mtp_source import MTPSource
+
+log = logging.getLogger(__name__)
+TIMED_STEPS = 5
+TIMED_DRAFTS, TIMED_DEPTH = 5, 4
+MIN_COST = 0.01  # of a drafted token, in steps
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSource:
+    """`nbytes`: of its weights, and of a slice of a prompt in a draft model; `footprint`: of a row in it;
+    `note`: which weights these are, for an error that a user can act on; `small`: the draft model."""
+
+    source: DraftModel | MTPSource
+    nbytes: int
+    footprint: Footprint
+    note: str
+    small: SmallModel | None = None
+
+    def describe(self) -> str:
+        """What it takes."""
+        return f"{format_rounded(self.nbytes)} of the weights are {self.note}"
+
+
+def find_device_problem() -> str | None:
+    """Why no model drafts on this device; None if some may."""
+    return None if uses_gpu() else "drafts need decoding by pages, which is for GPUs, and this is a CPU"
+
+
+def find_draft_problem(methods: ComputeMethods) -> str | None:
+    """Why a model that is computed by these methods does not draft; None if it can."""
+    if methods.decode not in ("compiled", "paged"):
+        return f"drafts need decoding by pages, which is for GPUs; this model decodes {methods.decode}"
+    return methods.draft_problem or None
+
+
+def make_draft_model(
+    config: Config, small: SmallModel, target: Adapter, vocab: int, methods: ComputeMethods
+) -> LoadedSource:
+    """The model of `model.draft` as a source of drafts for `target`, whose logits are `vocab` wide and which
+    decodes by these methods, in pages. ConfigError if it does not fit."""
+    kinds = {get_kind(layer) for layer in flatten_caches(small.cache)}
+    if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
+        raise small.make_error("cannot draft: it has caches of another kind than keys and values")
+    own, seconds = _choose_decode(small, methods)
+    cost = max(seconds / time_step(target, methods), MIN_COST)
+    log.info("%s drafts; a token of it costs %.2f of a step", small.info.name, cost)
+    batch = make_decode_batch(small.cache, own)
+    assert isinstance(batch, PagedDecodeBatch)
+    source = DraftModel(
+        small.adapter,
+        vocab,
+        batch,
+        cost=cost,
+        context=small.info.context_length,
+        max_tokens=config.speculation.max_tokens,
+        launch_first=methods.launch_first,
+    )
+    itemsize = max(array.itemsize for array in list_all_arrays(small.cache))
+    read = MAX_READ * read_hidden_size(small.info.config) * itemsize * ACTIVATION_FACTOR
+    nbytes = count_weight_bytes(small.adapter.model) + read
+    return LoadedSource(source, nbytes, measure_footprint(small.cache), "model.draft", small)
+
+
+def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeMethods, float]:
+    """How the draft model decodes, beside a target that decodes by these methods, and the seconds of a step:
+    compiled on a GPU, also where the target cannot be. ConfigError if it cannot."""
+    own = replace(methods, fixed_width=0, quantization=None)
+    if uses_gpu():
+        own = replace(own, decode="compiled")
+    problem: Exception | None = None
+    for chosen in (own, replace(own, decode="paged")):
+        try:
+            return chosen, time_step(small.adapter, chosen)
+        except Exception as error:  # a library may raise anything for what it was not made for
+            problem = problem or error
+    raise small.make_error(f"cannot draft: {problem}") from problem
+
+
+def load_mtp_source(
+    config: Config, model_info: LoadedModelInfo, target: Adapter, vocab: int, methods: ComputeMethods
+) -> LoadedSource | str:
+    """The head in the checkpoint of `target`, or in `model.draft`; or why there is none. The target's logits
+    are `vocab` wide, and it decodes by these methods, in pages. ModelLoadError if weights are missing."""
+    split = None
+    if config.model.draft is not None and config.prefill.sparse == "off":
+        if not names_split_head(config.model):
+            return f"model.draft {config.model.draft} is no head that was split off a checkpoint"
+        split = find_draft_folder(config.model)
+    found = find_mtp_head(model_info, split)
+    if isinstance(found, str):
+        return found
+    tap = find_hidden_tap(target)
+    trunk = None if tap is None else tap.trunk
+    embed = getattr(trunk, "embed_tokens", None) or getattr(trunk, "embeddings", None)
+    if tap is None or embed is None:
+        return "the model's hidden states and embeddings were not found"
+    ids, cache = mx.array([[1]]), target.make_cache()
+    _, states = tap.record(lambda: target.prefill(ids, cache, 0, TEXT_ONLY, tap.model))
+    hidden = states[0]  # [1, D]
+    head = load_mtp_head(model_info, found, hidden.dtype)
+    if head.width != hidden.shape[-1]:
+        return f"the head is for hidden states of {head.width} numbers, and the model has {hidden.shape[-1]}"
+    settle_weights(head, config, hidden.dtype)
+    source = MTPSource(
+        target,
+        tap,
+        head,
+        embed,
+        vocab,
+        max_tokens=config.speculation.max_tokens,
+        launch_first=methods.launch_first,
+        compiled=methods.decode == "compiled",
+    )
+    source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
+    log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
+    size = measure_footprint([source.rows.cache])
+    footprint = replace(size, per_token=0, windows=((PLACES, size.per_token),))
+    note = "the head that drafts (speculation.method)"
+    return LoadedSource(source, count_weight_bytes(head), footprint, note)
+
+
+def names_split_head(settings: ModelSettings) -> bool:
+    """Whether `model.draft` is a head, which mlx-vlm has split off a checkpoint, and no model."""
+    if settings.draft is None:
+        return False
+    config = read_json(find_draft_folder(settings) / "config.json")
+    return str(config.get("model_type")).endswith("_mtp")
+
+
+def measure_row_cost(adapter: Adapter, methods: ComputeMethods, drafted: int) -> float:
+    """What a drafted token adds to a step that verifies so many, in steps of one row: nothing where a forward
+    has a fixed width, and little where it reads weights most of the time."""
+    alone = time_step(adapter, methods)
+    return max(time_step(adapter, methods, 1 + drafted) / alone - 1, 0.0) / drafted
+
+
+def time_step(adapter: Adapter, methods: ComputeMethods, count: int = 1) -> float:
+    """Seconds of a decode step of one row with `count` tokens, as it is once it has been compiled."""
+    cache = adapter.make_cache()
+    adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+    mx.eval(list_all_arrays(cache))
+    batch = make_decode_batch(adapter.make_cache(), methods, compiled_at_once=True)
+    assert isinstance(batch, PagedDecodeBatch)
+    batch.update(set(), [JoiningRow("trial", 2, cache)])
+    decode = adapter.make_decode([BASE] * count * (TIMED_STEPS + 2))
+    seconds = []
+    for _ in range(TIMED_STEPS + 2):
+        started = time.perf_counter()
+        first = batch.lengths[0]
+        with adapter.use_attention():
+            logits = batch.forward(decode, mx.array([1] * count), range(first, first + count), [count])
+        mx.eval(logits, *batch.list_state_arrays())
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[2:])  # the first ones compile
+
+
+def _time_draft(rows: MTPRows, hidden: mx.array) -> float:
+    """Seconds of one more drafted token, for one row."""
+    rows.read_step(["trial"], hidden, mx.array([1]))
+    mx.eval(rows.list_arrays())
+    seconds = []
+    for _ in range(TIMED_DRAFTS):
+        times = [time.perf_counter()]
+        for depth in (1, 1 + TIMED_DEPTH):
+            rows.draft({"trial": depth})
+            times.append(time.perf_counter())
+        seconds.append((times[2] - 2 * times[1] + times[0]) / TIMED_DEPTH)
+    rows.reset()
+    return statistics.median(seconds[1:])
