@@ -93,8 +93,7 @@ def _make_head(config: Mapping[str, Any]) -> Any:
     """A head with weights as its layers draw them."""
     from mlx_lm.models import mimo
 
-    from mlxrun.model.speculation.mtp_head import MTPHead
-    from mlxrun.model.speculation.mtp_weights import FORMATS
+    from mlxrun.model.speculation.mtp_head import FORMATS, MTPHead
 
     layer = mimo.TransformerBlock(mimo.ModelArgs.from_dict(dict(config)))
     return MTPHead(layer, config["hidden_size"], config["rms_norm_eps"], FORMATS["mimo"])
@@ -102,7 +101,7 @@ def _make_head(config: Mapping[str, Any]) -> Any:
 
 def _name_weights(head: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
     """The weights of a head by the names of a checkpoint."""
-    from mlxrun.model.speculation.mtp_weights import FORMATS
+    from mlxrun.model.speculation.mtp_head import FORMATS
 
     form = FORMATS["mimo"]
     prefix = form.prefix.format(layers=config["num_hidden_layers"])

@@ -1,16 +1,23 @@
 """A multi-token-prediction head: predicts a token from the hidden state and the token before it.
 
 Libraries drop these weights (mlx-lm), or have the heads as models with a loop of their own (mlx-vlm). Here a
-head is the formats' module (mtp_weights.py) around a decoder layer that is made by the family's own module of
-mlx-lm; embedding and output layer are the target's, as the report of DeepSeek-V3 shares them.
+head is the formats' module around a decoder layer that is made by the family's own module of mlx-lm. The
+target's embedding and output layer serve it too.
+
+All formats are the module of DeepSeek-V3's report (arXiv:2412.19437, section 2.2): norms of a token's
+embedding and of the target's last hidden state, a product of both, a decoder layer of the target's kind, and
+a norm. They differ in names, in which half comes first, and in what a further prediction starts from; vLLM's
+deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, exaone_moe_mtp, mimo_mtp and ernie_mtp, and mlx-vlm's
+qwen3_5_mtp and nemotron_h_mtp, have them so.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +27,89 @@ import mlx.nn as nn
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.footprint import count_weight_bytes
+from mlxrun.model.load.model_files import list_weight_files
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.weight_check import load_checked_weights
-from mlxrun.model.speculation.mtp_weights import (
-    FORMATS,
-    HeadFormat,
-    HeadWeights,
-    read_head_weights,
-    stack_experts,
-)
 
 log = logging.getLogger(__name__)
 # A model of one layer, which is as one behind the target's last one would be.
 _ONE_LAYER = {"num_hidden_layers": 1, "full_attention_interval": 1, "mlp_only_layers": []}
 _BLOCKS = {"attention": "*", "moe": "E", "mlp": "-"}  # of nemotron_h, by their names in its config
+_SHARED = ("embed_tokens", "shared_head.head", "rotary_emb")  # parts that are copies of the target's
 _KEPT_TYPE = "e_score_correction_bias"  # in float32 whatever the model's type is
+
+_EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(\w+)\.(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFormat:
+    """`prefix` of all names, where {layers} is the number of the target's layers; behind it, `parts` gives
+    the names of a head's parts, and `layer` is the prefix of the decoder layer. `hidden_first`: the product
+    takes the hidden state before the embedding. `chains_normed`: a further prediction starts from the normed
+    output of the one before, as the first one does from the target's. `centred`: norms are stored less one.
+    `config`: of the decoder layer, where it is not the target's. `split`: the prefix where mlx-vlm has split
+    a head off; None: it has other names then. `place`: of the layer in a model of the family that has no
+    other; without a number, the head has several layers, which the target's config names."""
+
+    prefix: str
+    parts: Mapping[str, str]
+    layer: str = ""
+    hidden_first: bool = False
+    chains_normed: bool = True
+    centred: bool = False
+    config: Mapping[str, Any] = field(default_factory=dict)
+    split: str | None = None
+    place: str = "model.layers.0."
+
+
+_NEXTN = HeadFormat(
+    "model.layers.{layers}.",
+    {"enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "project", "shared_head.norm": "norm"},
+    chains_normed=False,
+)
+_FC_PARTS = {
+    "pre_fc_norm_embedding": "embed_norm",
+    "pre_fc_norm_hidden": "hidden_norm",
+    "fc": "project",
+    "norm": "norm",
+}
+_QWEN = HeadFormat("mtp.", _FC_PARTS, layer="layers.0.", centred=True, split="")
+FORMATS: Mapping[str, HeadFormat] = {
+    "deepseek_v3": _NEXTN,
+    "glm4_moe": _NEXTN,
+    "glm4_moe_lite": _NEXTN,
+    "qwen3_next": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "exaone_moe": HeadFormat("mtp.", _FC_PARTS, layer="layers.0.", config={"is_moe_layer": [False]}),
+    "mimo": HeadFormat(
+        "model.mtp_layers.0.",
+        {
+            "token_layernorm": "embed_norm",
+            "hidden_layernorm": "hidden_norm",
+            "input_proj": "project",
+            "final_layernorm": "norm",
+        },
+        hidden_first=True,
+    ),
+    "nemotron_h": HeadFormat(
+        "mtp.",
+        {
+            "layers.0.enorm": "embed_norm",
+            "layers.0.hnorm": "hidden_norm",
+            "layers.0.eh_proj": "project",
+            "layers.1.final_layernorm": "norm",
+        },
+        split="",
+        place="backbone.",
+    ),
+    "ernie4_5_moe": HeadFormat(
+        "model.mtp_",
+        {"emb_norm.0": "embed_norm", "hidden_norm.0": "hidden_norm", "linear_proj.0": "project"},
+        layer="block.0.",
+        config={"moe_layer_start_index": 1},
+    ),
+}
 
 
 class LayerStack(nn.Module):
@@ -78,6 +153,16 @@ class MTPHead(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """Lazy weights: `parts` by their names in a head, `layer` by the checkpoint's names in the decoder layer.
+    `converted`: by mlx-lm or mlx-vlm, so that norms are stored as they are used."""
+
+    parts: Mapping[str, mx.array]
+    layer: Mapping[str, mx.array]
+    converted: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FoundHead:
     """A head that a checkpoint has, in `folder`. `family`: the module of mlx-lm that has its decoder
     layer."""
@@ -92,7 +177,9 @@ def find_mtp_head(info: LoadedModelInfo, split: Path | None = None) -> FoundHead
     """The first head of a checkpoint; or why there is none. No weights are read. `split`: a folder with the
     head alone, as mlx-vlm splits it off."""
     config = info.config
-    family = next((each for each in _list_types(config) if each in FORMATS), None)
+    inner = (config.get("text_config") or {}).get("model_type", "")
+    types = str(config.get("model_type")), str(inner).removesuffix("_text")
+    family = next((each for each in types if each in FORMATS), None)
     if family is None:
         return f"no format of MTP heads is known for model type {config.get('model_type')}"
     form, text = FORMATS[family], config.get("text_config") or config
@@ -125,11 +212,6 @@ def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> M
     mx.eval(head.parameters())
     log.info("loaded a head that predicts further tokens, %s", format_rounded(count_weight_bytes(head)))
     return head
-
-
-def _list_types(config: Mapping[str, Any]) -> list[str]:
-    inner = (config.get("text_config") or {}).get("model_type", "")
-    return [str(config.get("model_type")), str(inner).removesuffix("_text")]
 
 
 def _make_model(family: str, config: Mapping[str, Any], form: HeadFormat) -> Any:
@@ -185,3 +267,34 @@ def _quantize(head: MTPHead, weights: Mapping[str, mx.array]) -> None:
 def _cast(name: str, array: mx.array, dtype: mx.Dtype) -> mx.array:
     is_kept = name.endswith(_KEPT_TYPE) or not mx.issubdtype(array.dtype, mx.floating)
     return array if is_kept else array.astype(dtype)
+
+
+def read_head_weights(folder: Path, form: HeadFormat, layers: int) -> HeadWeights | None:
+    """The weights of the first head in a checkpoint; None if it has none. `layers`: of the target."""
+    prefix = form.prefix.format(layers=layers)
+    parts: dict[str, mx.array] = {}
+    layer: dict[str, mx.array] = {}
+    converted = False
+    for file in list_weight_files(folder):
+        weights, metadata = mx.load(str(file), return_metadata=True)
+        for name in [name for name in weights if name.startswith(prefix)]:
+            converted = converted or metadata.get("format") == "mlx"
+            part, _, kind = name.removeprefix(prefix).rpartition(".")
+            if part in form.parts:
+                parts[f"{form.parts[part]}.{kind}"] = weights[name]
+            elif f"{part}.".startswith(form.layer) and not part.endswith(_SHARED):
+                layer[f"{part}.{kind}".removeprefix(form.layer)] = weights[name]
+    return HeadWeights(parts, layer, converted) if parts else None
+
+
+def stack_experts(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The weights with each expert's matrices, where they are apart, as one array [experts, ...]."""
+    stacked = {name: array for name, array in weights.items() if not _EXPERT.fullmatch(name)}
+    found: dict[str, dict[int, mx.array]] = {}
+    for name, array in weights.items():
+        if (match := _EXPERT.fullmatch(name)) is not None:
+            place, expert, product, kind = match.groups()
+            found.setdefault(f"{place}switch_mlp.{product}.{kind}", {})[int(expert)] = array
+    for name, experts in found.items():
+        stacked[name] = mx.stack([experts[number] for number in sorted(experts)])
+    return stacked

@@ -1,0 +1,316 @@
+"""LoRA and DoRA adapters: their configs and weights, read by the libraries' own functions, and load checks.
+
+`apply_adapter` leaves the library's layers in the model, for one adapter that all answers use.
+`read_adapters` takes the weights out of them again, for adapters of which each row of a forward has its own.
+Whatever is wrong with an adapter's files is a ConfigError, which names the setting, and the folder or the
+file. Values with which libraries fail later are refused.
+
+`check_adapters` and `separate_adapters` compute with each adapter when a model is loaded, and compare rows
+with different adapters in one forward with each of them alone: a model may call its layers with rows in
+another place than the first, and then its rows must not be mixed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten, tree_unflatten
+
+from mlxrun.core.errors import ConfigError, ModelLoadError, is_out_of_memory
+from mlxrun.core.limited_json import load_json
+from mlxrun.core.text_files import read_text_file
+from mlxrun.model.hooks.adapted_layers import LayerWeights
+from mlxrun.model.load.tensor_files import read_entries
+from mlxrun.model.load.weight_check import is_float
+from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY
+
+log = logging.getLogger(__name__)
+
+SHOWN = 3  # names in a message
+# The libraries' layers: where the base layer is, and the names of the two matrices.
+_LAYERS = {
+    "LoRALinear": ("linear", "lora_a", "lora_b"),
+    "DoRALinear": ("linear", "lora_a", "lora_b"),
+    "LoRASwitchLinear": ("linear", "lora_a", "lora_b"),
+    "LoRAEmbedding": ("embedding", "lora_a", "lora_b"),
+    "DoRAEmbedding": ("embedding", "lora_a", "lora_b"),
+    "LoRaLayer": ("original_layer", "A", "B"),  # of mlx-vlm's older training
+}
+CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
+OTHER_WEIGHTS = "weights.safetensors"  # mlx-vlm reads such a file too
+_KINDS = ("lora", "dora", "full")  # what mlx-lm trains; it takes any other word for `lora`
+_MOST = 2**31 - 1  # of a dimension of an array
+_LARGEST = 3.4e38  # in float32
+# Largest difference of logits that counts as rounding, in units of their standard deviation.
+TOLERANCE = {mx.float32: 1e-3}
+OTHER_TOLERANCE = 0.1  # of other types
+PROMPTS = np.array([[1, 2, 3, 5], [4, 1, 2, 3], [2, 2, 4, 1]])
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) <= _MOST
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that a float can have."""
+    return type(value) in (int, float) and abs(value) < _LARGEST
+
+
+_NEEDED = ("rank", "scale")  # null leaves others out
+_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("rank", lambda value: _is_integer(value) and value > 0, f"a whole number from 1 to {_MOST}"),
+    ("scale", _is_finite, "a finite number"),
+    ("alpha", _is_finite, "a finite number"),
+    ("dropout", lambda value: _is_finite(value) and 0 <= value < 1, "a number from 0 to less than 1"),
+    ("keys", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value), "a list of strings"),
+)
+
+
+def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
+    """The model with the adapter of `model.adapter`, a folder, in the library's own layers. ConfigError if it
+    cannot be loaded, if a tensor fits no parameter, is missing, or is not finite."""
+    with _name_errors("model.adapter", path):
+        return _apply_adapter(model, path, vision=vision)
+
+
+def check_adapter_files(setting: str, path: str) -> None:
+    """ConfigError, which names the setting, if this folder has no adapter that can be read."""
+    with _name_errors(setting, path):
+        read_adapter_config(Path(path))
+
+
+@contextlib.contextmanager
+def _name_errors(setting: str, path: str) -> Iterator[None]:
+    """Errors about the adapter in this folder become ConfigErrors that name the setting."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{setting}: {error}") from error
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        RuntimeError,
+        AttributeError,
+        OverflowError,
+    ) as error:
+        if is_out_of_memory(error):  # which is no fault of the adapter
+            raise
+        text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
+        raise ConfigError(f"{setting}: {text}") from error
+
+
+def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
+    load_weights = model.load_weights
+
+    def load_checked(source: Any, strict: bool = True) -> Any:
+        weights = list(mx.load(source).items()) if isinstance(source, str) else source
+        _check_weights(model, dict(weights), path)
+        return load_weights(weights, strict=strict)
+
+    model.load_weights = load_checked
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as output:  # the library prints what it did
+            if vision:
+                from mlx_vlm.utils import apply_lora_layers
+
+                apply_lora_layers(model, path)
+            else:
+                from mlx_lm.utils import load_adapters
+
+                load_adapters(model, path)
+    finally:
+        del model.load_weights
+    for line in output.getvalue().splitlines():
+        log.info("%s: %s", path, line)
+    return model
+
+
+def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str) -> None:
+    """ConfigError unless each tensor fits a parameter, and those of adapted layers are there and finite."""
+    parameters = dict(tree_flatten(model.parameters()))
+    wrong = [
+        f"{name}: the model has no such parameter"
+        if name not in parameters
+        else f"{name}: {tensor.dtype} of shape {tensor.shape}, where the model has "
+        f"{parameters[name].dtype} of shape {parameters[name].shape}"
+        for name, tensor in sorted(tensors.items())
+        if name not in parameters
+        or tensor.shape != parameters[name].shape
+        or is_float(tensor) != is_float(parameters[name])
+    ]
+    expected = {
+        f"{path}.{name}"
+        for path, layer in _find_layers(model).items()
+        for name in (*_LAYERS[type(layer).__name__][1:], "m")
+        if name in layer
+    }
+    wrong += [f"{name}: missing in the file" for name in sorted(expected - tensors.keys())]
+    wrong = wrong or [
+        f"{name}: it has numbers that are not finite" for name in _list_infinite(tensors, expected)
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+        raise ConfigError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
+
+
+def _list_infinite(tensors: Mapping[str, mx.array], names: Iterable[str]) -> list[str]:
+    """Those of these tensors in which a number is NaN or infinite, sorted; their values are read."""
+    return [name for name in sorted(names) if not mx.all(mx.isfinite(tensors[name])).item()]
+
+
+def _find_layers(model: nn.Module) -> dict[str, Any]:
+    """The adapted layers of a library by path."""
+    return {path: module for path, module in model.named_modules() if type(module).__name__ in _LAYERS}
+
+
+def read_adapters(model: Any, paths: Mapping[str, str], *, vision: bool) -> list[dict[str, LayerWeights]]:
+    """The weights of each adapter by the path of the layer that it adapts; the model stays as it is. `paths`:
+    the folders by name. ConfigError names the adapter."""
+    found = []
+    for name, path in paths.items():
+        with _name_errors(f"model.adapters: {name}", path):
+            found.append(_read_adapter(model, path, vision=vision))
+    return found
+
+
+def _read_adapter(model: Any, path: str, *, vision: bool) -> dict[str, LayerWeights]:
+    config = read_adapter_config(Path(path))
+    if config.get("fine_tune_type") == "full":
+        raise ConfigError(f"{path}: it replaces all weights; set model.adapter to use it alone")
+    before = dict(model.named_modules())
+    try:
+        _apply_adapter(model, path, vision=vision)
+        layers = _find_layers(model)
+        _check_layers(model, before, layers, path, vision=vision)
+        found = {}
+        for name, layer in layers.items():
+            _, a, b = _LAYERS[type(layer).__name__]
+            found[name] = LayerWeights(layer[a], layer[b] * layer.scale, layer.get("m"))
+        return found
+    finally:
+        changed = [(p, before[p]) for p, m in model.named_modules() if p in before and before[p] is not m]
+        model.update_modules(tree_unflatten(changed))
+
+
+def _check_layers(
+    model: Any, before: Mapping[str, Any], layers: Mapping[str, Any], path: str, *, vision: bool
+) -> None:
+    """ConfigError for what cannot be chosen row by row: other layers than the libraries' adapted ones, and
+    layers of a vision model that are computed once for an image."""
+    after = dict(model.named_modules())
+    inside = tuple(f"{name}." for name in layers)
+    for name, module in after.items():
+        if before.get(name) is not module and name not in layers and not name.startswith(inside):
+            raise ConfigError(
+                f"{path}: {name} is a {type(module).__name__}, which only model.adapter can adapt"
+            )
+    for name, layer in layers.items():
+        base, _, _ = _LAYERS[type(layer).__name__]
+        if getattr(layer, base) is not before[name]:
+            raise ConfigError(f"{path}: it changes the base layer {name}, which only model.adapter can do")
+        if vision and (base == "embedding" or not name.startswith("language_model.")):
+            raise ConfigError(
+                f"{path}: it adapts {name}, which is computed for images too: of several adapters, each can "
+                "adapt the layers of the language model only"
+            )
+
+
+def read_adapter_config(folder: Path) -> dict[str, Any]:
+    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, if one of the files
+    cannot be read, or if a number of the config cannot be."""
+    if not (folder / CONFIG).exists():
+        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
+    try:
+        config = load_json(read_text_file(folder / CONFIG))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / CONFIG}: {error}") from error
+    if not isinstance(config, dict):
+        raise ConfigError(f"{folder / CONFIG}: not a JSON object")
+    if "peft_type" in config:
+        raise ConfigError(f"{folder} is an adapter of PEFT, which mlx-lm does not read")
+    weights = next((folder / name for name in (WEIGHTS, OTHER_WEIGHTS) if (folder / name).is_file()), None)
+    if weights is None:
+        raise ConfigError(f"{folder} has no {WEIGHTS}")
+    try:
+        read_entries(weights)
+    except ModelLoadError as error:
+        raise ConfigError(str(error)) from error
+    _check_values(config, folder / CONFIG)
+    return config
+
+
+def _check_values(config: Mapping[str, Any], path: Path) -> None:
+    """ConfigError for a value that a library would take as it is, and fail with later or compute NaN."""
+    for key, value, is_right, wanted in _list_values(config):
+        if not is_right(value):
+            raise ConfigError(f"{path}: {key} is {value!r:.60}, which is not {wanted}")
+
+
+def _list_values(
+    config: Mapping[str, Any],
+) -> Iterator[tuple[str, Any, Callable[[Any], bool], str]]:
+    """The name and the value of each entry that a library reads, what is right there, and its description."""
+    if config.get("fine_tune_type") is not None:
+        kinds = ", ".join(_KINDS)
+        yield "fine_tune_type", config["fine_tune_type"], lambda value: value in _KINDS, f"one of {kinds}"
+    if "num_layers" in config:
+        yield "num_layers", config["num_layers"], _is_integer, "a whole number"
+    place, found = "", config  # of mlx-vlm's older training
+    if "lora_parameters" in config and config.get("fine_tune_type") != "full":
+        place, found = "lora_parameters.", config["lora_parameters"]
+        yield "lora_parameters", found, lambda value: isinstance(value, dict), "an object"
+    for key, is_right, wanted in _RULES:
+        if found.get(key) is not None or (key in found and key in _NEEDED):
+            yield place + key, found[key], is_right, wanted
+
+
+def check_adapters(adapter: Adapter) -> None:
+    """ConfigError that names the adapter with which the model computes NaN."""
+    for number, name in enumerate(adapter.row_adapters.names, 1):
+        if mx.any(mx.isnan(_compute_logits(adapter, [0], [number]))).item():
+            raise ConfigError(
+                f"model.adapters: {name}: the model computes NaN with it: its numbers are too large, or "
+                "damaged"
+            )
+
+
+def separate_adapters(adapter: Adapter, methods: ComputeMethods) -> ComputeMethods:
+    """The same methods if rows with different adapters may share a forward; else methods by which none do."""
+    count = len(adapter.row_adapters.names)
+    if not count or _is_mixing_exact(adapter, sorted({0, 1, count})):
+        return methods
+    sharing = PrefillSharing(merge_chunks=methods.sharing.merge_chunks)
+    return replace(methods, decode="row_by_row", sharing=sharing, quantization=None)
+
+
+def _is_mixing_exact(adapter: Adapter, numbers: Sequence[int]) -> bool:
+    try:
+        together = _compute_logits(adapter, range(len(numbers)), numbers)
+    except ValueError:  # the shapes of some layer do not go by rows
+        return False
+    alone = mx.concatenate([_compute_logits(adapter, [i], [n]) for i, n in enumerate(numbers)])
+    limit = TOLERANCE.get(alone.dtype, OTHER_TOLERANCE)
+    found, wanted = together.astype(mx.float32), alone.astype(mx.float32)
+    return bool(mx.max(mx.abs(found - wanted)).item() <= limit * mx.std(wanted).item())
+
+
+def _compute_logits(adapter: Adapter, rows: Sequence[int], numbers: Sequence[int]) -> mx.array:
+    """Logits [rows, n, V] of the prompts of these rows: of three tokens together, then of the last."""
+    ids, cache = mx.array(PROMPTS[list(rows)]), adapter.make_cache()
+    with adapter.row_adapters.use(numbers):
+        first = adapter.prefill(ids[:, :3], cache, 0, TEXT_ONLY)
+        return mx.concatenate([first, adapter.prefill(ids[:, 3:], cache, 3, TEXT_ONLY)], axis=1)

@@ -1,1 +1,0 @@
-"""LoRA adapters: read from their folders, and computed for the rows that use them."""
