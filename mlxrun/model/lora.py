@@ -39,6 +39,7 @@ from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # names in a message
+_LIBRARY_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, AttributeError, OverflowError)
 # The libraries' layers: where the base layer is, and the names of the two matrices.
 _LAYERS = {
     "LoRALinear": ("linear", "lora_a", "lora_b"),
@@ -68,13 +69,17 @@ def _is_finite(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < _LARGEST
 
 
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
 _NEEDED = ("rank", "scale")  # null leaves others out
 _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("rank", lambda value: _is_integer(value) and value > 0, f"a whole number from 1 to {_MOST}"),
     ("scale", _is_finite, "a finite number"),
     ("alpha", _is_finite, "a finite number"),
     ("dropout", lambda value: _is_finite(value) and 0 <= value < 1, "a number from 0 to less than 1"),
-    ("keys", lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value), "a list of strings"),
+    ("keys", _is_strings, "a list of strings"),
 )
 
 
@@ -98,15 +103,7 @@ def _name_errors(setting: str, path: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        AttributeError,
-        OverflowError,
-    ) as error:
+    except _LIBRARY_ERRORS as error:
         if is_out_of_memory(error):  # which is no fault of the adapter
             raise
         text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
@@ -168,7 +165,6 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
 
 
 def _list_infinite(tensors: Mapping[str, mx.array], names: Iterable[str]) -> list[str]:
-    """Those of these tensors in which a number is NaN or infinite, sorted; their values are read."""
     return [name for name in sorted(names) if not mx.all(mx.isfinite(tensors[name])).item()]
 
 

@@ -14,7 +14,7 @@ from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import choose_quantization
 from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.lora.mix_check import check_adapters, separate_adapters
+from mlxrun.model.lora import check_adapters, separate_adapters
 from mlxrun.model.probe.choose import choose_methods
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward

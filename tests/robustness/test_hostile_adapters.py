@@ -18,11 +18,10 @@ import pytest
 from mlxrun.config.contradictions import check_adapter_names
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings
 from mlxrun.core.errors import MAX_MESSAGE, ConfigError, MlxrunError
-from mlxrun.model import model_loading
+from mlxrun.model import lora, model_loading
 from mlxrun.model.load import loader
 from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.lora import adapter_config, adapter_files
 from mlxrun.model.model_loading import load_model
 from tests.helpers.lora_adapters import make_adapter
 from tests.helpers.storm_counts import count
@@ -198,9 +197,9 @@ def test_an_adapter_that_is_written_meanwhile_is_refused(
 @pytest.mark.parametrize(
     ("name", "owner", "guard", "harmless"),
     [
-        ("one NaN", adapter_files, "_list_infinite", lambda tensors, names: []),
+        ("one NaN", lora, "_list_infinite", lambda tensors, names: []),
         ("enormous", model_loading, "check_adapters", lambda adapter: None),
-        ("a rank in words", adapter_config, "_check_values", lambda config, path: None),
+        ("a rank in words", lora, "_check_values", lambda config, path: None),
     ],
 )
 def test_without_its_guard_an_adapter_is_not_refused_so(

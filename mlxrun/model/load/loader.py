@@ -23,7 +23,7 @@ from mlxrun.model.load.model_digests import digest_adapter
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import check_tensor_files
 from mlxrun.model.load.weight_check import check_loading
-from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
+from mlxrun.model.lora import apply_adapter, read_adapters
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
 from mlxrun.model.run.adapter import Adapter, VisionAdapter
 

@@ -250,7 +250,7 @@ def test_what_the_library_prints_goes_to_the_log(
     """Standard output is for answers. An adapter of mlx-vlm's older kind is loaded as well."""
     made = seeing("old", legacy=True)
     capsys.readouterr()
-    with caplog.at_level(logging.INFO, "mlxrun.model.lora.adapter_files"):
+    with caplog.at_level(logging.INFO, "mlxrun.model.lora"):
         engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made))
     assert "trainable params" in caplog.text
     assert capsys.readouterr().out == ""
