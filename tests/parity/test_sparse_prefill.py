@@ -23,8 +23,7 @@ from mlxrun.engine.prefix_cache.tracked_request import TrackedRequest
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.prompt_inputs import PromptInputs, place_tokens
 from mlxrun.model.sparse import explicit_positions
-from mlxrun.model.sparse.explicit_positions import PositionedRope
-from mlxrun.model.sparse.position_check import make_placed_caches, place_caches
+from mlxrun.model.sparse.explicit_positions import PositionedRope, make_placed_caches, place_caches
 from mlxrun.model.sparse.prompt_draft import PromptDraft
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest

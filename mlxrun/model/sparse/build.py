@@ -19,8 +19,7 @@ from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from mlxrun.model.run.prefill import LAYERS_PER_LAUNCH
-from mlxrun.model.sparse.explicit_positions import PositionedAdapter
-from mlxrun.model.sparse.position_check import PositionCheck
+from mlxrun.model.sparse.explicit_positions import PositionCheck, PositionedAdapter
 from mlxrun.model.sparse.prompt_draft import WINDOW, PromptDraft
 
 log = logging.getLogger(__name__)
