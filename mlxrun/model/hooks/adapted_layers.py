@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxrun.model.hooks.derived_layers import mix_in
 from mlxrun.model.hooks.quantized_layers import dequantize_weight
 
 ABSENT = -1  # in place of a slot: the adapter does not change this layer
@@ -249,18 +250,13 @@ def attach_adapters(
             added.set_dtype(dtype)
         layer.adapters = added
         mixin = next((mixin for kinds, mixin in _MIXINS if isinstance(layer, kinds)), _AdaptedExperts)
-        _mix_in(layer, mixin)
+        mix_in(layer, mixin, "Adapted")
         if mixin is _AdaptedExperts:
             parent: Any = modules[path.rpartition(".")[0]]
             if not isinstance(parent, _ExpertsParent):
                 parent.row_adapters = rows
-                _mix_in(parent, _ExpertsParent)
+                mix_in(parent, _ExpertsParent, "Adapted")
     return len(paths)
-
-
-def _mix_in(module: nn.Module, mixin: type) -> None:
-    kind = type(module)
-    module.__class__ = type(f"Adapted{kind.__name__}", (mixin, kind), {"__module__": kind.__module__})
 
 
 class RowAdapters:

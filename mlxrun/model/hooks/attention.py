@@ -1,9 +1,9 @@
 """The attention seam: how a model's own layers attend over ragged rows in one forward.
 
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
-call to RowKeys, to cpu_attention.py for the engine's own forwards on a CPU, or to the library. The classes
+call to RowKeys, to device_attention.py for the engine's own forwards, or to the library. The classes
 below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
-parity probe, but for those that score_rule.py and softcapped_attention.py know.
+parity probe, but for those that score_rule.py and derived_layers.py know.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.hooks import cpu_attention, cuda_attention
+from mlxrun.model.hooks import device_attention
 from mlxrun.model.hooks.score_rule import PositionScores, ScoreRule, TurnedParts, attend_arrays
 from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantised
 from mlxrun.model.kv.ragged.row_group import RowGroup
@@ -247,7 +247,7 @@ class _EngineAttention:
 
 @contextmanager
 def use_engine_attention(calls_per_launch: int = 0, check: AttentionCall | None = None) -> Iterator[None]:
-    """Forwards in this block are the engine's own: on a CPU they attend as cpu_attention.py does.
+    """Forwards in this block are the engine's own: on a CPU they attend as device_attention.py does.
 
     Each `calls_per_launch`th result of attention over plain arrays is launched (0: none), so that a device
     computes the first layers of a prompt while Python builds the later ones. `check` is called before each
@@ -275,12 +275,12 @@ def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, 
 def attend_plain(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
 ) -> mx.array:
-    """The engine's attention over plain arrays: cpu_attention.py on a CPU and cuda_attention.py for prompts
-    on CUDA if they support all arguments, else the library's."""
-    if not kwargs and mx.default_device() == mx.cpu and queries.dtype in cpu_attention.FLOATS:
-        return cpu_attention.compute_attention(queries, keys, values, scale, mask)
-    if isinstance(mask, str) and not kwargs and queries.dtype in cuda_attention.CUDNN_TYPES and uses_cuda():
-        return cuda_attention.attend_causally(queries, keys, values, scale)
+    """The engine's attention over plain arrays: that of device_attention.py where it supports all arguments,
+    else the library's."""
+    if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
+        return device_attention.compute_attention(queries, keys, values, scale, mask)
+    if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
+        return device_attention.attend_causally(queries, keys, values, scale)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
 
 

@@ -15,10 +15,9 @@ import mlx.nn as nn
 from mlxrun.config.settings import Config
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import route_attention
+from mlxrun.model.hooks.derived_layers import route_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import route_states
-from mlxrun.model.hooks.linear_layers import transpose_weights
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
-from mlxrun.model.hooks.softcapped_attention import route_softcaps
 from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
 
 

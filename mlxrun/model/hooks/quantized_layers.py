@@ -21,6 +21,8 @@ from typing import Any, Literal
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlxrun.model.hooks.derived_layers import mix_in
+
 ProductMethod = Literal["library", "flat", "dequantized"]
 
 MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
@@ -126,9 +128,7 @@ def route_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
     """Let these expert layers multiply by the table's methods, chosen by the tokens that an expert has on
     average."""
     for layer in layers:
-        kind = type(layer)
-        bases = (_RoutedExperts, kind)
-        layer.__class__ = type(f"_Routed{kind.__name__}", bases, {"__module__": kind.__module__})
+        mix_in(layer, _RoutedExperts, "_Routed")
         layer.table = table
 
 

@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.hooks.cpu_attention import FLOATS, GRAPH_SCORES, compute_attention
+from mlxrun.model.hooks.device_attention import FLOATS, GRAPH_SCORES, compute_attention
 from mlxrun.model.pooling.pooled_model import get_first_position
 
 BLOCK_NUMBERS = 1 << 15  # that are computed together: three arrays of 128 KB

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlxrun.model.hooks.linear_layers import forget_view
+from mlxrun.model.hooks.derived_layers import forget_view
 from mlxrun.model.hooks.quantized_layers import list_modules
 
 _SHORT_FLOATS = (mx.float16, mx.bfloat16)

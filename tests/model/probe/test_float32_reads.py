@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxrun.model.hooks.linear_layers import transpose_weights
+from mlxrun.model.hooks.derived_layers import transpose_weights
 from mlxrun.model.probe import float32_reads
 from mlxrun.model.probe.float32_reads import read_in_float32
 

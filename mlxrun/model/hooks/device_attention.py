@@ -1,8 +1,14 @@
-"""Attention on MLX's CPU backend, where the library's own spends most of its time in a scalar `exp`.
+"""Attention over plain arrays where the library's own is slow: on CPUs, and of prompts on CUDA.
 
-NumPy computes the softmax in place, on the scores of a few queries at a time: they stay in the processor's
-cache, and a long prompt needs no memory for all of them. Few scores stay in the graph, where a power of two
-costs half of an `exp`. Everything is computed in float32; results differ from the library's by rounding only.
+On MLX's CPU backend the library spends most of its time in a scalar `exp`. NumPy computes the softmax in
+place, on the scores of a few queries at a time: they stay in the processor's cache, and a long prompt needs
+no memory for all of them. Few scores stay in the graph, where a power of two costs half of an `exp`.
+Everything is computed in float32; results differ from the library's by rounding only.
+
+MLX gives the attention of prompts in half precision on CUDA to cuDNN, which prepares a plan for each new
+shape and layout: 45 ms on an H200, where the attention itself takes less than 1. Chunks have all lengths and
+begin anywhere, so queries get dummies before and behind them, keys and values behind them, and all are
+contiguous. The mask is causal: no token attends to what comes behind it, and what dummies find is dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +27,8 @@ GRAPH_SCORES = 1 << 15  # a decode step with fewer scores stays in the graph
 MASKED_SCORE = -1e30  # finite, so that a row that attends to nothing does not become NaN
 LOG2E = math.log2(math.e)
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+STEP = 256  # tokens: queries begin at a multiple of it
+CUDNN_TYPES = (mx.bfloat16, mx.float16)
 
 Mask: TypeAlias = mx.array | str | None
 
@@ -107,3 +115,27 @@ def _sum_values(weights: mx.array, v: mx.array) -> mx.array:
     batch, heads, length, width = weights.shape
     folded = weights.reshape(batch, v.shape[1], -1, width)
     return (folded @ v).reshape(batch, heads, length, -1)
+
+
+def round_length(tokens: int) -> int:
+    """The number of queries for so many tokens: STEP times 1, 2, 3, 4, 6, 8, 12, ..."""
+    power: int = STEP << max(-(-tokens // STEP) - 1, 0).bit_length()
+    return power // 4 * 3 if power > 2 * STEP and tokens <= power // 4 * 3 else power
+
+
+def attend_causally(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
+    """Causal attention [rows, Hq, n, D] of the newest n tokens to all of `keys` [rows, H, tokens, D]."""
+    rows, _, tokens, _ = queries.shape
+    more_rows = (1 << (rows - 1).bit_length()) - rows
+    before = (keys.shape[2] - tokens) % STEP
+    behind = round_length(before + tokens) - before - tokens
+    queries = _pad(queries, more_rows, before, behind)
+    keys, values = (_pad(a, more_rows, 0, behind) for a in (keys, values))
+    out = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask="causal")
+    return out[:rows, :, before : before + tokens]
+
+
+def _pad(array: mx.array, rows: int, before: int, behind: int) -> mx.array:
+    if not (rows or before or behind):
+        return mx.contiguous(array)  # the layout of a slice has the capacity of its buffer
+    return mx.pad(array, [(0, rows), (0, 0), (before, behind), (0, 0)])

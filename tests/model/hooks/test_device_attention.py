@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlxrun.model  # noqa: F401  (loads OpenBLAS before MLX)
-from mlxrun.model.hooks import attention, cpu_attention
+from mlxrun.model.hooks import attention, device_attention
 
 pytestmark = pytest.mark.skipif(mx.default_device() != mx.cpu, reason="for CPUs")
 SCALE = 0.3
@@ -38,7 +38,7 @@ def mask_of(kind: str, batch: int, length: int, width: int) -> Any:
 
 
 def difference(
-    arrays: list[mx.array], mask: Any, ours: Callable[..., mx.array] = cpu_attention.compute_attention
+    arrays: list[mx.array], mask: Any, ours: Callable[..., mx.array] = device_attention.compute_attention
 ) -> float:
     q, k, v = arrays
     want = mx.fast.scaled_dot_product_attention(q, k, v, scale=SCALE, mask=mask)
@@ -76,10 +76,10 @@ def test_it_is_the_library_s_attention(
     width = length + before
     arrays = make_arrays(seed, batch, groups, repeats, length, width)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu_attention, "BLOCK_SCORES", block)
-        patch.setattr(cpu_attention, "MIN_QUERIES", 2)
-        patch.setattr(cpu_attention, "NUMPY_SCORES", block)
-        patch.setattr(cpu_attention, "GRAPH_SCORES", eager)
+        patch.setattr(device_attention, "BLOCK_SCORES", block)
+        patch.setattr(device_attention, "MIN_QUERIES", 2)
+        patch.setattr(device_attention, "NUMPY_SCORES", block)
+        patch.setattr(device_attention, "GRAPH_SCORES", eager)
         assert difference(arrays, mask_of(kind, batch, length, width)) < 1e-5
 
 
@@ -90,7 +90,7 @@ def test_half_precision(dtype: mx.Dtype, length: int) -> None:
     arrays = [x.astype(dtype) for x in make_arrays(1, 2, 2, 2, length, 20)]
     truth = [x.astype(mx.float32) for x in arrays]
     exact = mx.fast.scaled_dot_product_attention(*truth, scale=SCALE, mask="causal")
-    got = cpu_attention.compute_attention(*arrays, SCALE, "causal")
+    got = device_attention.compute_attention(*arrays, SCALE, "causal")
     assert got.dtype == dtype
     assert float(mx.abs(got.astype(mx.float32) - exact).max().item()) < (
         2e-3 if dtype == mx.float16 else 2e-2
@@ -101,20 +101,20 @@ def test_a_query_that_sees_nothing_is_no_nan() -> None:
     mask = mx.array(np.arange(5)[None] < np.array([[0], [3]]))
     for length in (1, 2):
         q, k, v = make_arrays(2, 1, 1, 1, length, 5)
-        assert not mx.isnan(cpu_attention.compute_attention(q, k, v, SCALE, mask[:length])).any().item()
+        assert not mx.isnan(device_attention.compute_attention(q, k, v, SCALE, mask[:length])).any().item()
 
 
 def shifted(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any) -> mx.array:
     """A causal mask that is one key off."""
     length, width = q.shape[2], k.shape[2]
     seen = np.arange(width)[None] <= np.arange(length)[:, None] + width - length + 1
-    return cpu_attention.compute_attention(q, k, v, scale, mx.array(seen))
+    return device_attention.compute_attention(q, k, v, scale, mx.array(seen))
 
 
 def unshared(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any) -> mx.array:
     """Heads that are given the wrong keys."""
     order = mx.arange(q.shape[1]).reshape(-1, k.shape[1]).swapaxes(0, 1).reshape(-1)
-    return cpu_attention.compute_attention(q[:, order], k, v, scale, mask)
+    return device_attention.compute_attention(q[:, order], k, v, scale, mask)
 
 
 @pytest.mark.parametrize("wrong", [shifted, unshared])
@@ -128,13 +128,13 @@ def test_only_the_engine_s_forwards_attend_so(monkeypatch: pytest.MonkeyPatch) -
     from mlx_lm.models.base import scaled_dot_product_attention as library
 
     calls: list[int] = []
-    original = cpu_attention.compute_attention
+    original = device_attention.compute_attention
 
     def counted(*args: Any) -> mx.array:
         calls.append(1)
         return original(*args)
 
-    monkeypatch.setattr(cpu_attention, "compute_attention", counted)
+    monkeypatch.setattr(device_attention, "compute_attention", counted)
     routed = attention._make_routed(library)
     q, k, v = make_arrays(5, 1, 2, 2, 4, 9)
     theirs = routed(q, k, v, cache=None, scale=SCALE, mask="causal")

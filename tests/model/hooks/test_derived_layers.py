@@ -11,8 +11,8 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxrun.model.hooks import linear_layers
-from mlxrun.model.hooks.linear_layers import transpose_weights
+from mlxrun.model.hooks import derived_layers
+from mlxrun.model.hooks.derived_layers import transpose_weights
 
 
 def make_layers(dtype: mx.Dtype = mx.float32) -> nn.Sequential:
@@ -67,7 +67,7 @@ def test_a_weight_that_is_replaced_is_followed(monkeypatch: pytest.MonkeyPatch) 
             self._source = self["weight"].T
         return x @ self._source
 
-    monkeypatch.setattr(linear_layers._TransposedLinear, "__call__", keep_first)
+    monkeypatch.setattr(derived_layers._TransposedLinear, "__call__", keep_first)
     assert not replace_weight()
 
 

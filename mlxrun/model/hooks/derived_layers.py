@@ -1,0 +1,82 @@
+"""Layers whose class is replaced by one derived from it: plain linear layers, and attention with a soft cap.
+
+The library's linear layer makes a transposed view of its weight in each call. There is nothing to compute,
+but it is one more node in the graph of every forward: the host makes it, copies it from a compiled forward,
+and looks at it at the launch. The host is what a decode step of few rows waits for. Here it is made once.
+
+Attention with a soft cap (Gemma 2) is computed by hand in the libraries' layers. Over RowKeys it attends
+through the seam of attention.py while rows decode; over plain arrays it computes as before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.hooks.attention import RowKeysCache
+
+_CAPPED = ("mlx_lm.models.gemma2", "mlx_vlm.models.gemma2.language")  # whose class `Attention` has a cap
+
+
+def mix_in(layer: Any, mixin: type, prefix: str) -> None:
+    """Put the methods of `mixin` before those of the layer's own class."""
+    kind = type(layer)
+    layer.__class__ = type(f"{prefix}{kind.__name__}", (mixin, kind), {"__module__": kind.__module__})
+
+
+class _TransposedLinear(nn.Linear):
+    _source: mx.array | None  # the weight of which `_transposed` is a view
+    _transposed: mx.array
+
+    def __call__(self, x: mx.array) -> mx.array:
+        weight = self["weight"]
+        if self._source is not weight:
+            self._source, self._transposed = weight, weight.T
+            mx.eval(self._transposed)
+        return mx.addmm(self["bias"], x, self._transposed) if "bias" in self else x @ self._transposed
+
+
+def forget_view(layer: nn.Module) -> None:
+    """Drop the view of a linear layer, which keeps its source in memory. The next call makes it again."""
+    if isinstance(layer, _TransposedLinear):
+        layer._source = None
+        layer.pop("_transposed", None)
+
+
+def transpose_weights(model: nn.Module) -> int:
+    """Let linear layers, but those of derived classes, use such views; returns how many do. Views take no
+    memory, and follow a weight that is replaced; results are the library's bit by bit."""
+    layers: list[Any] = [module for module in model.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        layer._source = None
+        layer.__class__ = _TransposedLinear
+    return len(layers)
+
+
+class _CappedAttention(nn.Module):
+    """Mixed into the libraries' classes."""
+
+    def __call__(self: Any, x: mx.array, mask: Any = None, cache: Any = None) -> mx.array:
+        is_plain = not isinstance(cache, RowKeysCache)
+        if is_plain:
+            attended: mx.array = super().__call__(x, mask, cache)
+            return attended
+        rows, length, _ = x.shape
+        projections, heads = (self.q_proj, self.k_proj, self.v_proj), (self.n_heads, *[self.n_kv_heads] * 2)
+        parts = zip(projections, heads, strict=True)
+        queries, keys, values = (f(x).reshape(rows, length, n, -1).swapaxes(1, 2) for f, n in parts)
+        fetched, _ = cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
+        queries = self.rope(queries, offset=cache.offset)
+        attended = fetched.attend(queries, self.scale, mask, cap=self.attn_logit_softcapping)
+        output: mx.array = self.o_proj(attended.swapaxes(1, 2).reshape(rows, length, -1))
+        return output
+
+
+def route_softcaps(model: nn.Module) -> int:
+    """Let the model's layers with a soft cap attend to RowKeys; returns how many there are. Idempotent."""
+    layers = [m for m in model.modules() if type(m).__module__ in _CAPPED and type(m).__name__ == "Attention"]
+    for layer in layers:
+        mix_in(layer, _CappedAttention, "Routed")
+    return len(layers)
