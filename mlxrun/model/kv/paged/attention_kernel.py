@@ -104,23 +104,23 @@ def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, rule: S
 def _compile(shape: _Shape) -> tuple[Any, Any]:
     """The two kernels; they are compiled when they first run."""
     make = mx.fast.cuda_kernel if shape.backend == "cuda" else mx.fast.metal_kernel
-    header = f"{kernel_source.DIALECTS[shape.backend].header}\n"
-    header += f"#define SCALE {shape.scale!r}f\n#define CAP {shape.cap!r}f\n"
     latent = shape.turn_dim > 0
+    header = f"{kernel_source.HEADERS[shape.backend]}\n#define SCALE {shape.scale!r}f\n"
+    header += f"#define LATENT {latent:d}\n#define CAPPED {shape.cap > 0:d}\n#define CAP {shape.cap!r}f\n"
     name = hashlib.blake2b(repr(shape).encode(), digest_size=6).hexdigest()
     inputs = ["queries", "keys", "values", "tables", "lengths", *(["positions"] if latent else [])]
     split = make(
         name=f"paged_split_{name}",
         input_names=inputs,
         output_names=["parts"],
-        source=kernel_source.render_split(shape.backend, latent, shape.cap > 0),
+        source=kernel_source.SPLIT,
         header=header,
     )
     join = make(
         name=f"paged_join_{name}",
         input_names=["parts", "lengths", "sinks"],
         output_names=["attended"],
-        source=kernel_source.render_join(shape.backend),
+        source=kernel_source.JOIN,
         header=header,
     )
     return split, join
@@ -173,7 +173,7 @@ def _count_teams(shape: _Shape) -> int:
 def _count_parts(shape: _Shape) -> int:
     """Blocks that share a KV head's query heads: as few as registers and shared memory allow."""
     group = shape.heads // shape.kv_heads
-    most = kernel_source.DIALECTS[shape.backend].shared_numbers // (WARPS * (shape.value_dim + 2))
+    most = kernel_source.SHARED_NUMBERS[shape.backend] // (WARPS * (shape.value_dim + 2))
     heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= min(MAX_HEADS, most))
     return group // heads
 

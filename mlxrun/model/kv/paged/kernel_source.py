@@ -1,9 +1,12 @@
 """The source of the paged attention kernel, one text for CUDA and Metal.
 
-`$NAMES` stand for what the two languages spell differently (DIALECTS). Two kernels: the first attends to the
-tokens of a page, for one row and some heads that share a KV head; the second joins what a row's blocks found,
-as in Flash-Decoding (Dao et al., 2023). Which thread sums which tokens follows from a token's position in its
-row alone, so a row's result does not depend on the rows beside it.
+Each language's header defines what the other one spells differently. The macros LATENT and CAPPED are 1 or 0,
+SCALE and CAP numbers; attention_kernel.py defines them for each shape.
+
+Two kernels: the first attends to the tokens of a page, for one row and some heads that share a KV head; the
+second joins what a row's blocks found, as in Flash-Decoding (Dao et al., 2023). Which thread sums which
+tokens follows from a token's position in its row alone, so a row's result does not depend on the rows beside
+it.
 
 The latent form (multi-head latent attention, DeepSeek-V2, 2024): a token has a latent vector, which is key
 and value of all heads, and a rotary part, whose product with `positions` is added to its score.
@@ -11,21 +14,8 @@ and value of all heads, and a rotary part, whose product with `positions` is add
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from string import Template
-
 PAGE = 256  # tokens of a page
-
-
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """How a language spells things. `shared_numbers`: float32 numbers that a block's threads may share."""
-
-    names: Mapping[str, str]
-    header: str
-    shared_numbers: int
-
+SHARED_NUMBERS = {"cuda": 10240, "metal": 6144}  # float32 numbers that a block's threads may share
 
 # The vector type is aligned to the largest power of two that divides its size, at most 16 bytes.
 _VECTOR = """
@@ -34,9 +24,11 @@ template <typename T, int N> struct alignas(
 ) Numbers { T x[N]; };
 """
 
-_CUDA_HEADER = """
+_CUDA = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#define threadgroup_position_in_grid blockIdx
+#define thread_position_in_threadgroup threadIdx
 #define DEVICE
 #define UNROLLED _Pragma("unroll")
 #define SHARED __shared__
@@ -46,7 +38,7 @@ _CUDA_HEADER = """
 #define MAX(a, b) fmaxf(a, b)
 #define TANH(x) tanhf(x)
 """
-_METAL_HEADER = """
+_METAL = """
 #define DEVICE device
 #define UNROLLED _Pragma("unroll")
 #define SHARED threadgroup
@@ -56,53 +48,48 @@ _METAL_HEADER = """
 #define MAX(a, b) metal::max(a, b)
 #define TANH(x) metal::precise::tanh(x)
 """
-
-# MLX finds the names of Metal's attributes in the source, so they cannot be macros.
-DIALECTS: Mapping[str, Dialect] = {
-    "cuda": Dialect(
-        {
-            "BLOCK_X": "int(blockIdx.x)",
-            "BLOCK_Y": "int(blockIdx.y)",
-            "BLOCK_Z": "int(blockIdx.z)",
-            "THREAD": "int(threadIdx.x)",
-        },
-        _CUDA_HEADER + _VECTOR,
-        10240,
-    ),
-    "metal": Dialect(
-        {
-            "BLOCK_X": "int(threadgroup_position_in_grid.x)",
-            "BLOCK_Y": "int(threadgroup_position_in_grid.y)",
-            "BLOCK_Z": "int(threadgroup_position_in_grid.z)",
-            "THREAD": "int(thread_position_in_threadgroup.x)",
-        },
-        _METAL_HEADER + _VECTOR,
-        6144,
-    ),
-}
+# A part of the sources and of no header: MLX finds the names of Metal's attributes in a kernel's source.
+_PLACES = """
+#define BLOCK_X int(threadgroup_position_in_grid.x)
+#define BLOCK_Y int(threadgroup_position_in_grid.y)
+#define BLOCK_Z int(threadgroup_position_in_grid.z)
+#define THREAD int(thread_position_in_threadgroup.x)
+"""
+HEADERS = {"cuda": _CUDA + _VECTOR, "metal": _METAL + _VECTOR}
 
 # Inputs: queries [rows, heads, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike, tables
 # [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. In the latent
 # form keys are latent vectors, values their rotary parts, and positions [rows, heads, 1, TURN_DIM]. Output:
 # parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest score, weight. Shapes are arguments of a
 # launch; a number in an array of one stays in the host's memory on CUDA, where each read takes a microsecond.
-_SPLIT = """
-  const int row = $BLOCK_Z;
-  const int kv = $BLOCK_Y / PARTS;                   // KV head
-  const int head0 = $BLOCK_Y * HEADS;                // first query head of this block
+SPLIT = (
+    _PLACES
+    + """
+#if LATENT
+#define NUMBERS_READ TURN_PART
+#define SUMMED k
+#else
+#define NUMBERS_READ VALUE_PART
+#define SUMMED v
+#endif
+  const int row = BLOCK_Z;
+  const int kv = BLOCK_Y / PARTS;                   // KV head
+  const int head0 = BLOCK_Y * HEADS;                // first query head of this block
   const int length = lengths[row];
   const int low = (WINDOW > 0 && length > WINDOW) ? length - WINDOW : 0;
-  const int page_index = low / PAGE_TOKENS + $BLOCK_X;
+  const int page_index = low / PAGE_TOKENS + BLOCK_X;
   const int page_start = page_index * PAGE_TOKENS;
   const int start = low > page_start ? low - page_start : 0;
   const int stop = length - page_start < PAGE_TOKENS ? length - page_start : PAGE_TOKENS;
   if (stop <= start) return;
-  const int lane = $THREAD % 32, warp = $THREAD / 32;
+  const int lane = THREAD % 32, warp = THREAD / 32;
   const int lane_of_key = lane % LANES, key_of_warp = lane / LANES;
   const int columns = tables_shape[1];
   const long base = (long)tables[row * columns + page_index % columns] * PAGE_TOKENS;
   float q[HEADS][KEY_PART], sum[HEADS][VALUE_PART], top[HEADS], weight[HEADS];
-  $DECLARE_POSITIONS
+#if LATENT
+  float turned[HEADS][TURN_PART];
+#endif
   UNROLLED
   for (int h = 0; h < HEADS; h++) {
     top[h] = -1e30f; weight[h] = 0;
@@ -110,19 +97,22 @@ _SPLIT = """
     const long head = (long)row * NUM_HEADS + head0 + h;
     const long at = head * KEY_DIM + lane_of_key * KEY_PART;
     for (int i = 0; i < KEY_PART; i++) q[h][i] = float(queries[at + i]) * SCALE;
-    $READ_POSITIONS
+#if LATENT
+    for (int i = 0; i < TURN_PART; i++)
+      turned[h][i] = float(positions[head * TURN_DIM + lane_of_key * TURN_PART + i]);
+#endif
   }
   const int tokens_a_turn = WARPS * KEYS_A_WARP * UNROLL;
   for (int turn = start / tokens_a_turn; turn * tokens_a_turn < stop; turn++) {
     Numbers<T, KEY_PART> k[UNROLL];
-    Numbers<T, $VALUE_NUMBERS> v[UNROLL];
+    Numbers<T, NUMBERS_READ> v[UNROLL];
     bool seen[UNROLL];
     for (int u = 0; u < UNROLL; u++) {
       const int token = turn * tokens_a_turn + (u * WARPS + warp) * KEYS_A_WARP + key_of_warp;
       seen[u] = token >= start && token < stop;
       const long own = ((base + (seen[u] ? token : start)) * KV_HEADS + kv) * LANES + lane_of_key;
       k[u] = *(const DEVICE Numbers<T, KEY_PART>*)(keys + own * KEY_PART);
-      v[u] = *(const DEVICE Numbers<T, $VALUE_NUMBERS>*)(values + own * $VALUE_NUMBERS);
+      v[u] = *(const DEVICE Numbers<T, NUMBERS_READ>*)(values + own * NUMBERS_READ);
     }
     UNROLLED
     for (int h = 0; h < HEADS; h++) {
@@ -131,11 +121,15 @@ _SPLIT = """
       for (int u = 0; u < UNROLL; u++) {
         s[u] = 0;
         for (int i = 0; i < KEY_PART; i++) s[u] += q[h][i] * float(k[u].x[i]);
-        $ADD_POSITIONS
+#if LATENT
+        for (int i = 0; i < TURN_PART; i++) s[u] += turned[h][i] * float(v[u].x[i]);
+#endif
       }
       for (int o = LANES / 2; o > 0; o /= 2)
         for (int u = 0; u < UNROLL; u++) s[u] += SHUFFLE_XOR(s[u], o);
-      $CAP_SCORES
+#if CAPPED
+      for (int u = 0; u < UNROLL; u++) s[u] = CAP * TANH(s[u] / CAP);
+#endif
       for (int u = 0; u < UNROLL; u++) if (seen[u]) highest = MAX(highest, s[u]);
       const float shrink = EXP(top[h] - highest);
       top[h] = highest;
@@ -144,7 +138,7 @@ _SPLIT = """
       for (int u = 0; u < UNROLL; u++) {
         const float p = seen[u] ? EXP(s[u] - highest) : 0.0f;
         weight[h] += p;
-        for (int i = 0; i < VALUE_PART; i++) sum[h][i] += p * float($VALUE[u].x[i]);
+        for (int i = 0; i < VALUE_PART; i++) sum[h][i] += p * float(SUMMED[u].x[i]);
       }
     }
   }
@@ -168,7 +162,7 @@ _SPLIT = """
     }
   }
   BARRIER;
-  for (int n = $THREAD; n < HEADS * VALUE_DIM; n += WARPS * 32) {
+  for (int n = THREAD; n < HEADS * VALUE_DIM; n += WARPS * 32) {
     const int h = n / VALUE_DIM, d = n % VALUE_DIM;
     float highest = -1e30f, total = 0, weights = 0;
     for (int w = 0; w < WARPS; w++) highest = MAX(highest, all_tops[w][h]);
@@ -177,17 +171,20 @@ _SPLIT = """
       total += all_sums[w][h][d] * c;
       weights += all_weights[w][h] * c;
     }
-    const long part = ((long)row * NUM_HEADS + head0 + h) * columns + $BLOCK_X;
+    const long part = ((long)row * NUM_HEADS + head0 + h) * columns + BLOCK_X;
     const long at = part * (VALUE_DIM + 2);
     parts[at + d] = total;
     if (d == 0) { parts[at + VALUE_DIM] = highest; parts[at + VALUE_DIM + 1] = weights; }
   }
 """
+)
 
 # Output: attended [rows, heads, 1, VALUE_DIM]; zeros for rows of no tokens. Each of TEAMS threads sums every
 # TEAMS-th part.
-_JOIN = """
-  const int row = $BLOCK_Y, head = $BLOCK_X, d = $THREAD % VALUE_DIM, team = $THREAD / VALUE_DIM;
+JOIN = (
+    _PLACES
+    + """
+  const int row = BLOCK_Y, head = BLOCK_X, d = THREAD % VALUE_DIM, team = THREAD / VALUE_DIM;
   const int length = lengths[row];
   const int low = (WINDOW > 0 && length > WINDOW) ? length - WINDOW : 0;
   const int splits = (length + PAGE_TOKENS - 1) / PAGE_TOKENS - low / PAGE_TOKENS;
@@ -215,33 +212,4 @@ _JOIN = """
   }
   attended[((long)row * NUM_HEADS + head) * VALUE_DIM + d] = T(weights > 0 ? total / weights : 0.0f);
 """
-
-
-_PLAIN = {
-    "DECLARE_POSITIONS": "",
-    "READ_POSITIONS": "",
-    "ADD_POSITIONS": "",
-    "VALUE_NUMBERS": "VALUE_PART",
-    "VALUE": "v",
-}
-_LATENT = {
-    "DECLARE_POSITIONS": "float turned[HEADS][TURN_PART];",
-    "READ_POSITIONS": "for (int i = 0; i < TURN_PART; i++)\n"
-    "      turned[h][i] = float(positions[head * TURN_DIM + lane_of_key * TURN_PART + i]);",
-    "ADD_POSITIONS": "for (int i = 0; i < TURN_PART; i++) s[u] += turned[h][i] * float(v[u].x[i]);",
-    "VALUE_NUMBERS": "TURN_PART",
-    "VALUE": "k",
-}
-_CAP = "for (int u = 0; u < UNROLL; u++) s[u] = CAP * TANH(s[u] / CAP);"
-
-
-def render_split(backend: str, latent: bool = False, capped: bool = False) -> str:
-    """The body of the kernel that attends to a page, for `cuda` or `metal`. `latent`: see above; `capped`:
-    scores have a soft cap."""
-    form = {**(_LATENT if latent else _PLAIN), "CAP_SCORES": _CAP if capped else ""}
-    return Template(_SPLIT).substitute(DIALECTS[backend].names, **form)
-
-
-def render_join(backend: str) -> str:
-    """The body of the kernel that joins the pages of a row."""
-    return Template(_JOIN).substitute(DIALECTS[backend].names)
+)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mlxrun.model.hooks.score_rule import ScoreRule
-from mlxrun.model.kv.paged import attention_kernel, kernel_source
+from mlxrun.model.kv.paged import attention_kernel
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, can_attend
-from mlxrun.model.kv.paged.kernel_source import DIALECTS, PAGE
+from mlxrun.model.kv.paged.kernel_source import HEADERS, JOIN, PAGE, SPLIT
 from mlxrun.model.kv.paged.page_table import PageTable
 
 LENGTHS = (1, PAGE, 3 * PAGE - 5, PAGE + 1)
@@ -93,16 +93,32 @@ def test_a_latent_vector_is_the_value_and_blocks_are_not_too_large() -> None:
     assert repr(shape.scale) == "1.0"  # a number of the source, which ends in `f`
 
 
-@pytest.mark.parametrize("backend", DIALECTS)
+def test_both_languages_define_the_same_names() -> None:
+    cuda, metal = (set(re.findall(r"#define ([A-Z_]+)", header)) for header in HEADERS.values())
+    assert cuda == metal and len(cuda) == 8
+
+
+@pytest.mark.parametrize("backend", HEADERS)
 @pytest.mark.parametrize("latent", [False, True])
 def test_nothing_is_left_to_spell_in_either_language(backend: str, latent: bool) -> None:
-    split = kernel_source.render_split(backend, latent, capped=True)
+    """By the preprocessor of the languages: each name is a macro or a constant of the kernel."""
+    parts = re.split(r"^#(if LATENT|if CAPPED|else|endif)$", SPLIT, flags=re.MULTILINE)
+    assert len(parts) % 2 and parts[1::2].count("endif") == 5
+    kept, source = [True], parts[0]
+    for directive, text in zip(parts[1::2], parts[2::2], strict=True):
+        if directive.startswith("if"):
+            kept.append(latent or directive == "if CAPPED")
+        elif directive == "else":
+            kept[-1] = not kept[-1]
+        else:
+            kept.pop()
+        source += text if all(kept) else ""
+    split, join = (re.sub(r"^#define .*$", "", text, flags=re.MULTILINE) for text in (source, JOIN))
     assert ("TURN_DIM" in split) is latent
-    for source in (split, kernel_source.render_join(backend)):
-        assert "$" not in source
-        assert source.count("{") == source.count("}")
+    for source in (split, join):
+        assert source.count("{") == source.count("}") and "#" not in source
         names = set(re.findall(r"\b[A-Z][A-Z_]{2,}\b", source))
-        macros = set(re.findall(r"#define ([A-Z_]+)", DIALECTS[backend].header)) | {"SCALE", "CAP"}
+        macros = set(re.findall(r"#define ([A-Z_]+)", HEADERS[backend] + SPLIT)) | {"SCALE", "CAP"}
         constants = {
             *("KV_HEADS", "NUM_HEADS", "PARTS", "HEADS", "KEY_DIM", "VALUE_DIM", "LANES", "KEY_PART"),
             *("VALUE_PART", "KEYS_A_WARP", "WARPS", "TEAMS", "UNROLL", "PAGE_TOKENS", "WINDOW", "SINKS"),
