@@ -28,7 +28,7 @@ from mlxrun.config.settings import (
 from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.model.kv.paged import attention_kernel, page_keys, page_table, paged_cache
+from mlxrun.model.kv.paged import attention_kernel, page_table, paged_cache
 from mlxrun.model.kv.ragged import decode_batch, row_group
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.chunk_grouping import PrefillSharing
@@ -104,7 +104,7 @@ def use_small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_batch, "SHORTEST_BUCKET", 8)
     monkeypatch.setattr(row_group, "BUFFER_STEP", 16)
     monkeypatch.setattr(row_group, "SPARE_TOKENS", 64)
-    for module in (attention_kernel, page_keys, paged_cache, page_table, paged_cache):
+    for module in (attention_kernel, paged_cache, page_table):
         monkeypatch.setattr(module, "PAGE", 8)
 
 

@@ -18,7 +18,7 @@ from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from mlxrun.core.request import TokenEvent
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.model.kv.paged import page_keys
+from mlxrun.model.kv.paged import page_table
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.probe.report import ProbeReport
@@ -145,7 +145,7 @@ def test_answers_are_those_of_each_request_alone(
 
 def test_ignored_images_are_found(zoo: Zoo, monkeypatch: Patch) -> None:
     """The mutation twin: names of pages that look at tokens alone."""
-    monkeypatch.setattr(page_keys, "build_content_ids", lambda tokens, spans, digests: array("q", tokens))
+    monkeypatch.setattr(page_table, "build_content_ids", lambda tokens, spans, digests: array("q", tokens))
     watch, engine = PageWatch(monkeypatch), make_engine(zoo, "qwen3_vl")
     events = engine_driver.run_requests(engine, list_asks(engine, "qwen3_vl"))
     assert {"another image", "swapped", "another second turn"} <= find_wrong(zoo, "qwen3_vl", events)

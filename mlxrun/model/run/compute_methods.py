@@ -14,10 +14,9 @@ from typing import Any, Literal
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.paged.paged_cache import Attend
-from mlxrun.model.kv.ragged.decode_batch import DecodeBatch
+from mlxrun.model.kv.ragged.decode_batch import DecodeBatch, RowByRowBatch
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, get_window
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
-from mlxrun.model.kv.ragged.row_by_row import RowByRowBatch
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 
 AttentionMethod = Literal["engine", "library"]

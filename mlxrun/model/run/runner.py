@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from mlxrun.core.request import SamplingParams
 from mlxrun.core.step_plan import Admission, PrefillChunk, SnapshotResult, StepPlan, StepResult
-from mlxrun.model.kv.paged.page_keys import compute_page_keys
+from mlxrun.model.kv.paged.page_table import compute_page_keys
 from mlxrun.model.kv.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec

@@ -71,7 +71,7 @@ class RowState:
     prompt_length: int = 0  # tokens that the row did not sample
     media: Any = None  # see scheduler.request.Request
     adapter: int = 0  # number of its LoRA adapter; see lora/row_adapters.py
-    page_keys: Sequence[bytes] = ()  # of pages that it may share; see kv/paged/page_keys.py
+    page_keys: Sequence[bytes] = ()  # of pages that it may share; see kv/paged/page_table.py
 
     def view_cache(self) -> tuple[int, RowView]:
         """The number of tokens in the row's own cache, and what it holds."""

@@ -19,8 +19,7 @@ import numpy as np
 from mlxrun.model.hooks.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.kv.paged.page_table import PageTable, round_pages
-from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, find_slots
-from mlxrun.model.kv.paged.step_numbers import StepNumbers
+from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, StepNumbers, find_slots
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind

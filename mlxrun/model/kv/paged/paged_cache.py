@@ -1,4 +1,4 @@
-"""What a model sees as its cache and keys while rows decode from pages."""
+"""What a model sees as its cache and keys while rows decode from pages, and the numbers of a step's rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from mlxrun.model.kv.paged.attention_kernel import PagedRows
 from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
 
+FEWEST = 4
+MOST_STEPS = 256  # after which the numbers are made anew, should nobody have asked for the last ones
 # attention_kernel.attend_pages, or attend_gathered
 Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, ScoreRule], mx.array]
 
@@ -135,3 +137,37 @@ def _join_tokens(rows: Sequence[mx.array]) -> mx.array:
     """Rows [H, tokens, D] as [all tokens, H, D]."""
     parts = [row.transpose(1, 0, 2) for row in rows]
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+class StepNumbers:
+    """int32 numbers of a forward's rows that grow by one from step to step, or stay as they are, kept on the
+    device.
+
+    An array made from Python's numbers lies in memory that CUDA shares between host and device. The first
+    kernel that reads it waits until its page has moved, and so does the host when it writes there again; an
+    array of 8 bytes never moves, and each read of it takes a microsecond or more. So what a step needs is
+    computed from what the last one had, where that is possible, and has at least FEWEST numbers.
+    """
+
+    def __init__(self) -> None:
+        self._values: list[int] = []
+        self._array = mx.zeros(0, dtype=mx.int32)
+        self._growing = (0, self._array)  # numbers that grow, and what a step adds to each number
+        self._steps = 0
+
+    def follow(self, values: Sequence[int], growing: int) -> mx.array:
+        """The numbers as an array [max(len(values), FEWEST)] with zeros at its end. The first `growing` ones
+        may have grown since the last call; the others are those of dummy rows."""
+        values = [*values, *[0] * (FEWEST - len(values))]
+        last, self._values = self._values, values
+        if values == last:
+            return self._array
+        if values == [n + 1 for n in last[:growing]] + last[growing:] and self._steps < MOST_STEPS:
+            if self._growing[0] != growing:
+                added = [1] * growing + [0] * (len(values) - growing)
+                self._growing = growing, mx.array(added, dtype=mx.int32)
+            self._array, self._steps = self._array + self._growing[1], self._steps + 1
+        else:
+            self._array, self._steps = mx.array(values, dtype=mx.int32), 0
+            self._growing = 0, self._array
+        return self._array

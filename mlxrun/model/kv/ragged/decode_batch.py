@@ -38,7 +38,7 @@ def find_bucket(length: int, shortest: int | None = None) -> int:
 @dataclass(frozen=True, slots=True)
 class JoiningRow:
     """A prefilled row that joins the batch: `length` tokens in single-row caches. `page_keys`: see
-    paged.page_keys."""
+    paged.page_table."""
 
     id: str
     length: int
@@ -113,7 +113,10 @@ class DecodeBatch:
             return
         before = self.ids
         moving = self._remove_rows(keep)
-        entering = [(row.id, row.length, _list_keys_values(row)) for row in joining]
+        entering = list[_EnteringRow]()
+        for row in joining:
+            layers = [layer for layer in flatten_caches(row.cache) if get_kind(layer) is not LayerKind.STATE]
+            entering.append((row.id, row.length, [layer_caches.read_keys_values(layer) for layer in layers]))
         later = Counter() if self._split_rows else Counter(self._find_bucket(row.length) for row in expected)
         for group, rows in self._assign_groups([*moving, *entering]):
             self._add_rows(group, rows, later[group.bucket])
@@ -244,7 +247,43 @@ class DecodeBatch:
         return self._states.list_arrays()
 
 
-def _list_keys_values(row: JoiningRow) -> list[RowKeysValues]:
-    """Keys and values of each KV or WINDOW layer of a prefilled row."""
-    layers = flatten_caches(row.cache)
-    return [layer_caches.read_keys_values(x) for x in layers if get_kind(x) is not LayerKind.STATE]
+class RowByRowBatch:
+    """Rows decoded one by one with the library's own single-row caches, for models that take no array offset.
+
+    Has the members of DecodeBatch. It is the slowest method, and as exact as the library itself. Rows are in
+    the order in which they joined."""
+
+    shared_tokens = 0  # no row holds what another one has
+
+    def __init__(self) -> None:
+        self._rows: dict[str, JoiningRow] = {}
+        self._steps: dict[str, int] = {}
+
+    @property
+    def ids(self) -> list[str]:
+        return list(self._rows)
+
+    @property
+    def lengths(self) -> list[int]:
+        return [row.length + self._steps[rid] for rid, row in self._rows.items()]
+
+    def update(
+        self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
+    ) -> None:
+        self._rows = {rid: row for rid, row in self._rows.items() if rid in keep}
+        self._rows |= {row.id: row for row in joining}
+        self._steps = {rid: self._steps.get(rid, 0) for rid in self._rows}
+
+    def view_row(self, rid: str) -> tuple[int, RowView]:
+        row = self._rows[rid]
+        return row.length + self._steps[rid], layer_caches.view_row(row.cache)
+
+    def forward(self, decode: DecodeCall, tokens: mx.array, positions: Sequence[int]) -> mx.array:
+        outputs = []
+        for i, (rid, row) in enumerate(self._rows.items()):
+            outputs.append(decode(tokens[i : i + 1][:, None], row.cache, [positions[i]])[:, -1])
+            self._steps[rid] += 1
+        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
+
+    def list_state_arrays(self) -> list[mx.array]:
+        return [a for row in self._rows.values() for a in layer_caches.list_all_arrays(row.cache)]

@@ -1,22 +1,48 @@
 """Packs the arrays of one row into few arrays with memory of their own: arrays of equal shape are stacked.
 
-Everything here is lazy, and packed arrays share no memory with the row once they are evaluated. Keys and
-values may be stored in 8 or 4 bits (`Quantiser`); recurrent states and windows are stored exactly.
+Packing is lazy, and packed arrays share no memory with the row once they are evaluated. Keys and values may
+be stored in 8 or 4 bits (`Quantiser`); recurrent states and windows are stored exactly.
+
+Caches of other classes are copied through what the libraries promise of each: `state` and `from_state`. A
+class may leave something out of its state, so `can_round_trip` tries a filled cache before the class is
+trusted. A state is a tree of arrays and plain values: the tree is stored as JSON, the arrays beside it.
+
+`serialize_array` waits for an array, and makes bytes of it, which may leave the engine thread.
+`deserialize_array` raises ValueError unless there are exactly the bytes that the dtype and the shape need.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mlx.core as mx
+import numpy as np
 
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.step_plan import SerializedTensor
 
 Stack = tuple[mx.array, ...]  # one array, or three: quantised values, scales, biases
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
+# name in safetensors: dtype here, and the numpy dtype that has as many bytes (numpy has no bfloat16)
+_DTYPES: dict[str, tuple[mx.Dtype, str]] = {
+    "BOOL": (mx.bool_, "|b1"),
+    "U8": (mx.uint8, "|u1"),
+    "I8": (mx.int8, "|i1"),
+    "U16": (mx.uint16, "<u2"),
+    "I16": (mx.int16, "<i2"),
+    "U32": (mx.uint32, "<u4"),
+    "I32": (mx.int32, "<i4"),
+    "U64": (mx.uint64, "<u8"),
+    "I64": (mx.int64, "<i8"),
+    "F16": (mx.float16, "<f2"),
+    "BF16": (mx.bfloat16, "<u2"),
+    "F32": (mx.float32, "<f4"),
+}
+_NAMES = {dtype: name for name, (dtype, _) in _DTYPES.items()}
 
 
 class ArrayLayout(NamedTuple):
@@ -153,3 +179,97 @@ def copy_stacked(arrays: Sequence[mx.array]) -> mx.array:
         return mx.concatenate(list(arrays), axis=0)
     # Concatenating one array returns that array, and `contiguous` may return a view; `take` always copies.
     return mx.take(arrays[0], mx.arange(arrays[0].shape[0]), axis=0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LibraryCacheState:
+    """The state of one cache. `tree`: JSON that says where each array belongs."""
+
+    tree: str
+    arrays: tuple[mx.array, ...]
+
+
+def capture_state(cache: Any) -> LibraryCacheState:
+    """Copies of all that a cache holds. ValueError if it holds what cannot be stored."""
+    arrays: list[mx.array] = []
+    meta = [cache.meta_state] if hasattr(type(cache), "meta_state") else []
+    tree = _encode_tree([cache.state, *meta], arrays)
+    copies = [copy_stacked([a]) if a.ndim else copy_stacked([a[None]])[0] for a in arrays]
+    return LibraryCacheState(json.dumps(tree), tuple(copies))
+
+
+def restore_cache(template: Any, state: LibraryCacheState) -> Any:
+    """A cache of the class of `template`. ValueError if `state` is not of that class."""
+    try:
+        return type(template).from_state(*_decode_tree(json.loads(state.tree), state.arrays))
+    except (TypeError, AttributeError, IndexError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"not the state of a {type(template).__name__}: {error}") from error
+
+
+def can_round_trip(cache: Any) -> bool:
+    """Whether a filled cache is restored as it was, with all its attributes."""
+    try:
+        state = capture_state(cache)
+        restored = restore_cache(cache, state)
+        again = capture_state(restored)
+        same = vars(restored).keys() == vars(cache).keys() and again.tree == state.tree
+    except (ValueError, NotImplementedError, TypeError, AttributeError):
+        return False
+    return same and all(
+        mx.array_equal(a, b, equal_nan=True).item() for a, b in zip(again.arrays, state.arrays, strict=True)
+    )
+
+
+def has_same_layout(state: LibraryCacheState, template: LibraryCacheState) -> bool:
+    """Whether both may be states of one cache: as many arrays, of the same types, of one row each."""
+    return len(state.arrays) == len(template.arrays) and all(
+        a.dtype == b.dtype and a.ndim == b.ndim and a.shape[:1] == b.shape[:1]
+        for a, b in zip(state.arrays, template.arrays, strict=True)
+    )
+
+
+def _encode_tree(node: Any, arrays: list[mx.array]) -> Any:
+    if isinstance(node, mx.array):
+        arrays.append(node)
+        return {"array": len(arrays) - 1}
+    if isinstance(node, (list, tuple)):
+        return {type(node).__name__: [_encode_tree(item, arrays) for item in node]}
+    if isinstance(node, dict) and all(isinstance(key, str) for key in node):
+        return {"dict": {key: _encode_tree(item, arrays) for key, item in node.items()}}
+    if node is None or isinstance(node, (bool, int, float, str)):
+        return {"value": node}
+    raise ValueError(f"a cache that holds a {type(node).__name__} cannot be stored")
+
+
+def _decode_tree(node: Any, arrays: Sequence[mx.array]) -> Any:
+    ((kind, inside),) = node.items()
+    if kind == "array":
+        return arrays[inside][...]  # an object of its own: a cache writes into its arrays by item assignment
+    if kind == "dict":
+        return {key: _decode_tree(item, arrays) for key, item in inside.items()}
+    if kind == "value":
+        return inside
+    items = [_decode_tree(item, arrays) for item in inside]
+    return tuple(items) if kind == "tuple" else items
+
+
+def serialize_array(array: mx.array) -> SerializedTensor:
+    """The array's bytes. ValueError if safetensors has no name for its dtype."""
+    if array.dtype not in _NAMES:
+        raise ValueError(f"arrays of {array.dtype} cannot be stored")
+    raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+    return SerializedTensor(_NAMES[array.dtype], tuple(array.shape), np.asarray(raw).tobytes())
+
+
+def deserialize_array(tensor: SerializedTensor) -> mx.array:
+    """The array, in memory of its own."""
+    if tensor.dtype not in _DTYPES:
+        raise ValueError(f"unknown dtype {tensor.dtype!r}")
+    dtype, raw = _DTYPES[tensor.dtype]
+    if any(n < 0 for n in tensor.shape):
+        raise ValueError(f"impossible shape {tensor.shape}")
+    size = math.prod(tensor.shape) * np.dtype(raw).itemsize
+    if len(tensor.data) != size:
+        raise ValueError(f"{len(tensor.data)} bytes where {tensor.shape} of {tensor.dtype} has {size}")
+    array = mx.array(np.frombuffer(tensor.data, raw).reshape(tensor.shape))
+    return array.view(dtype) if array.dtype != dtype else array

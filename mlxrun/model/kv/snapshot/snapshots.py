@@ -20,10 +20,18 @@ from mlxrun.core.step_plan import CacheHit, SerializedPayload
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.row_group import RowKeysValues, round_up
-from mlxrun.model.kv.snapshot import library_caches
-from mlxrun.model.kv.snapshot.library_caches import LibraryCacheState
-from mlxrun.model.kv.snapshot.packing import ArrayLayout, Stack, StackPacker
-from mlxrun.model.kv.snapshot.serialize import deserialize_array, serialize_array
+from mlxrun.model.kv.snapshot.packing import (
+    ArrayLayout,
+    LibraryCacheState,
+    Stack,
+    StackPacker,
+    can_round_trip,
+    capture_state,
+    deserialize_array,
+    has_same_layout,
+    restore_cache,
+    serialize_array,
+)
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +153,7 @@ class SnapshotCodec:
 
     def _capture_others(self, view: RowView) -> tuple[LibraryCacheState, ...]:
         pairs = zip(view.layers, self._kinds, strict=True)
-        return tuple(library_caches.capture_state(x) for x, kind in pairs if kind is LayerKind.OTHER)
+        return tuple(capture_state(x) for x, kind in pairs if kind is LayerKind.OTHER)
 
     # -- into a row -------------------------------------------------------------------------------------
 
@@ -174,7 +182,7 @@ class SnapshotCodec:
             elif kind is LayerKind.STATE:
                 layer.cache = [next(rest) if filled else None for filled in self._slots[index]]
             else:
-                layers[index] = library_caches.restore_cache(layer, next(others))
+                layers[index] = restore_cache(layer, next(others))
         return layer_caches.unflatten_caches(cache, layers)
 
     def _restore_keys(self, hit: CacheHit, capacity: int) -> Iterable[mx.array]:
@@ -236,7 +244,7 @@ class SnapshotCodec:
             return False
         return (
             len(payload.others) == len(self._others)
-            and all(map(library_caches.has_same_layout, payload.others, self._others))
+            and all(map(has_same_layout, payload.others, self._others))
             and self._rest.fits(payload.stacks, payload.length)
         )
 
@@ -291,6 +299,6 @@ def _find_problem(layers: Sequence[Any]) -> str | None:
         kind = get_kind(layer)
         if kind in (LayerKind.KV, LayerKind.WINDOW) and layer.keys is None:
             return f"a {_name_class(layer)} of the model stays empty"
-        if kind is LayerKind.OTHER and not library_caches.can_round_trip(layer):
+        if kind is LayerKind.OTHER and not can_round_trip(layer):
             return f"caches of {_name_class(layer)} do not come back as they were"
     return None if layers else "the model has no caches"

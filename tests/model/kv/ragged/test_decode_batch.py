@@ -18,8 +18,13 @@ from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, RotatingKVCache
 
 from mlxrun.model.hooks.attention import RowKeys
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.decode_batch import DecodeBatch, ExpectedRow, JoiningRow, find_bucket
-from mlxrun.model.kv.ragged.row_by_row import RowByRowBatch
+from mlxrun.model.kv.ragged.decode_batch import (
+    DecodeBatch,
+    ExpectedRow,
+    JoiningRow,
+    RowByRowBatch,
+    find_bucket,
+)
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from tests.helpers import engine_driver
 from tests.helpers.model_fixtures import mark_sweep

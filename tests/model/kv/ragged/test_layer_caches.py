@@ -7,8 +7,8 @@ import pytest
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from mlxrun.model.kv.ragged import layer_caches
+from mlxrun.model.kv.ragged.decode_batch import RowByRowBatch
 from mlxrun.model.kv.ragged.layer_caches import LayerKind
-from mlxrun.model.kv.ragged.row_by_row import RowByRowBatch
 from mlxrun.model.run.compute_methods import ComputeMethods, can_batch, make_decode_batch
 from tests.model.kv.ragged.test_decode_batch import WINDOW, template
 

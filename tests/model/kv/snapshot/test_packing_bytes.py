@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.core.step_plan import SerializedTensor
-from mlxrun.model.kv.snapshot.serialize import deserialize_array, serialize_array
+from mlxrun.model.kv.snapshot.packing import deserialize_array, serialize_array
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.bool_, mx.int8])

@@ -7,8 +7,8 @@ import random
 import mlx.core as mx
 import pytest
 
-from mlxrun.model.kv.paged import step_numbers
-from mlxrun.model.kv.paged.step_numbers import FEWEST, StepNumbers
+from mlxrun.model.kv.paged import paged_cache
+from mlxrun.model.kv.paged.paged_cache import FEWEST, StepNumbers
 
 
 def _read(array: mx.array) -> list[int]:
@@ -18,7 +18,7 @@ def _read(array: mx.array) -> list[int]:
 
 
 def test_any_sequence_of_steps_gives_the_numbers_that_were_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_numbers, "MOST_STEPS", 5)
+    monkeypatch.setattr(paged_cache, "MOST_STEPS", 5)
     rng, numbers = random.Random(0), StepNumbers()
     values, rows, dummies = [3, 9], 2, 0
     for _ in range(2000):
@@ -40,7 +40,7 @@ def test_any_sequence_of_steps_gives_the_numbers_that_were_asked_for(monkeypatch
 def test_steps_of_growing_rows_take_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers, made = StepNumbers(), []
     make = mx.array
-    monkeypatch.setattr(step_numbers.mx, "array", lambda *a, **k: made.append(a) or make(*a, **k))
+    monkeypatch.setattr(paged_cache.mx, "array", lambda *a, **k: made.append(a) or make(*a, **k))
     for step in range(20):
         numbers.follow([5 + step, 700 + step, 0], 2)
     assert len(made) == 2  # the first numbers, and what a step adds
@@ -54,6 +54,6 @@ def test_numbers_that_nobody_asks_for_make_no_endless_graph() -> None:
     for step in range(2, 2000):
         new = numbers.follow([step], 1)
         depth = 0 if numbers._steps == 0 else depth + 1
-        assert depth <= step_numbers.MOST_STEPS
+        assert depth <= paged_cache.MOST_STEPS
         last = new
     assert _read(last)[0] == 1999

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.model.kv.paged.kernel_source import PAGE
-from mlxrun.model.kv.paged.page_keys import compute_page_keys
+from mlxrun.model.kv.paged.page_table import compute_page_keys
 
 TOKENS = [n * 7 % 1000 for n in range(4 * PAGE + 3)]
 SPAN = (PAGE + 10, 2 * PAGE + 20)  # of an image: a page ends inside

@@ -8,8 +8,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from mlxrun.model.kv.ragged.decode_batch import JoiningRow
-from mlxrun.model.kv.ragged.row_by_row import RowByRowBatch
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow, RowByRowBatch
 
 
 def decode(ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
