@@ -8,6 +8,7 @@ Expert layers see tokens in an order of their own: the module around them is com
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,16 +73,32 @@ class LayerAdapters(nn.Module):
 
     def adapt_linear(self, x: mx.array, y: mx.array, bias: mx.array | None) -> mx.array:
         """y = base(x) with what the rows' adapters add; both [..., D] and [..., N] by rows."""
+        return self._adapt(x, y, bias, "lora_a", "lora_b")
+
+    def adapt_head(self, x: mx.array, y: mx.array) -> mx.array:
+        """The products y [..., V] of an embedding that serves as output layer, for x [..., D]."""
+        return self._adapt(x, y, None, "lora_b", "lora_a", turned=True)
+
+    def _adapt(
+        self, x: mx.array, y: mx.array, bias: mx.array | None, *names: str, turned: bool = False
+    ) -> mx.array:
+        """`names`: of the two stacks by which x is multiplied. `turned`: by their transposes."""
         slot = self._find_slot()
         if slot == ABSENT:
             return y
+        first, second = (self[name].swapaxes(-1, -2) if turned else self[name] for name in names)
         if slot is not None:
-            z = (x @ self.lora_a[slot]) @ self.lora_b[slot]
-            return self._join_all(y, z.astype(x.dtype), bias, slot)
+            z = ((x @ first[slot]) @ second[slot]).astype(x.dtype)
+            return _scale(y, z, bias, self.magnitude[slot]) if self.places.scaled[slot] else y + z
         index = self._make_index()
-        z = mx.gather_mm(_split_rows(x, index), self.lora_a, rhs_indices=index)
-        z = mx.gather_mm(z, self.lora_b, rhs_indices=index)
-        return self._join_rows(y, z.astype(x.dtype), bias, index)
+        z = mx.gather_mm(_split_rows(x, index), first, rhs_indices=index)
+        z = mx.gather_mm(z, second, rhs_indices=index).astype(x.dtype)
+        split = _split_rows(y, index)
+        joined = split + z
+        if any(self.places.scaled):
+            scaled = _scale(split, z, bias, self.magnitude[index][:, None])
+            joined = mx.where(self._mark_scaled(), scaled, joined)
+        return self._select(y, joined)
 
     def adapt_lookup(self, ids: mx.array, y: mx.array) -> mx.array:
         """The embeddings y [..., D] of `ids` [...] with what the rows' adapters add."""
@@ -101,19 +118,6 @@ class LayerAdapters(nn.Module):
             plain = mx.where(self._mark_scaled(), scaled, plain)
         return self._select(y, plain)
 
-    def adapt_head(self, x: mx.array, y: mx.array) -> mx.array:
-        """The products y [..., V] of an embedding that serves as output layer, for x [..., D]."""
-        slot = self._find_slot()
-        if slot == ABSENT:
-            return y
-        if slot is not None:
-            z = (x @ self.lora_b[slot].T) @ self.lora_a[slot].T
-            return self._join_all(y, z.astype(x.dtype), None, slot)
-        index = self._make_index()
-        z = mx.gather_mm(_split_rows(x, index), self.lora_b.swapaxes(-1, -2), rhs_indices=index)
-        z = mx.gather_mm(z, self.lora_a.swapaxes(-1, -2), rhs_indices=index)
-        return self._join_rows(y, z.astype(x.dtype), None, index)
-
     def adapt_experts(self, x: mx.array, y: mx.array, indices: mx.array, is_sorted: bool) -> mx.array:
         """y = base(x) of the experts `indices`; all rows use one adapter."""
         slots = set(self._list_slots())
@@ -125,19 +129,6 @@ class LayerAdapters(nn.Module):
         z = mx.gather_mm(z, self.lora_b[slot].swapaxes(-1, -2), **chosen)
         return y + z.astype(x.dtype)
 
-    def _join_all(self, y: mx.array, z: mx.array, bias: mx.array | None, slot: int) -> mx.array:
-        if not self.places.scaled[slot]:
-            return y + z
-        return _scale(y, z, bias, self.magnitude[slot])
-
-    def _join_rows(self, y: mx.array, z: mx.array, bias: mx.array | None, index: mx.array) -> mx.array:
-        split = _split_rows(y, index)
-        joined = split + z
-        if any(self.places.scaled):
-            scaled = _scale(split, z, bias, self.magnitude[index][:, None])
-            joined = mx.where(self._mark_scaled(), scaled, joined)
-        return self._select(y, joined)
-
     def _select(self, y: mx.array, joined: mx.array) -> mx.array:
         """The rows of `joined` [rows, n, N] that have an adapter here, and those of `y` that have none."""
         adapted = self.rows.make_array([slot != ABSENT for slot in self._list_slots()])
@@ -148,9 +139,8 @@ class LayerAdapters(nn.Module):
 
     def _mark_scaled(self) -> mx.array:
         """The rows whose adapter is a DoRA, [rows, 1, 1]."""
-        return self.rows.make_array([s >= 0 and self.places.scaled[s] for s in self._list_slots()])[
-            :, None, None
-        ]
+        marks = [slot >= 0 and self.places.scaled[slot] for slot in self._list_slots()]
+        return self.rows.make_array(marks)[:, None, None]
 
 
 def _split_rows(x: mx.array, index: mx.array) -> mx.array:
@@ -275,9 +265,7 @@ class RowAdapters:
 
     def find(self, name: str | None) -> int:
         """The number of an adapter; BASE for None. KeyError for a name that was not loaded."""
-        return (
-            BASE if name is None else dict(zip(self.names, range(1, len(self.names) + 1), strict=True))[name]
-        )
+        return BASE if name is None else dict(zip(self.names, itertools.count(1), strict=False))[name]
 
     @contextmanager
     def use(self, numbers: Sequence[int]) -> Iterator[None]:
