@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
 
 from mlxrun.core.errors import EngineDead
 from mlxrun.core.request import Request, TokenEvent
-from mlxrun.core.step_plan import StepPlan, StepResult
+from mlxrun.core.step_plan import StepPlan
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
+from mlxrun.model.pooling.pooling_runner import IdleRunner
+from mlxrun.model.run.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
 
-class Runner(Protocol):
-    """The part of model/run/runner.py that is needed here. Tests use a scripted runner instead."""
-
-    @property
-    def has_pending_snapshots(self) -> bool: ...
-    @property
-    def awaits_first_tokens(self) -> bool: ...
-    @property
-    def awaits_drafts(self) -> bool: ...
-    def collect(self) -> StepResult: ...
-    def execute(self, plan: StepPlan) -> StepResult: ...
-    def reset(self) -> None: ...
-    def close(self) -> None: ...
+Runner = ModelRunner | IdleRunner
 
 
 class GenerationSteps:
