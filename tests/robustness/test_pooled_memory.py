@@ -12,8 +12,7 @@ from mlxrun.core.memory_budget import Footprint, MemoryBudget
 from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler.token_budget import TokenBudget
-from mlxrun.engine.workloads.pooling import PoolingSteps
-from mlxrun.engine.workloads.pooling_queue import PoolingQueue
+from mlxrun.engine.workloads.pooling import PoolingQueue, PoolingSteps
 from tests.engine.workloads.test_pooling import FakeVectorRunner, make_request
 from tests.helpers import engine_fakes
 from tests.helpers.storm_counts import count, make_rng

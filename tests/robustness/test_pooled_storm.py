@@ -23,7 +23,7 @@ import pytest
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings, SchedulerSettings, ServerSettings
 from mlxrun.core.request import TokenEvent
 from mlxrun.engine.client import EngineClient
-from mlxrun.engine.workloads.pooling_queue import PoolingBatch, PoolingQueue
+from mlxrun.engine.workloads.pooling import PoolingBatch, PoolingQueue
 from mlxrun.model.load.model_info import load_model_info
 from tests.helpers import text_models
 from tests.helpers.pooling_models import WORDS, build_pooling_model

@@ -8,7 +8,7 @@ from mlxrun.core.errors import InternalError, OutOfMemory, Overloaded, PromptToo
 from mlxrun.core.memory_budget import Footprint, MemoryBudget
 from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import FinishReason, Request, SamplingParams
-from mlxrun.engine.workloads.pooling_queue import PoolingQueue
+from mlxrun.engine.workloads.pooling import PoolingQueue
 
 
 def make(name: str, size: int, background: bool = False) -> Request:
