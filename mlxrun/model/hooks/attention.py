@@ -135,29 +135,18 @@ class StepCache:
         """Drop the step's views, so that buffers can be updated in place and freed with their rows."""
         self._groups = []
 
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """The keys and values of this step."""
-        raise NotImplementedError
-
-    @property
-    def state(self) -> tuple[Any, Any]:
-        return self.keys_and_values()
-
 
 class RowKeysCache:
     """What caches have in common whose keys and values are RowKeys: all rows are in one forward."""
 
     _fetched: RowKeys | None = None  # by this step
 
-    def keys_and_values(self) -> tuple[RowKeys, RowKeys]:
+    @property
+    def state(self) -> tuple[RowKeys, RowKeys]:
         """What this step fetched, for layers that share another layer's keys."""
         if self._fetched is None:
             raise NotRaggedError("the model read keys before the step's update")
         return self._fetched, self._fetched
-
-    @property
-    def state(self) -> tuple[Any, Any]:
-        return self.keys_and_values()
 
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
@@ -188,7 +177,7 @@ class RaggedCache(RowKeysCache, StepCache):
             pairs.append(group.buffers[self._layer].append(k, v, group.get_width(self._window)))
             row += count
         self._fetched = RaggedKeys(self._groups, pairs, keys.shape[0])
-        return self.keys_and_values()
+        return self.state
 
 
 class GroupCache(StepCache):
@@ -198,7 +187,8 @@ class GroupCache(StepCache):
         (group,) = self._groups
         return group.buffers[self._layer].append(keys, values, group.get_width(self._window))
 
-    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+    @property
+    def state(self) -> tuple[mx.array, mx.array]:
         (group,) = self._groups
         return group.buffers[self._layer].view(group.get_width(self._window))
 

@@ -28,7 +28,7 @@ def test_ragged_objects_refuse_what_only_arrays_support() -> None:
     with pytest.raises(NotRaggedError):
         cache.make_mask(1, return_array=True, window_size=4)
     with pytest.raises(NotRaggedError):
-        cache.keys_and_values()
+        _ = cache.state
     with pytest.raises(NotRaggedError):
         cache.update_and_fetch(mx.zeros((1, HEADS, 2, SIZE)), mx.zeros((1, HEADS, 2, SIZE)))
     keys = RaggedKeys([], [], 0)

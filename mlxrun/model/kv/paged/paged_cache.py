@@ -73,7 +73,7 @@ class PagedCache(RowKeysCache):
             raise NotRaggedError("a batch of pages takes one token a row")
         self._pool.append(keys, values, self._slots)
         self._fetched = PagedKeys(self._pool, self._rows, self._window, self._attend)
-        return self.keys_and_values()
+        return self.state
 
 
 class PagePool:
