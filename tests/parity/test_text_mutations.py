@@ -122,7 +122,7 @@ def state_of_a_step_ago(monkeypatch: Patch) -> None:
     """What the model leaves in its cache is not taken over."""
     monkeypatch.setattr(
         row_states,
-        "_concatenate_states",
+        "concatenate_filled",
         lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None,
     )
 

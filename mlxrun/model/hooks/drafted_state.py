@@ -162,7 +162,7 @@ class DraftedState:
             self._repeat(part.repeat) if part.repeat else _take_rows(self._after[part.call], part.places)
             for part in parts
         ]
-        return [_join_rows(slot, order) for slot in zip(*found, strict=True)]
+        return _take_rows([concatenate_filled(slot) for slot in zip(*found, strict=True)], order)
 
     def _repeat(self, call: LayerCall) -> States:
         """The states after fewer tokens: those modules are called again, for what the states need of it."""
@@ -178,9 +178,10 @@ def _take_rows(states: Sequence[mx.array | None], rows: RowChoice, *, copied: bo
     return [None if a is None else rows.take(a, copied=copied) for a in states]
 
 
-def _join_rows(parts: Sequence[mx.array | None], order: RowChoice) -> mx.array | None:
+def concatenate_filled(parts: Sequence[mx.array | None]) -> mx.array | None:
+    """States of all rows, one part after the other. None: a slot that is never filled."""
     filled = [a for a in parts if a is not None]
-    return order.take(filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
+    return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
 
 
 def route_states(model: nn.Module) -> int:

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.hooks.draft_layout import DraftLayout
-from mlxrun.model.hooks.drafted_state import DraftedState
+from mlxrun.model.hooks.drafted_state import DraftedState, concatenate_filled
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, LayerView, flatten_caches, get_kind
 
@@ -72,7 +72,7 @@ class RowStates:
         """Take over what `read` gave, one part after the other."""
         for i, state in self._states.items():
             slots = zip(*(part[i] for part in parts), strict=True)
-            state.cache = [_concatenate_states(slot) for slot in slots]
+            state.cache = [concatenate_filled(slot) for slot in slots]
 
     def make_drafted(self, layout: DraftLayout) -> dict[int, DraftedState]:
         """The layer caches of a forward with drafts, by index."""
@@ -117,11 +117,6 @@ def _reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.arr
     """State arrays of all rows, one after the other, in a new order. None: a slot that is never filled."""
     filled = [a for a in states if a is not None]
     return mx.concatenate(filled, axis=0)[order] if filled else None
-
-
-def _concatenate_states(states: Sequence[mx.array | None]) -> mx.array | None:
-    filled = [a for a in states if a is not None]
-    return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
 
 
 def _pad_rows(array: mx.array | None, rows: int) -> mx.array | None:
