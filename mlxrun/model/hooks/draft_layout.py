@@ -121,7 +121,10 @@ def lay_out_drafts(
     `wide_passes`, at least as many as there are."""
     width = max(width if recurrence == "wide_passes" else 0, len(counts))
     if recurrence == "blocks":
-        calls = _lay_out_blocks(counts)
+        plain = [row for row, count in enumerate(counts) if count == 1]
+        drafting = [row for row, count in enumerate(counts) if count > 1]
+        calls = [_lay_out_block(plain, 1, counts)] if plain else []
+        calls.append(_lay_out_block(drafting, max(counts), counts))
     else:
         calls = _lay_out_passes(counts, total, width if recurrence == "wide_passes" else 0)
     places: dict[int, int] = {}  # by row of the forward
@@ -139,13 +142,6 @@ def lay_out_drafts(
 def _find_firsts(counts: Sequence[int]) -> list[int]:
     """The first row of the forward of each row of the batch."""
     return list(itertools.accumulate(counts, initial=0))
-
-
-def _lay_out_blocks(counts: Sequence[int]) -> list[LayerCall]:
-    plain = [row for row, count in enumerate(counts) if count == 1]
-    drafting = [row for row, count in enumerate(counts) if count > 1]
-    calls = [_lay_out_block(drafting, max(counts), counts)]
-    return [_lay_out_block(plain, 1, counts), *calls] if plain else calls
 
 
 def _lay_out_block(rows: Sequence[int], tokens: int, counts: Sequence[int]) -> LayerCall:
@@ -168,16 +164,9 @@ def _lay_out_passes(counts: Sequence[int], total: int, width: int) -> list[Layer
         dummies = max(width - len(members), 0)
         begin = range(len(members) + dummies)
         previous = begin if width else [before.index(row) for row in members]
-        calls.append(
-            LayerCall(
-                1,
-                RowChoice((*sources, *[total - 1] * dummies)),
-                RowChoice(tuple(begin)),
-                RowChoice(tuple(previous)) if index else None,
-                tuple(owners),
-                RowChoice(tuple(members.index(row) for row in owners)),
-                index + 1,
-            )
-        )
+        rows = RowChoice((*sources, *[total - 1] * dummies)), RowChoice(tuple(begin))
+        kept = RowChoice(tuple(members.index(row) for row in owners))
+        last = RowChoice(tuple(previous)) if index else None
+        calls.append(LayerCall(1, *rows, last, tuple(owners), kept, index + 1))
         before = members
     return calls

@@ -61,16 +61,14 @@ def attend_arrays(
     if (rule.positions is not None or rule.cap) and not isinstance(keys, mx.array):
         raise TypeError("latent attention and soft caps need keys that are not quantised")
     if rule.positions is not None:
-        return attend(queries, keys, keys, scale=scale, mask=_score_positions(rule.positions, values, mask))
+        scores = rule.positions @ values.swapaxes(-1, -2)
+        if mask is not None:
+            scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        return attend(queries, keys, keys, scale=scale, mask=scores)
     if rule.cap:
         return _attend_capped(queries * scale, keys, values, mask, rule.cap)
     extra = {} if rule.sinks is None else {"sinks": rule.sinks}
     return attend(queries, keys, values, scale=scale, mask=mask, **extra)
-
-
-def _score_positions(positions: mx.array, parts: mx.array, mask: mx.array | None) -> mx.array:
-    scores = positions @ parts.swapaxes(-1, -2)
-    return scores if mask is None else mx.where(mask, scores, mx.finfo(scores.dtype).min)
 
 
 def _attend_capped(

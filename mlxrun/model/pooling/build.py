@@ -21,9 +21,9 @@ from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import is_float
-from mlxrun.model.pooling.encoders import make_encoder, rename_weight
+from mlxrun.model.pooling.encoders import BertEncoder, ModernBertEncoder, rename_weight
 from mlxrun.model.pooling.pooled_model import ANSWERS, is_sigmoid, read_sentence_config
-from mlxrun.model.pooling.pooler import AnswerHead, EmbeddingHead, ScoreHead, VectorHead, is_head_weight
+from mlxrun.model.pooling.pooler import HEADS, AnswerHead, EmbeddingHead, ScoreHead, VectorHead
 from mlxrun.model.pooling.pooling_runner import (
     DecoderStates,
     EncoderStates,
@@ -134,14 +134,15 @@ def load_encoder(
         raise ModelLoadError(f"{folder}: {whole[0]} is of type {tensors[whole[0]].dtype}, not a floating one")
     if config.get("quantization"):
         raise ModelLoadError(f"{folder}: quantized encoders are not supported; use the original weights")
-    head = {name: value.astype(mx.float32) for name, value in tensors.items() if is_head_weight(name)}
+    head = {name: value.astype(mx.float32) for name, value in tensors.items() if name.startswith(HEADS)}
     weights = {
         rename_weight(name): value.astype(dtype)
         for name, value in tensors.items()
         if name not in head and not _UNUSED.search(name)
     }
     try:
-        model = make_encoder(config)
+        encoder = ModernBertEncoder if config["model_type"] == "modernbert" else BertEncoder
+        model: nn.Module = encoder(config)
     except KeyError as error:
         raise ModelLoadError(f"{folder}/config.json: {error.args[0]} is missing") from error
     wanted = {name: value.shape for name, value in tree_flatten(model.parameters())}

@@ -264,11 +264,6 @@ def _read_modernbert_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def make_encoder(config: Mapping[str, Any]) -> nn.Module:
-    """The encoder of a config, with random weights. ModelLoadError or KeyError if the config is wrong."""
-    return ModernBertEncoder(config) if config["model_type"] == "modernbert" else BertEncoder(config)
-
-
 def rename_weight(name: str) -> str:
     """The name of a checkpoint's tensor as it is here, without the name of the model around the encoder."""
     name = re.sub(r"^(bert|roberta|model)\.", "", name)

@@ -16,7 +16,7 @@ from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.hidden_tap import HiddenTap
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
-_HEADS = ("bert.pooler.", "pooler.", "classifier.", "head.", "score.")
+HEADS = ("bert.pooler.", "pooler.", "classifier.", "head.", "score.")  # of names of their tensors
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
     "identity": lambda x: x,
@@ -102,11 +102,6 @@ def _load_linear(module: DenseModule) -> tuple[mx.array, mx.array | None]:
         raise ModelLoadError(f"{path}: no linear.weight of {module.size} rows")
     bias = tensors.get("linear.bias")
     return tensors["linear.weight"].astype(mx.float32), None if bias is None else bias.astype(mx.float32)
-
-
-def is_head_weight(name: str) -> bool:
-    """Whether a checkpoint's tensor belongs to a head."""
-    return name.startswith(_HEADS)
 
 
 class ScoreHead:

@@ -1,4 +1,5 @@
-"""Arrays of a row in stacks: exact or in few bits, with the shapes and bytes that were announced."""
+"""Arrays of a row in stacks: exact or in few bits, with the shapes and bytes that were announced; and as
+bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.core.errors import ConfigError
-from mlxrun.model.kv.snapshot.packing import ArrayLayout, StackPacker, copy_stacked
+from mlxrun.core.step_plan import SerializedTensor
+from mlxrun.model.kv.snapshot.packing import (
+    ArrayLayout,
+    StackPacker,
+    copy_stacked,
+    deserialize_array,
+    serialize_array,
+)
 
 KEYS = ArrayLayout((1, 2, 5, 32), mx.float32, 0)
 WINDOW = ArrayLayout((1, 2, 5, 32), mx.float32, 4)
@@ -72,3 +80,12 @@ def test_a_copy_shares_no_memory(count: int) -> None:
     source[:, 1] = 5
     mx.eval(source)
     assert mx.all(copied == 0).item()
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32, mx.uint32, mx.bool_, mx.int8])
+def test_every_dtype_survives_as_bytes(dtype: mx.Dtype) -> None:
+    array = mx.array([[0, 1, 3], [250, 7, 1]]).astype(dtype)
+    again = deserialize_array(serialize_array(array))
+    assert again.dtype == array.dtype and mx.array_equal(again, array).item()
+    empty = deserialize_array(SerializedTensor("F32", (0, 3), b""))
+    assert empty.shape == (0, 3)
