@@ -64,8 +64,8 @@ class _CappedAttention(nn.Module):
             attended: mx.array = super().__call__(x, mask, cache)
             return attended
         rows, length, _ = x.shape
-        projections, heads = (self.q_proj, self.k_proj, self.v_proj), (self.n_heads, *[self.n_kv_heads] * 2)
-        parts = zip(projections, heads, strict=True)
+        heads, kv_heads = self.n_heads, self.n_kv_heads
+        parts = (self.q_proj, heads), (self.k_proj, kv_heads), (self.v_proj, kv_heads)
         queries, keys, values = (f(x).reshape(rows, length, n, -1).swapaxes(1, 2) for f, n in parts)
         fetched, _ = cache.update_and_fetch(self.rope(keys, offset=cache.offset), values)
         queries = self.rope(queries, offset=cache.offset)
