@@ -24,17 +24,15 @@ from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_k
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
-from mlxrun.model.probe.attention_check import AttentionCheck
 from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.image_checks import probe_images
 from mlxrun.model.probe.long_reference import LongReference, make_long_reference
-from mlxrun.model.probe.product_check import check_products
-from mlxrun.model.probe.reference import ProbeRun, Reference
+from mlxrun.model.probe.operation_checks import AttentionCheck, check_products
+from mlxrun.model.probe.reference import REDUCED, ProbeRun, Reference, list_windows
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.probe.text_checks import TextChecks
 from mlxrun.model.probe.text_ladder import QUANTIZED, SLOWER_DECODE, TextLadder
-from mlxrun.model.probe.windows import REDUCED, list_windows
 from mlxrun.model.run.adapter import Adapter, VisionAdapter
 from mlxrun.model.run.chunk_grouping import NO_LIMIT, PrefillSharing
 from mlxrun.model.run.compute_methods import (
@@ -72,9 +70,9 @@ def choose_methods(
     # that takes thrice as long.
     rounds = uses_gpu() or config.model.dtype not in ("auto", "float32")
     with use_library_products(adapter.model) if rounds else nullcontext():
-        attention, context = AttentionCheck(), None if model_info is None else model_info.context_length
-        reference = Reference(adapter, vocab, attention_check=attention)
-        made = make_long_reference(reference, vocab, context, attention)
+        reference = Reference(adapter, vocab, attention_check=AttentionCheck())
+        context = None if model_info is None else model_info.context_length
+        made = make_long_reference(reference, vocab, context)
         long, without = (None, made) if isinstance(made, str) else (made, "")
         ladder = TextLadder(reference, long, candidate, quantization)
         methods = ladder.compare()
@@ -87,7 +85,7 @@ def choose_methods(
     if adapter.row_adapters.names or found.methods.decode == "row_by_row" != methods.decode:
         done = len(ladder.checks)
         ladder.require_rows(found.methods)
-        found = replace(found, checks=(*found.checks, *ladder.checks[done:]))
+        found = found.add(ladder.checks[done:])
     if config.speculation.method != "off" and uses_pages(found.methods.decode):
         found = _check_drafts(found, reference)
     for check in found.checks:
@@ -113,11 +111,9 @@ def _check_company(report: ProbeReport, reference: Reference) -> ProbeReport:
         own = _run_by_engine(reference, alone)
         return {(i, step): own[0, step] for i in range(len(COMPANIES)) for _, step in own}
 
-    check = reference.check("same bits in company", beside, decode_single_row, exact=True)
-    if not check.passed:
-        methods = replace(methods, decode="row_by_row")
-        check = replace(check, instead=SLOWER_DECODE["grouped"])
-    return replace(report, methods=methods, checks=(*report.checks, check))
+    instead = SLOWER_DECODE["grouped"]
+    check = reference.check("same bits in company", beside, decode_single_row, exact=True, instead=instead)
+    return report.add([check], methods=methods if check.passed else replace(methods, decode="row_by_row"))
 
 
 def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:
@@ -131,14 +127,13 @@ def _check_drafts(report: ProbeReport, reference: Reference) -> ProbeReport:
         expected = partial(_run_by_engine, reference, runs.take_steps) if fixed else None
         name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
         with nullcontext() if fixed else use_library_products(reference.adapter.model):
-            check = reference.check(name, runs.take_drafts, expected, exact=fixed)
+            check = reference.check(
+                name, runs.take_drafts, expected, exact=fixed, instead="nothing is drafted"
+            )
         if check.passed:
-            break
-    if not check.passed:
-        problem = f"rows with drafts are not computed as by steps: {check.describe()}"
-        methods = replace(methods, draft_problem=problem)
-        check = replace(check, instead="nothing is drafted")
-    return replace(report, methods=methods, checks=(*report.checks, check))
+            return report.add([check], methods=methods)
+    problem = f"rows with drafts are not computed as by steps: {check.describe()}"
+    return report.add([check], methods=replace(methods, draft_problem=problem))
 
 
 def _run_by_engine(reference: Reference, run: ProbeRun) -> ProbeLogits:

@@ -11,7 +11,6 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
-from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
@@ -30,7 +29,7 @@ class DraftCheck:
     def __init__(self, reference: Reference, methods: ComputeMethods) -> None:
         width = methods.fixed_width and max(methods.fixed_width, MOST_ROWS)
         self._reference, self._methods = reference, replace(methods, fixed_width=width)
-        self._inputs = [[p[-1], *a] for p, a in zip(reference.prompts, reference.answers, strict=True)]
+        self._inputs = reference.inputs
 
     def take_steps(self) -> ProbeLogits:
         """All rows in one batch, one token a step."""
@@ -65,15 +64,10 @@ class DraftCheck:
     def _start_batch(self) -> PagedDecodeBatch:
         batch = make_decode_batch(self._reference.make_cache(), self._methods, compiled_at_once=True)
         assert isinstance(batch, PagedDecodeBatch), "drafts need pages"
-        rows = [
-            JoiningRow(str(i), len(prompt) - 1, self._reference.copy_filled(i))
-            for i, prompt in enumerate(self._reference.prompts)
-        ]
+        rows = list(map(self._reference.make_row, range(len(self._inputs))))
         batch.update({row.id for row in rows}, rows)
         return batch
 
     def _forward(self, batch: PagedDecodeBatch, tokens: list[int], counts: list[int]) -> mx.array:
         places = [n + i for n, count in zip(batch.lengths, counts, strict=True) for i in range(count)]
-        output = batch.forward(self._reference.adapter.decode, mx.array(tokens), places, counts)
-        mx.eval(output, batch.list_state_arrays())
-        return output
+        return self._reference.forward(batch, tokens, places, counts)

@@ -17,17 +17,18 @@ from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.probe.embedding_checks import (
+from mlxrun.model.probe.media_prompts import (
     compare_arrays,
-    compare_mix,
     embed_by_library,
     find_kept_arrays,
+    list_media_prompts,
+    make_mixed_prompt,
+    measure_neighbours,
     measure_repetition,
 )
-from mlxrun.model.probe.image_prompt import list_media_prompts
 from mlxrun.model.probe.reference import LENGTHS, Reference, copy_cache
-from mlxrun.model.probe.report import ProbeCheck, ProbeReport
-from mlxrun.model.probe.rounding import ProbeLogits
+from mlxrun.model.probe.report import ProbeCheck, ProbeReport, run_check
+from mlxrun.model.probe.rounding import LogitDifference, ProbeLogits
 from mlxrun.model.run.adapter import MediaKind, VisionAdapter
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.run.prompt_inputs import PromptInputs
@@ -35,11 +36,8 @@ from mlxrun.model.run.prompt_inputs import PromptInputs
 log = logging.getLogger(__name__)
 
 IMAGE_STEPS = 1  # tokens decoded after the prompt
-_SLOWER = {  # what is done instead of each way to compute a prompt
-    "chunks": "a prompt with {kind}s is computed at once up to the last of them",
-    "prefix": "prompts are split as the library splits them, without a prefix cache",
-    "whole": "{kind}s are refused",
-}
+MIX_TOLERANCE = 1e-2  # of features, in standard deviations: rounding by other neighbours in a product
+Split = Literal["chunks", "prefix", "whole"]
 _PLURALS: dict[str, MediaKind] = {"image": "images", "video": "videos"}
 
 
@@ -48,17 +46,33 @@ def probe_images(
 ) -> ProbeReport:
     """The report of the text checks, with those of images, and of videos if the model takes them. What cannot
     be computed exactly is refused by the adapter from now on."""
-    found, cached = _MediaProbe(adapter, vocab, info, "image").compare(text, True)
+    found, cached = _MediaLadder(adapter, vocab, info, "image").compare(text, True)
     if info is not None and info.video_sampling is not None:
-        found, cached = _MediaProbe(adapter, vocab, info, "video").compare(found, cached)
+        found, cached = _MediaLadder(adapter, vocab, info, "video").compare(found, cached)
         if not found.images and not found.videos:
-            found = compare_mix(adapter, info, found)
+            found = found.add([_compare_mix(adapter, info)])
     return replace(found, refused=dict(adapter.refused), features_cached=cached)
 
 
+def _compare_mix(adapter: VisionAdapter, info: LoadedModelInfo) -> ProbeCheck:
+    """The check of an image and a video in one prompt: the library must give each the features that it has
+    alone. Unless it does, the adapter refuses such prompts."""
+
+    def compare() -> LogitDifference:
+        return LogitDifference(measure_neighbours(adapter.embedder, make_mixed_prompt(info)), MIX_TOLERANCE)
+
+    instead = "prompts with images and videos are refused"
+    check = run_check("image beside video", compare, MIX_TOLERANCE, instead)
+    adapter.refused["images beside videos"] = (
+        "" if check.passed else f"the library computes them together otherwise than alone: {check.describe()}"
+    )
+    return check
+
+
 @dataclass(frozen=True, slots=True)
-class _MediaProbe:
-    """The checks of images alone, or of videos alone."""
+class _MediaLadder:
+    """The checks of images alone, or of videos alone. It goes to slower ways where the engine's differ, and
+    refuses them if none is left."""
 
     adapter: VisionAdapter
     vocab: int
@@ -67,46 +81,83 @@ class _MediaProbe:
 
     def compare(self, report: ProbeReport, cached: bool) -> tuple[ProbeReport, bool]:
         """The report with these checks, and whether features are cached. `cached`: whether they may be."""
-        if refused := self.adapter.refused[_PLURALS[self.kind]]:  # whatever they would show
-            return self._add_note(report, f"refused: {refused}"), cached
+        plural, refused = _PLURALS[self.kind], self.adapter.refused
+        if refused[plural]:  # whatever they would show
+            return self._add_note(report, f"refused: {refused[plural]}"), cached
         try:
             if self.info is None:
                 raise MediaError("there is no image processor")
-            prompts = list_media_prompts(self.info, self.kind)
+            checks = self._make_checks(list_media_prompts(self.info, self.kind))
         except MediaError as error:
-            return self._report_uncompared(report, str(error)), cached
-        checks = self._make_checks(prompts)
-        if isinstance(checks, Exception):
-            why = f"the library's own call fails: {type(checks).__name__}: {checks}"
-            return self._report_uncompared(report, why), cached
-        if checks.check_repeated(f"{self.kind} again", f"{self.kind}s are refused"):
-            methods, cached = _ImageLadder(checks, report.methods, self.kind).compare(cached)
+            log.warning("parity probe: %s are not compared for this model: %s", plural, error)
+            return self._add_note(report, f"not compared: {error}"), cached
+        methods = report.methods
+        if checks.measure(f"{self.kind} again", checks.measure_repetition, f"{plural} are refused"):
+            methods, cached = self._choose(checks, methods, cached)
         else:
-            methods, plural = report.methods, _PLURALS[self.kind]
             why = checks.done[-1].describe()
-            self.adapter.refused[plural] = f"the library does not compute {plural} alike each time: {why}"
-        refused = self.adapter.refused[_PLURALS[self.kind]]
-        report = replace(report, methods=methods, checks=(*report.checks, *checks.done))
-        return self._add_note(report, f"refused: {refused}" if refused else ""), cached
+            refused[plural] = f"the library does not compute {plural} alike each time: {why}"
+        report = report.add(checks.done, methods=methods)
+        return self._add_note(report, f"refused: {refused[plural]}" if refused[plural] else ""), cached
 
-    def _make_checks(self, prompts: Sequence[ProcessedPrompt]) -> ImageChecks | Exception:
-        """The checks of the first of these prompts that the library computes; its last error if it computes
-        none. Some models take one image only."""
-        failed: Exception = MediaError("no prompt")
+    def _make_checks(self, prompts: Sequence[ProcessedPrompt]) -> ImageChecks:
+        """The checks of the first of these prompts that the library computes. MediaError with its last error
+        if it computes none. Some models take one image only."""
+        failed: Exception | None = None
         for prompt in prompts:
             try:
                 reference = Reference(self.adapter, self.vocab, LENGTHS[:1], reduced=False)
                 return ImageChecks(self.adapter, prompt, reference)
             except Exception as error:  # a library may raise anything: there is nothing to compare with
                 failed = error
-        return failed
-
-    def _report_uncompared(self, report: ProbeReport, why: str) -> ProbeReport:
-        log.warning("parity probe: %s are not compared for this model: %s", _PLURALS[self.kind], why)
-        return self._add_note(report, f"not compared: {why}")
+        raise MediaError(f"the library's own call fails: {type(failed).__name__}: {failed}") from failed
 
     def _add_note(self, report: ProbeReport, note: str) -> ProbeReport:
         return replace(report, images=note) if self.kind == "image" else replace(report, videos=note)
+
+    def _choose(
+        self, checks: ImageChecks, methods: ComputeMethods, cached: bool
+    ) -> tuple[ComputeMethods, bool]:
+        """The methods that pass, and whether features are cached. `cached`: whether they may be."""
+        kind, adapter, wanted = self.kind, self.adapter, cached
+        by_call = f"all {kind}s of a prompt are encoded by one call, each time"
+        # What is done in place of each split of a prompt that is encoded by one call.
+        slower = {
+            "chunks": f"a prompt with {kind}s is computed at once up to the last of them",
+            "prefix": "prompts are split as the library splits them, without a prefix cache",
+            "whole": f"{kind}s are refused",
+        }
+
+        def passes(split: Split, name: str = "") -> bool:
+            return checks.check(f"{kind} {name or split}", partial(checks.prefill, split), slower[split])
+
+        def features_pass() -> bool:
+            return checks.measure(f"{kind} features", checks.measure_features, by_call)
+
+        adapter.reset_images(cached=cached)
+        cached = cached and checks.check(f"{kind} chunks", partial(checks.prefill, "chunks"), by_call)
+        cached = cached and features_pass()
+        adapter.reset_images(cached=cached)
+        if not cached and not passes("chunks", "chunks, encoded by one call"):
+            if passes("prefix"):
+                methods = replace(methods, whole_media=True)
+                adapter.reset_images(cached=wanted)
+                cached = wanted and features_pass()
+            elif passes("whole"):
+                methods = methods.split_as_library()
+            else:
+                why = checks.done[-1].describe()
+                own = why.partition(" are refused for this model: ")[2]  # by the embedder
+                adapter.refused[_PLURALS[kind]] = (
+                    own or f"they are computed differently from the library: {why}"
+                )
+                return methods, cached
+        if methods.decode != "row_by_row" and checks.can_join:
+            run = partial(checks.decode_among_text, methods)
+            if not checks.check(f"{kind} among text", run, "one forward for each row"):
+                methods = replace(methods, decode="row_by_row")
+        adapter.reset_images(cached=cached)
+        return methods, cached
 
 
 class ImageChecks:
@@ -127,7 +178,7 @@ class ImageChecks:
         self._features = self._call_library(reference)
 
     def _call_library(self, reference: Reference) -> dict[str, Any]:
-        """Add the logits of the library's own calls to the reference; returns what it made of the prompt."""
+        """Add the logits of the library's own calls to the reference; return what it made of the prompt."""
         made: list[dict[str, Any]] = []
 
         def compute() -> ProbeLogits:
@@ -150,26 +201,23 @@ class ImageChecks:
             outputs.append(model.language_model(mx.array([[token]]), cache=cache).logits)
         return {(1, step): logits[0, -1] for step, logits in enumerate(outputs)}
 
-    def check(self, name: str, run: Any, instead: str) -> bool:
+    def check(self, name: str, run: Callable[[], ProbeLogits], instead: str) -> bool:
         """Compare the result of a run, and record it."""
-        check = self._reference.check(name, run)
-        self.done.append(check if check.passed else replace(check, instead=instead))
-        return check.passed
+        self.done.append(self._reference.check(name, run, instead=instead))
+        return self.done[-1].passed
 
-    def prefill_chunks(self) -> ProbeLogits:
-        """In chunks that end before and after images, as the scheduler splits such a prompt."""
+    def measure(self, name: str, compute: Callable[[], float], instead: str) -> bool:
+        """Whether a difference of embeddings is rounding; records it."""
+        limit = self._reference.tolerance
+        self.done.append(run_check(name, lambda: LogitDifference(compute(), limit), limit, instead))
+        return self.done[-1].passed
+
+    def prefill(self, split: Split) -> ProbeLogits:
+        """In chunks that end before and after images, as the scheduler splits such a prompt; all up to the
+        last image at once; or the whole prompt at once."""
         spans = self._prompt.image_spans
-        edges = {0, spans[0][0], spans[0][1], spans[-1][1], self._last}
-        return self._prefill(sorted(edge for edge in edges if edge <= self._last))
-
-    def prefill_prefix(self) -> ProbeLogits:
-        """All up to the last image at once."""
-        return self._prefill(sorted({0, self._prompt.image_spans[-1][1], self._last}))
-
-    def prefill_whole(self) -> ProbeLogits:
-        return self._prefill((0, self._last))
-
-    def _prefill(self, edges: Sequence[int]) -> ProbeLogits:
+        inner = {"chunks": {*spans[0], spans[-1][1]}, "prefix": {spans[-1][1]}, "whole": set[int]()}[split]
+        edges = sorted(edge for edge in {0, self._last, *inner} if edge <= self._last)
         ids, cache = self._prompt.ids, self.adapter.make_cache()
         inputs = self.adapter.prepare_inputs(ids, self._prompt.media)
         for start, stop in itertools.pairwise(edges):
@@ -184,7 +232,11 @@ class ImageChecks:
         decode = self.adapter.decode
         return {(1, step): decode(mx.array([[token]]), cache, [at])[0, -1] for step, (token, at) in pairs}
 
-    def compare_features(self) -> float:
+    def measure_repetition(self) -> float:
+        """How far what the library makes of the prompt is from what it made of it before."""
+        return measure_repetition(self.adapter.embedder, self._prompt, self._features, self._own_arrays)
+
+    def measure_features(self) -> float:
         """The largest difference of a prompt that is made of cached features, in standard deviations of the
         library's embeddings. ValueError for other positions than the library's, as far as these come with its
         embeddings; what its language model computes is in the logits of the prompt's chunks."""
@@ -208,27 +260,6 @@ class ImageChecks:
         found = [a for a in (inputs.embeds, inputs.per_layer, *inputs.deepstack) if a is not None]
         return max(compare_arrays(a, b) for a, b in zip(found, own, strict=True))
 
-    def check_repeated(self, name: str, instead: str) -> bool:
-        """Whether the library embeds the prompt alike whenever it is called."""
-        given = (self.adapter.embedder, self._prompt, self._features, self._own_arrays)
-        return self._check_embeddings(name, partial(measure_repetition, *given), instead)
-
-    def check_features(self, name: str, instead: str) -> bool:
-        """Whether a prompt that is made of cached features is the library's."""
-        return self._check_embeddings(name, self.compare_features, instead)
-
-    def _check_embeddings(self, name: str, compare: Callable[[], float], instead: str) -> bool:
-        limit = self._reference.tolerance
-        try:
-            worst = compare()
-        except Exception as error:  # as in `check_logits`
-            log.debug("parity probe: %s raised", name, exc_info=True)
-            found = ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=limit)
-        else:
-            found = ProbeCheck(name, bool(worst <= limit), worst, limit=limit)
-        self.done.append(found if found.passed else replace(found, instead=instead))
-        return found.passed
-
     @property
     def can_join(self) -> bool:
         """Whether the prompt's caches are at hand."""
@@ -238,62 +269,15 @@ class ImageChecks:
         """The prompt with images and the text beside it in one batch."""
         assert self._prefilled is not None
         inputs, cache = self._prefilled
-        text = self._reference.prompts[0]
         batch = make_decode_batch(self.adapter.make_cache(), methods)
-        rows = [JoiningRow("0", len(text) - 1, self._reference.copy_filled(0))]
-        rows.append(JoiningRow("1", self._last, cache))
+        batch.update({"0", "1"}, [self._reference.make_row(0), JoiningRow("1", self._last, cache)])
         self._prefilled = None  # the batch writes into it
-        batch.update({"0", "1"}, rows)
-        tokens = ([text[-1], *self._reference.answers[0]], [self._prompt.ids[-1], *self._answer])
+        tokens = (self._reference.inputs[0], [self._prompt.ids[-1], *self._answer])
         logits: ProbeLogits = {}
         for step in range(IMAGE_STEPS + 1):
             order = [int(rid) for rid in batch.ids]
-            deltas = [inputs.position_delta if i else 0 for i in order]
-            positions = [n + delta for n, delta in zip(batch.lengths, deltas, strict=True)]
-            output = batch.forward(self.adapter.decode, mx.array([tokens[i][step] for i in order]), positions)
-            mx.eval(output, batch.list_state_arrays())
+            lengths = zip(order, batch.lengths, strict=True)
+            positions = [n + (inputs.position_delta if i else 0) for i, n in lengths]
+            output = self._reference.forward(batch, [tokens[i][step] for i in order], positions)
             logits |= {(i, step): output[row] for row, i in enumerate(order)}
         return logits
-
-
-class _ImageLadder:
-    """Goes to slower ways where the engine's differ, and refuses images or videos if none is left."""
-
-    def __init__(self, checks: ImageChecks, methods: ComputeMethods, kind: Literal["image", "video"]) -> None:
-        self._checks = checks
-        self._methods = methods
-        self._kind = kind
-
-    def compare(self, cached: bool) -> tuple[ComputeMethods, bool]:
-        """The methods that pass, and whether features are cached. `cached`: whether they may be."""
-        methods, checks, adapter, kind = self._methods, self._checks, self._checks.adapter, self._kind
-        wanted = cached
-        by_call = f"all {kind}s of a prompt are encoded by one call, each time"
-        adapter.reset_images(cached=cached)
-        cached = cached and checks.check(f"{kind} chunks", checks.prefill_chunks, by_call)
-        cached = cached and checks.check_features(f"{kind} features", by_call)
-        adapter.reset_images(cached=cached)
-        if not cached and not self._passes(f"{kind} chunks, encoded by one call", checks.prefill_chunks):
-            if self._passes(f"{kind} prefix", checks.prefill_prefix):
-                methods = replace(methods, whole_media=True)
-                adapter.reset_images(cached=wanted)
-                cached = wanted and checks.check_features(f"{kind} features", by_call)
-            elif self._passes(f"{kind} whole", checks.prefill_whole):
-                methods = methods.split_as_library()
-            else:
-                why = checks.done[-1].describe()
-                own = why.partition(" are refused for this model: ")[2]  # by the embedder
-                adapter.refused[_PLURALS[kind]] = (
-                    own or f"they are computed differently from the library: {why}"
-                )
-                return methods, cached
-        if methods.decode != "row_by_row" and checks.can_join:
-            run = partial(checks.decode_among_text, methods)
-            if not checks.check(f"{kind} among text", run, "one forward for each row"):
-                methods = replace(methods, decode="row_by_row")
-        adapter.reset_images(cached=cached)
-        return methods, cached
-
-    def _passes(self, name: str, run: Callable[[], ProbeLogits]) -> bool:
-        found = name.removeprefix(f"{self._kind} ").partition(",")[0]
-        return self._checks.check(name, run, _SLOWER[found].format(kind=self._kind))

@@ -18,9 +18,8 @@ from mlxrun.model.hooks.attention import AttentionCall
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind
 from mlxrun.model.machine.device import may_shorten_float32
-from mlxrun.model.probe.reference import STEPS, Reference, copy_cache
+from mlxrun.model.probe.reference import STEPS, Reference, copy_cache, list_windows
 from mlxrun.model.probe.rounding import TOLERANCE
-from mlxrun.model.probe.windows import list_windows
 from mlxrun.model.run.adapter import Adapter
 
 log = logging.getLogger(__name__)
@@ -44,17 +43,13 @@ class LongReference(Reference):
     compared = (0,)
 
     def __init__(
-        self,
-        adapter: Adapter,
-        vocab: int,
-        source: Sequence[Any],
-        tokens: int,
-        attention_check: AttentionCall | None = None,
+        self, adapter: Adapter, vocab: int, source: Sequence[Any], tokens: int, check: AttentionCall | None
     ) -> None:
+        self.suffix = f" at {tokens + CHUNK + 1} tokens"
         self._held = (tokens, COMPANY - 1)
         self._starts = [repeat_tokens(source, adapter.make_cache(), held) for held in self._held]
         mx.eval([array for cache in self._starts for array in layer_caches.list_all_arrays(cache)])
-        super().__init__(adapter, vocab, (tokens + CHUNK + 1, COMPANY), False, attention_check)
+        super().__init__(adapter, vocab, (tokens + CHUNK + 1, COMPANY), False, check)
 
     def copy_start(self, index: int) -> tuple[list[Any], int]:
         copied = copy_cache(self._starts[index])
@@ -71,15 +66,13 @@ class LongReference(Reference):
         return super()._prefill(index, wide) if index in self.compared else self.copy_start(index)[0]
 
 
-def make_long_reference(
-    short: Reference, vocab: int, context: int | None, attention_check: AttentionCall | None
-) -> LongReference | str:
+def make_long_reference(short: Reference, vocab: int, context: int | None) -> LongReference | str:
     """The reference, or why there is none. `short`: of the same model, whose longest prompt is the source.
     `context`: tokens that the model takes, None: unknown."""
     source = short.copy_filled(max(range(len(short.prompts)), key=lambda i: len(short.prompts[i])))
     try:
         tokens = choose_tokens(short.adapter.make_cache(), source, context)
-        made = LongReference(short.adapter, vocab, source, tokens, attention_check)
+        made = LongReference(short.adapter, vocab, source, tokens, short.attention_check)
         if any(mx.any(mx.isnan(row)).item() for row in made.logits.values()):
             raise ValueError("the library computes NaN from keys and values that were filled in")
     except Exception as error:  # a library may raise anything for caches that it did not fill itself

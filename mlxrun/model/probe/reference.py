@@ -1,12 +1,16 @@
 """The probe's prompts, and the logits that the library's own calls give for each of them by itself.
 
 Logits are compared by (prompt, step): step 0 follows the prompt's last token, step n the nth token after it.
+
+Sliding windows of the caches are reduced, so that short prompts cross them. A layer attends to as many tokens
+as its cache keeps and its mask allows. Both follow from `max_size` and from the `window_size` that the model
+passes to `make_mask`, so a reduced cache lowers both by the same number.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,10 +19,10 @@ import numpy as np
 
 from mlxrun.model.hooks.attention import AttentionCall
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.layer_caches import LayerKind
+from mlxrun.model.kv.ragged.decode_batch import JoiningRow
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_window
 from mlxrun.model.machine.device import may_shorten_float32
-from mlxrun.model.probe.float32_reads import read_in_float32
-from mlxrun.model.probe.report import ProbeCheck
+from mlxrun.model.probe.report import ProbeCheck, run_check
 from mlxrun.model.probe.rounding import (
     MAX_TOLERANCE,
     NOISE_FACTOR,
@@ -27,11 +31,10 @@ from mlxrun.model.probe.rounding import (
     LowPrecisionRounding,
     ProbeLogits,
     compare_logits,
+    read_in_float32,
 )
-from mlxrun.model.probe.windows import reduce_windows
 from mlxrun.model.run.adapter import Adapter
-
-log = logging.getLogger(__name__)
+from mlxrun.model.run.compute_methods import AnyDecodeBatch
 
 ProbeRun = Callable[[], ProbeLogits]
 LENGTHS = (14, 3, 23)  # tokens of the prompts: different on purpose, and the longest crosses reduced windows
@@ -39,14 +42,16 @@ LENGTHS = (14, 3, 23)  # tokens of the prompts: different on purpose, and the lo
 # first row to move from one row group to another (text_checks.SHORTEST).
 STEPS = 2
 ROUNDED_SHARE = 0.2  # of what quantized keys and values change: so much counts as rounding
+REDUCED = 8  # tokens of the windows that the probe computes with, unless the model's are smaller
 
 
 class Reference:
-    """`reduced`: large windows are reduced (windows.py). `lengths`: tokens of the prompts. Caches of prompts
+    """`reduced`: large windows are reduced. `lengths`: tokens of the prompts. Caches of prompts
     are computed once, and copied for each check. `attention_check`: called before each call of the engine's
     attention while a method is compared."""
 
     steps = STEPS
+    suffix = ""  # of the names of checks
 
     def __init__(
         self,
@@ -58,14 +63,15 @@ class Reference:
     ) -> None:
         self.adapter = adapter
         self._reduced = reduced
-        self._attention_check = attention_check
+        self.attention_check = attention_check
         random = np.random.default_rng(7)
         sampled = [random.integers(0, vocab, max(lengths) + STEPS + 1).tolist() for _ in lengths]
         held = adapter.media_tokens  # a library may ask for the images that these stand for
         free = next(token for token in range(vocab) if token not in held)
         ids = [[free if token in held else token for token in row] for row in sampled]
         self.prompts = [row[:n] for row, n in zip(ids, lengths, strict=True)]
-        self.answers = [row[n : n + STEPS] for row, n in zip(ids, lengths, strict=True)]
+        # What is decoded after each prompt's caches: its last token, and its answer.
+        self.inputs = [row[n - 1 : n + STEPS] for row, n in zip(ids, lengths, strict=True)]
         self._filled = [self._prefill(i) for i in range(len(lengths))]
         self._logits: ProbeLogits = {}
         for index in self.compared:
@@ -122,36 +128,56 @@ class Reference:
 
     def _decode_by_library(self, index: int, cache: list[Any]) -> ProbeLogits:
         """Logits of all steps of a row."""
-        prompt, logits = self.prompts[index], ProbeLogits()
-        for step, token in enumerate([prompt[-1], *self.answers[index][: self.steps]]):
-            logits[index, step] = self.adapter.call_library([token], cache, len(prompt) - 1 + step)[0, -1]
-        return logits
+        call, start = self.adapter.call_library, len(self.prompts[index]) - 1
+        tokens = enumerate(self.inputs[index][: self.steps + 1])
+        return {(index, step): call([token], cache, start + step)[0, -1] for step, token in tokens}
 
     def decode_answer(self, index: int, cache: list[Any], stop: int = 0, start: int = 0) -> ProbeLogits:
         """Logits of steps `start` to `stop`, both included, of one row in each forward, as the engine calls
         the model."""
-        prompt, answer = self.prompts[index], self.answers[index]
-        tokens, logits = [prompt[-1], *answer], {}
-        for step in range(start, stop + 1):
-            position = len(prompt) - 1 + step
-            logits[index, step] = self.adapter.decode(mx.array([[tokens[step]]]), cache, [position])[0, -1]
-        return logits
+        tokens, before = self.inputs[index], len(self.prompts[index]) - 1
+        return {
+            (index, step): self.adapter.decode(mx.array([[tokens[step]]]), cache, [before + step])[0, -1]
+            for step in range(start, stop + 1)
+        }
+
+    def make_row(self, index: int, name: str | None = None) -> JoiningRow:
+        """A prompt as a row of the decode batch, by the name of its index."""
+        return JoiningRow(name or str(index), len(self.prompts[index]) - 1, self.copy_filled(index))
+
+    def forward(
+        self,
+        batch: AnyDecodeBatch,
+        tokens: Sequence[int],
+        positions: Sequence[int] | None = None,
+        *counts: Sequence[int],
+    ) -> mx.array:
+        """Logits of a decode step, evaluated. `positions`: those of text if None; `counts`: of drafts."""
+        places = batch.lengths if positions is None else positions
+        output = batch.forward(self.adapter.decode, mx.array(tokens), places, *counts)
+        mx.eval(output, batch.list_state_arrays())
+        return output
 
     def check(
-        self, name: str, run: ProbeRun, expected: ProbeRun | None = None, *, exact: bool = False
+        self,
+        name: str,
+        run: ProbeRun,
+        expected: ProbeRun | None = None,
+        *,
+        exact: bool = False,
+        instead: str = "",
     ) -> ProbeCheck:
         """Compare the result of a run with the reference's logits, or with those of `expected`; if it raises,
         the check fails. `expected` rounds what the reference has: a part of what that changes is allowed,
         since a number that lies between two steps may be rounded either way. `exact`: no rounding is."""
-        try:
-            with self.adapter.use_attention(check=self._attention_check):
+
+        def compare() -> LogitDifference:
+            with self.adapter.use_attention(check=self.attention_check):
                 found = run()
                 mx.eval(list(found.values()))
-            compared = self._compare(found, None if expected is None else expected(), exact)
-        except Exception as error:  # a library may raise anything for what it was not made for
-            log.debug("parity probe: %s raised", name, exc_info=True)
-            return ProbeCheck(name, False, error=f"{type(error).__name__}: {error}", limit=self.tolerance)
-        return ProbeCheck(name, compared.passed, compared.difference, limit=compared.limit)
+            return self._compare(found, None if expected is None else expected(), exact)
+
+        return run_check(name, compare, self.tolerance, instead)
 
     def _compare(self, found: ProbeLogits, expected: ProbeLogits | None, exact: bool) -> LogitDifference:
         limit = 0.0 if exact else self.tolerance
@@ -227,3 +253,30 @@ def widen_cache(cache: Sequence[Any]) -> None:
             layer.cache = [a if a is None else a.astype(mx.float32) for a in layer.cache]
         elif kind is not LayerKind.OTHER and layer.keys is not None:
             layer.keys, layer.values = layer.keys.astype(mx.float32), layer.values.astype(mx.float32)
+
+
+def list_windows(cache: Sequence[Any]) -> list[int]:
+    """The different sizes of windows, in tokens, smallest first."""
+    found = (get_window(layer) for layer in flatten_caches(cache))
+    return sorted({window for window in found if window is not None})
+
+
+def reduce_windows(cache: Sequence[Any]) -> None:
+    """Reduce the windows of empty caches."""
+    for layer in flatten_caches(cache):
+        window = get_window(layer)
+        if window is not None and window > REDUCED:
+            layer.__class__ = _derive_class(layer.__class__)
+            layer.probe_shift, layer.max_size = window - REDUCED, REDUCED
+
+
+@functools.cache
+def _derive_class(library: Any) -> Any:
+    """A class of the library's name and module, by which caches are told apart."""
+
+    def make_mask(self: Any, N: int, window_size: int | None = None, return_array: bool = False) -> Any:
+        if window_size is not None:
+            window_size = max(window_size - self.probe_shift, 1)
+        return library.make_mask(self, N, window_size=window_size, return_array=return_array)
+
+    return type(library.__name__, (library,), {"__module__": library.__module__, "make_mask": make_mask})

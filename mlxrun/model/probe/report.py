@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
+from mlxrun.model.probe.rounding import LogitDifference
 from mlxrun.model.run.adapter import MediaKind
 from mlxrun.model.run.compute_methods import ComputeMethods
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,21 @@ class ProbeCheck:
     def describe_instead(self) -> str:
         """What a message about a failed check ends with; empty if nothing is done in its place."""
         return f"; instead: {self.instead}" if self.instead else ""
+
+
+def run_check(
+    name: str, compare: Callable[[], LogitDifference], limit: float, instead: str = ""
+) -> ProbeCheck:
+    """The check of what `compare` finds. It fails if that raises, as a library may for anything that it was
+    not made for; it then has this `limit`. `instead`: what is done in its place if it fails."""
+    try:
+        found = compare()
+    except Exception as error:
+        log.debug("parity probe: %s raised", name, exc_info=True)
+        return ProbeCheck(name, False, None, f"{type(error).__name__}: {error}", limit, instead)
+    return ProbeCheck(
+        name, found.passed, found.difference, None, found.limit, "" if found.passed else instead
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +84,10 @@ class ProbeReport:
     features_cached: bool = True
     seconds: float | None = None
     hooks: tuple[InstalledHook, ...] = ()
+
+    def add(self, checks: Sequence[ProbeCheck], **changes: Any) -> ProbeReport:
+        """The report with further checks, and with other values of its fields."""
+        return replace(self, checks=(*self.checks, *checks), **changes)
 
     def describe(self) -> dict[str, Any]:
         """The report as JSON values, for /v1/status."""

@@ -14,11 +14,10 @@ import mlx.core as mx
 from mlxrun.core.request import HitKind
 from mlxrun.core.step_plan import CacheHit
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.kv.snapshot.snapshots import Payload, SnapshotCodec
-from mlxrun.model.probe.kernel_check import KernelCheck
+from mlxrun.model.probe.operation_checks import KernelCheck
 from mlxrun.model.probe.reference import STEPS, Reference
 from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod, make_decode_batch
@@ -34,7 +33,7 @@ class TextChecks:
     which is compared with the library's; None: there is none."""
 
     def __init__(self, reference: Reference, snapshots: bool, kernel: KernelCheck | None = None) -> None:
-        self._reference = reference
+        self.reference = reference
         self._kernel = kernel
         self._adapter = reference.adapter
         self._prompts = reference.prompts
@@ -52,22 +51,22 @@ class TextChecks:
     def prefill_chunks(self) -> ProbeLogits:
         """The longest prompt in chunks of different sizes. The second begins in a window that is not full,
         the others behind one that is."""
-        first, tokens = self._reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
+        first, tokens = self.reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
         third = (tokens - first) // 3
         later = () if first else (2 * third + 3, tokens - 2)
         return self._prefill((first, first + third, *later, tokens))
 
     def prefill_whole(self) -> ProbeLogits:
         """The longest prompt at once."""
-        first, tokens = self._reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
+        first, tokens = self.reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
         return self._prefill((first, tokens))
 
     def _prefill(self, edges: Sequence[int]) -> ProbeLogits:
-        prompt, (cache, _) = self._prompts[self._longest], self._reference.copy_start(self._longest)
+        prompt, (cache, _) = self._prompts[self._longest], self.reference.copy_start(self._longest)
         for start, stop in itertools.pairwise(edges):
             self._adapter.prefill(mx.array([prompt[start:stop]]), cache, start, TEXT_ONLY)
             mx.eval(layer_caches.list_all_arrays(cache))
-        return self._reference.decode_answer(self._longest, cache)
+        return self.reference.decode_answer(self._longest, cache)
 
     # -- rows in a batch --------------------------------------------------------------------------------
 
@@ -75,73 +74,53 @@ class TextChecks:
         self, method: DecodeMethod, width: int, quantization: KVQuantization | None = None
     ) -> ProbeLogits:
         """Row 0 alone, and then all rows in one batch, until row 0 leaves. The others join in the second
-        step; if they are quantised in the third, so that row 2 takes the place of row 0 in a group."""
+        step; if they are quantised in the third, so that row 2 takes the place of row 0 in a group. Those are
+        to be compared with `round_rows`."""
         methods = ComputeMethods(method, fixed_width=width, quantization=quantization)
         # The paged method's kernel is compared with the library's; the compiled one's is the same.
         attend = self._kernel if method == "paged" else None
-        empty = self._reference.make_cache()
+        empty = self.reference.make_cache()
         batch = make_decode_batch(empty, methods, SHORTEST, attend, compiled_at_once=True)
-        inputs = [[p[-1], *a] for p, a in zip(self._prompts, self._reference.answers, strict=True)]
         logits: ProbeLogits = {}
-        last, later = self._reference.steps, 1 if quantization is None else 2
+        last, later = self.reference.steps, 1 if quantization is None else 2
         starts = [0, *[later if len(self._rows) > 2 else 0] * (len(self._rows) - 1)]
         for step in range(last + 1 + starts[-1]):
-            joining = [i for i in self._rows if step == starts[i]]
-            rows = [
-                JoiningRow(str(i), len(self._prompts[i]) - 1, self._reference.copy_filled(i)) for i in joining
-            ]
+            rows = [self.reference.make_row(i) for i in self._rows if step == starts[i]]
             alive = [i for i in self._rows if starts[i] <= step <= last + starts[i]]
             batch.update({str(i) for i in alive}, rows)
-            order = [int(rid) for rid in batch.ids]
-            steps = [step - starts[i] for i in order]
-            tokens = mx.array([inputs[i][at] for i, at in zip(order, steps, strict=True)])
-            output = batch.forward(self._adapter.decode, tokens, batch.lengths)
-            mx.eval(output, batch.list_state_arrays())
-            logits |= {(i, at): output[row] for row, (i, at) in enumerate(zip(order, steps, strict=True))}
+            computed = [(i, step - starts[i]) for i in map(int, batch.ids)]
+            output = self.reference.forward(batch, [self.reference.inputs[i][at] for i, at in computed])
+            logits |= {key: output[row] for row, key in enumerate(computed)}
             if step == min(COPIED_STEP, last - 1) and self.codec is not None:
-                row = batch.view_row("0")
-                self._copied = self._copied if row is None else self._try_copy(self.codec, *row)
-        return {key: row for key, row in logits.items() if key[0] in self._reference.compared}
+                self._copied = self._try_copy(self.codec, batch.view_row("0")) or self._copied
+        return {key: row for key, row in logits.items() if key[0] in self.reference.compared}
 
     def decode_beside(self, methods: ComputeMethods, companies: Sequence[int]) -> ProbeLogits:
         """Row 0 beside so many others, as far as a forward of fixed width has room for them, in another place
         each time; by (index of the company, step)."""
-        prompt, answer = self._prompts[0], self._reference.answers[0]
         logits: ProbeLogits = {}
         for index, others in enumerate(companies):
             sources = [self._sharing[i % 2] for i in range(min(others, methods.fixed_width - 1))]
             sources.insert(index * len(sources) // max(len(companies) - 1, 1), 0)
             names = [str(i) if i == 0 else f"{i} at {at}" for at, i in enumerate(sources)]
-            batch = make_decode_batch(self._reference.make_cache(), methods, compiled_at_once=True)
-            batch.update(
-                set(names),
-                [
-                    JoiningRow(name, len(self._prompts[i]) - 1, self._reference.copy_filled(i))
-                    for name, i in zip(names, sources, strict=True)
-                ],
-            )
-            for step, token in enumerate([prompt[-1], *answer]):
+            batch = make_decode_batch(self.reference.make_cache(), methods, compiled_at_once=True)
+            batch.update(set(names), list(map(self.reference.make_row, sources, names)))
+            for step, token in enumerate(self.reference.inputs[0]):
                 at = batch.ids.index("0")
                 tokens = [token if i == at else step for i in range(len(names))]
-                output = batch.forward(self._adapter.decode, mx.array(tokens), batch.lengths)
-                mx.eval(output, batch.list_state_arrays())
-                logits[index, step] = output[at]
+                logits[index, step] = self.reference.forward(batch, tokens)[at]
         return logits
-
-    def decode_quantised(self, quantization: KVQuantization) -> ProbeLogits:
-        """As `decode`, with rows that are quantised. To be compared with `round_rows`."""
-        return self.decode("ragged", 0, quantization)
 
     def round_rows(self, quantization: KVQuantization) -> ProbeLogits:
         """Each row by itself, with the library's own attention over keys and values that are rounded as the
         packed form rounds them."""
         logits: ProbeLogits = {}
         for i in self._rows:
-            cache = self._reference.copy_filled(i)
+            cache = self.reference.copy_filled(i)
             for layer in layer_caches.flatten_caches(cache):
                 if layer_caches.get_kind(layer) is LayerKind.KV:
                     layer.update_and_fetch = RoundedUpdate(layer, quantization)
-            logits |= self._reference.decode_answer(i, cache, STEPS)
+            logits |= self.reference.decode_answer(i, cache, STEPS)
         return logits
 
     # -- prompts that share a forward -------------------------------------------------------------------
@@ -153,10 +132,10 @@ class TextChecks:
             prompt = self._prompts[i]
             both = [prompt[:-1][::-1]] * 2
             both[i % 2] = prompt[:-1]
-            cache = self._reference.make_cache()
+            cache = self.reference.make_cache()
             self._adapter.prefill(mx.array(both), cache, 0, TEXT_ONLY)
             row = layer_caches.split_row(cache, i % 2, len(prompt) - 1)
-            logits |= self._reference.decode_answer(i, row)
+            logits |= self.reference.decode_answer(i, row)
         return logits
 
     def prefill_padded(self, limit: int) -> ProbeLogits:
@@ -164,14 +143,14 @@ class TextChecks:
         prompts = [self._prompts[i] for i in self._sharing]
         stops = [min(len(p) - 1, limit) for p in prompts]
         padded = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(prompts, stops, strict=True)]
-        shared = self._reference.make_cache()
+        shared = self.reference.make_cache()
         self._adapter.prefill(mx.array(padded), shared, 0, TEXT_ONLY)
         logits: ProbeLogits = {}
         for row, (prompt, stop) in enumerate(zip(prompts, stops, strict=True)):
             cache = layer_caches.split_row(shared, row, stop)
             if stop < len(prompt) - 1:
                 self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, TEXT_ONLY)
-            logits |= self._reference.decode_answer(self._sharing[row], cache)
+            logits |= self.reference.decode_answer(self._sharing[row], cache)
         return logits
 
     def prefill_tails(self, padded: bool) -> ProbeLogits:
@@ -184,11 +163,11 @@ class TextChecks:
             caches = [self._share_tails(pair[:: 1 - 2 * (i % 2)])[i % 2] for pair, i in pairs]
         logits: ProbeLogits = {}
         for i, cache in zip(self._sharing, caches, strict=True):
-            logits |= self._reference.decode_answer(i, cache)
+            logits |= self.reference.decode_answer(i, cache)
         return logits
 
     def _share_tails(self, rows: Sequence[list[int]]) -> list[list[Any]]:
-        caches = [self._reference.make_cache() for _ in rows]
+        caches = [self.reference.make_cache() for _ in rows]
         for row, cache in zip(rows, caches, strict=True):
             self._adapter.prefill(mx.array([row[:1]]), cache, 0, TEXT_ONLY)
         longest = max(map(len, rows))
@@ -209,20 +188,22 @@ class TextChecks:
         beside others."""
         assert self.codec is not None
         tokens = len(self._prompts[self._longest]) - 1
-        view = layer_caches.view_row(self._reference.copy_filled(self._longest))
+        view = layer_caches.view_row(self.reference.copy_filled(self._longest))
         copied = self._copy(self.codec, tokens, view)
-        logits = self._reference.decode_answer(self._longest, self._restore(self.codec, copied))
+        logits = self.reference.decode_answer(self._longest, self._restore(self.codec, copied))
         if isinstance(self._copied, Exception):
             raise self._copied
         if self._copied is not None:
             cache = self._restore(self.codec, self._copied)
-            steps = self._reference.steps
-            logits |= self._reference.decode_answer(0, cache, steps, min(COPIED_STEP, steps - 1) + 1)
+            steps = self.reference.steps
+            logits |= self.reference.decode_answer(0, cache, steps, min(COPIED_STEP, steps - 1) + 1)
         return logits
 
-    def _try_copy(self, codec: SnapshotCodec, tokens: int, view: RowView) -> CopiedRow | Exception:
+    def _try_copy(
+        self, codec: SnapshotCodec, row: tuple[int, RowView] | None
+    ) -> CopiedRow | Exception | None:
         try:
-            return self._copy(codec, tokens, view)
+            return row and self._copy(codec, *row)
         except Exception as error:  # counts against snapshots, not against the batch
             return error
 
@@ -239,7 +220,7 @@ class TextChecks:
     def _restore(self, codec: SnapshotCodec, copied: CopiedRow) -> list[Any]:
         tokens, deltas, state = copied
         hit = CacheHit(tokens, HitKind.EXACT, tuple(deltas), state)
-        return codec.restore(hit, tokens + STEPS, self._reference.make_cache())
+        return codec.restore(hit, tokens + STEPS, self.reference.make_cache())
 
 
 class RoundedUpdate:

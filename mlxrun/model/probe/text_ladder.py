@@ -14,13 +14,12 @@ from typing import get_args
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.probe.kernel_check import KernelCheck
 from mlxrun.model.probe.long_reference import LongReference
-from mlxrun.model.probe.reference import ProbeRun, Reference
+from mlxrun.model.probe.operation_checks import KernelCheck
+from mlxrun.model.probe.reference import Reference, list_windows
 from mlxrun.model.probe.report import ProbeCheck
 from mlxrun.model.probe.rounding import ProbeLogits
 from mlxrun.model.probe.text_checks import TextChecks
-from mlxrun.model.probe.windows import list_windows
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import (
     LIBRARY_CHUNK,
@@ -67,11 +66,8 @@ class TextLadder:
         self._quantization = quantization
         self._candidate = candidate
         kernel = KernelCheck() if uses_gpu() else None
-        self._runs = TextChecks(reference, candidate.snapshots, kernel)
-        self._sides = [(reference, self._runs, "")]
-        if long is not None:
-            runs = TextChecks(long, candidate.snapshots, kernel)
-            self._sides.append((long, runs, f" at {len(long.prompts[0])} tokens"))
+        references = (reference,) if long is None else (reference, long)
+        self._sides = [TextChecks(each, candidate.snapshots, kernel) for each in references]
         self.checks: list[ProbeCheck] = []
 
     @property
@@ -120,27 +116,22 @@ class TextLadder:
         methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
         if methods.snapshots:
             without = "prompts are always computed whole: no prefix cache"
-            if self._runs.keeps_keys_only:
-                passes = self._passes_short("snapshot", self._runs.restore_snapshots, without)
-            else:
-                passes = self._passes("snapshot", TextChecks.restore_snapshots, without)
+            # Keys and values are copied alike, however many there are.
+            short = self._sides[0].keeps_keys_only
+            passes = self._passes("snapshot", TextChecks.restore_snapshots, without, short=short)
             methods = replace(methods, snapshots=passes)
         return methods
 
-    def _passes(self, name: str, run: Callable[[TextChecks], ProbeLogits], instead: str) -> bool:
-        """Whether all rows pass, long ones too."""
-        for reference, runs, suffix in self._sides:
-            if not self._add(reference, self._name(name + suffix), partial(run, runs), instead):
+    def _passes(
+        self, name: str, run: Callable[[TextChecks], ProbeLogits], instead: str, *, short: bool = False
+    ) -> bool:
+        """Whether all rows pass. `short`: without the long ones."""
+        for runs in self._sides[:1] if short else self._sides:
+            own = self._name(name + runs.reference.suffix)
+            self.checks.append(runs.reference.check(own, partial(run, runs), instead=instead))
+            if not self.checks[-1].passed:
                 return False
         return True
-
-    def _passes_short(self, name: str, run: ProbeRun, instead: str) -> bool:
-        return self._add(self._reference, self._name(name), run, instead)
-
-    def _add(self, reference: Reference, name: str, run: ProbeRun, instead: str) -> bool:
-        check = reference.check(name, run)
-        self.checks.append(check if check.passed else replace(check, instead=instead))
-        return check.passed
 
     def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod | None:
         """The fastest method that passes; None if none does."""
@@ -161,22 +152,21 @@ class TextLadder:
         )
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
-        short = quantization._replace(start=min(quantization.start, PROBED_START))
-        run, expected = (partial(f, short) for f in (self._runs.decode_quantised, self._runs.round_rows))
+        short, runs = quantization._replace(start=min(quantization.start, PROBED_START)), self._sides[0]
+        run, expected = partial(runs.decode, "ragged", 0, short), partial(runs.round_rows, short)
         self.checks.append(self._reference.check(QUANTIZED, run, expected))
 
     def _choose_sharing(self, sharing: PrefillSharing) -> PrefillSharing:
-        rows, padded = sharing.max_rows, sharing.max_padded
+        passes, rows, padded = partial(self._passes, short=True), sharing.max_rows, sharing.max_padded
         alone = "each prompt has its own forward"
-        if rows > 1 and not self._passes_short("prefill equal lengths", self._runs.prefill_equal, alone):
+        if rows > 1 and not passes("prefill equal lengths", TextChecks.prefill_equal, alone):
             rows = 1
         equal = "only prompts of equal length share a forward"
         if rows > 1 and padded:
             limit = min([padded, *list_windows(self._reference.make_cache())])
-            run = partial(self._runs.prefill_padded, limit)
-            padded = padded if self._passes_short("prefill padded", run, equal) else 0
+            padded = padded if passes("prefill padded", lambda runs: runs.prefill_padded(limit), equal) else 0
         tails = rows > 1 and sharing.tails
         if tails:
-            run = partial(self._runs.prefill_tails, padded > 0)
-            tails = self._passes_short("prefill tails", run, "what is left of a prompt has its own forward")
+            own = "what is left of a prompt has its own forward"
+            tails = passes("prefill tails", lambda runs: runs.prefill_tails(padded > 0), own)
         return replace(sharing, max_rows=rows, max_padded=padded, tails=tails)

@@ -224,4 +224,4 @@ class PositionCheck:
         return logits
 
     def _read_token(self, row: int, step: int) -> int:
-        return [self._reference.prompts[row][-1], *self._reference.answers[row]][step]
+        return self._reference.inputs[row][step]

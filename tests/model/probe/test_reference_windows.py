@@ -10,8 +10,8 @@ import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache
 
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, get_kind
+from mlxrun.model.probe.reference import REDUCED, list_windows, reduce_windows
 from mlxrun.model.probe.report import ComparedWindow
-from mlxrun.model.probe.windows import REDUCED, list_windows, reduce_windows
 from tests.helpers import text_models
 from tests.helpers.probe_driver import list_failed, probe_model
 

@@ -7,8 +7,8 @@ import mlx.nn as nn
 import pytest
 
 from mlxrun.model.hooks.derived_layers import transpose_weights
-from mlxrun.model.probe import float32_reads
-from mlxrun.model.probe.float32_reads import read_in_float32
+from mlxrun.model.probe import rounding
+from mlxrun.model.probe.rounding import read_in_float32
 
 
 class Block(nn.Module):
@@ -73,5 +73,5 @@ def test_a_large_model_is_never_in_memory_in_float32() -> None:
 
     assert measure() < 4
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(float32_reads, "LARGE", 1 << 40)
+        patch.setattr(rounding, "LARGE", 1 << 40)
         assert measure() > 8

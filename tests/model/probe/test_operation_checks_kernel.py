@@ -11,8 +11,8 @@ import pytest
 
 from mlxrun.model.hooks.score_rule import ScoreRule
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered
-from mlxrun.model.probe import choose, kernel_check, text_ladder
-from mlxrun.model.probe.kernel_check import LENGTHS, KernelCheck, KernelError
+from mlxrun.model.probe import choose, operation_checks, text_ladder
+from mlxrun.model.probe.operation_checks import LENGTHS, KernelCheck, KernelError
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.probe_driver import list_failed, probe_model
 
@@ -71,7 +71,7 @@ TURNED = ScoreRule(0.2, positions=mx.zeros((2, 4, 1, 8)))
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_latent_form_and_soft_caps_pass(timed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_check, "SLOWER", 1e9)
+    monkeypatch.setattr(operation_checks, "SLOWER", 1e9)
     KernelCheck(attend, timed=timed)(*LATENT, TURNED)
     KernelCheck(attend, timed=timed)(QUERIES, KEYS, KEYS, ROWS, ScoreRule(0.2, cap=0.5))
 

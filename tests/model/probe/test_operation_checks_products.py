@@ -11,7 +11,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from mlxrun.model.hooks import quantized_layers
 from mlxrun.model.hooks.quantized_layers import MethodTable, list_experts, route_experts, route_products
-from mlxrun.model.probe.product_check import check_products
+from mlxrun.model.probe.operation_checks import check_products
 
 TABLE = MethodTable(((1, "library"), (4, "flat"), (8, "dequantized")))
 

@@ -11,8 +11,8 @@ import pytest
 from mlxrun.core.errors import MediaError
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.probe import image_prompt
-from mlxrun.model.probe.image_prompt import list_media_prompts
+from mlxrun.model.probe import media_prompts
+from mlxrun.model.probe.media_prompts import list_media_prompts
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -27,7 +27,7 @@ def test_two_images_with_text_between_them(zoo: Zoo, family: str, template: bool
     """With the chat template, or with the processor's placeholders."""
     info = load_info(zoo, family)
     made, single = list_media_prompts(info if template else replace(info, chat_template=None))
-    assert len(made.image_spans) == 2 and len(made.ids) <= image_prompt.MAX_TWO
+    assert len(made.image_spans) == 2 and len(made.ids) <= media_prompts.MAX_TWO
     assert made.image_spans[0][1] < made.image_spans[1][0] and made.image_spans[1][1] < len(made.ids)
     assert len(set(made.image_digests)) == 2 and len(set(single.image_digests)) == 1
 
