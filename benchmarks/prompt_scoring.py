@@ -152,7 +152,7 @@ def _run_http(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
 def _run_engine(config: Config, items: Sequence[ChoiceItem], *, scored: bool) -> ScoringRun:
     """All choices in one engine. Not `scored`: the same prompts, each with one token of output."""
     from mlxrun.engine.build import build_engine
-    from mlxrun.model.machine import memory_meter
+    from mlxrun.model.machine import device
 
     engine = build_engine(config)
     params = SamplingParams(max_tokens=0, prompt_logprobs=1) if scored else SamplingParams(max_tokens=1)
@@ -161,11 +161,11 @@ def _run_engine(config: Config, items: Sequence[ChoiceItem], *, scored: bool) ->
         for i, item in enumerate(items)
         for j, answer in enumerate(item.answers)
     ]
-    memory_meter.start_measuring(drop_pool=True)
+    device.start_measuring(drop_pool=True)
     start, cpu = time.perf_counter(), time.process_time()
     scores = _serve(engine, requests)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    peak = memory_meter.read_peak()
+    peak = device.read_peak()
     del engine  # its close() would end this thread's MLX streams
     return ScoringRun(len(items), seconds, cpu, [scores[request.id] for request in requests], peak)
 
@@ -197,10 +197,10 @@ def _run_peer(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
 
     from mlxrun.model.load.loader import load_adapter
     from mlxrun.model.load.model_info import load_model_info
-    from mlxrun.model.machine import memory_meter
+    from mlxrun.model.machine import device
 
     network = load_adapter(config, load_model_info(config.model, weights=True)).model
-    memory_meter.start_measuring(drop_pool=True)
+    device.start_measuring(drop_pool=True)
     start, cpu, scores = time.perf_counter(), time.process_time(), []
     for item in items:
         cache = make_prompt_cache(network)
@@ -225,7 +225,7 @@ def _run_peer(config: Config, items: Sequence[ChoiceItem]) -> ScoringRun:
                 is_greedy &= mx.all(greedy).item()
             scores.append(total)
     seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-    return ScoringRun(len(items), seconds, cpu, scores, memory_meter.read_peak())
+    return ScoringRun(len(items), seconds, cpu, scores, device.read_peak())
 
 
 def print_prompt_scoring_report(report: Mapping[str, Any], console: Console | None = None) -> None:

@@ -32,9 +32,14 @@ from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.load.draft_loading import load_draft_info, load_small_model
-from mlxrun.model.load.footprint import make_encoder_budget, make_memory_budget, read_hidden_size
-from mlxrun.model.load.memory_check import check_memory
+from mlxrun.model.load.footprint import (
+    check_memory,
+    count_token_embeddings,
+    make_encoder_budget,
+    make_memory_budget,
+    read_hidden_size,
+)
+from mlxrun.model.load.loader import load_draft_info, load_small_model
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.machine.blas import hold_blas_threads
 from mlxrun.model.machine.device import (
@@ -52,7 +57,6 @@ from mlxrun.model.pooling.pooling_runner import IdleRunner
 from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.compute_methods import DecodeMethod
 from mlxrun.model.run.runner import ModelRunner
-from mlxrun.model.run.token_embeddings import count_token_embeddings
 from mlxrun.model.sparse.build import LoadedDraft, check_sparse_kind, make_draft
 from mlxrun.model.speculation.build import (
     LoadedSource,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.model.machine.memory_meter import read_device_memory
+from mlxrun.model.machine.device import read_device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.engine import Engine

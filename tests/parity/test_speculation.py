@@ -26,9 +26,8 @@ from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.decode import DecodeRunner
-from mlxrun.model.run.grammar_masks import RowGrammar
 from mlxrun.model.run.sampler import RowSampling
-from mlxrun.model.run.step_output import SampledRows
+from mlxrun.model.run.step_output import RowGrammar, SampledRows
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 from tests.helpers import drafted_state_bugs, engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest

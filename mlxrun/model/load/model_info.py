@@ -22,13 +22,14 @@ from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
-from mlxrun.model.load.config_check import check_config, check_sizes
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.load.gguf.header import GgufHeader, read_header
 from mlxrun.model.load.gguf.tokenizer import make_tokenizer
 from mlxrun.model.load.model_digests import digest_adapter, make_digests
 from mlxrun.model.load.model_facts import (
     GENERATION,
+    ModelKind,
+    choose_kind,
     collect_eos_ids,
     read_context_length,
     read_sampling_defaults,
@@ -43,15 +44,19 @@ from mlxrun.model.load.model_files import (
     list_weight_files,
     read_json,
 )
-from mlxrun.model.load.model_kind import ModelKind, choose_kind
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.lora import check_adapter_files
+from mlxrun.model.load.weight_check import check_config, check_sizes
+from mlxrun.model.lora.adapter_files import check_adapter_files
 from mlxrun.model.pooling.pooled_model import read_pooled_model
-from mlxrun.model.vision.image_units import MediaRegion, MediaTokens, find_regions, read_media_token
-from mlxrun.model.vision.video_inputs import (
+from mlxrun.model.vision.image_units import (
+    MediaRegion,
+    MediaTokens,
     compute_video_digest,
+    find_regions,
     list_video_arguments,
+    read_media_token,
     read_video_sampling,
 )
 

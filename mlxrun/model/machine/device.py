@@ -6,6 +6,7 @@ described here too.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import shutil
@@ -135,3 +136,28 @@ def _compiles() -> bool:
     if "MLX_DISABLE_COMPILE" in os.environ:
         return False
     return get_backend() != "cpu" or shutil.which("g++") is not None
+
+
+def start_measuring(drop_pool: bool) -> int:
+    """Collect garbage, drop the pool of free buffers if wanted, and reset the peak; returns bytes in use."""
+    gc.collect()
+    mx.synchronize()
+    if drop_pool:
+        mx.clear_cache()
+    mx.reset_peak_memory()
+    return mx.get_active_memory()
+
+
+def read_peak() -> int:
+    """The most bytes in use since `start_measuring`, without the pool of free buffers."""
+    return max(mx.get_peak_memory(), mx.get_active_memory())
+
+
+def read_active() -> int:
+    """The bytes in use now, without the pool of free buffers."""
+    return mx.get_active_memory()
+
+
+def read_device_memory() -> dict[str, int]:
+    """Bytes in use, in the pool of free buffers, and the most that were in use so far."""
+    return {"active": mx.get_active_memory(), "cache": mx.get_cache_memory(), "peak": read_peak()}

@@ -21,11 +21,13 @@ from mlxrun.core.step_plan import StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.pooling.pooler import RowPooler, VectorHead
+from mlxrun.model.load.footprint import count_token_embeddings, count_weight_bytes
+from mlxrun.model.pooling.pooler import RowPooler
+from mlxrun.model.pooling.sentence_config import PoolingMode
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.hidden_tap import HiddenTap
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.prompt_scorer import PrefillForward
-from mlxrun.model.run.token_embeddings import count_token_embeddings
 
 # A forward of MiniLM's shape costs as much as 13 to 18 tokens do, beside its tokens (measured on a CPU with
 # OpenBLAS): a text that adds more padding than that to a batch is faster in another forward.

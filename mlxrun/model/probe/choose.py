@@ -24,14 +24,13 @@ from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_k
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_cuda, uses_gpu
-from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.image_checks import probe_images
 from mlxrun.model.probe.long_reference import LongReference, make_long_reference
 from mlxrun.model.probe.operation_checks import AttentionCheck, check_products
 from mlxrun.model.probe.reference import REDUCED, ProbeRun, Reference, list_windows
 from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
 from mlxrun.model.probe.rounding import ProbeLogits
-from mlxrun.model.probe.text_checks import TextChecks
+from mlxrun.model.probe.text_checks import DraftCheck, TextChecks
 from mlxrun.model.probe.text_ladder import QUANTIZED, SLOWER_DECODE, TextLadder
 from mlxrun.model.run.adapter import Adapter, VisionAdapter
 from mlxrun.model.run.chunk_grouping import NO_LIMIT, PrefillSharing

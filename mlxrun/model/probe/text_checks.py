@@ -1,4 +1,4 @@
-"""The checks of text: prompts in chunks, rows in one batch, prompts that share a forward, restored snapshots.
+"""The checks of text: prompts in chunks, rows in one batch, shared forwards, restored snapshots, drafts.
 
 Each method computes the reference's prompts in one other way, and returns logits.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 
 from mlxrun.core.request import HitKind
 from mlxrun.core.step_plan import CacheHit
+from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
@@ -25,6 +27,10 @@ from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 SHORTEST = 8  # so that the rows make two row groups, and the first moves from one to the other
 COPIED_STEP = 1  # or the last but one: the step after which a decoding row is copied out of the batch
+# Forwards with drafts: by row, the tokens that it takes, and how many of them are kept. A row that is not
+# named has left. Each row takes the probe's answer, wherever that is kept.
+FORWARDS = ({0: (2, 2), 1: (3, 1), 2: (3, 3)}, {0: (1, 1), 1: (2, 1)}, {1: (1, 1)})
+MOST_ROWS = max(sum(count for count, _ in blocks.values()) for blocks in FORWARDS)
 CopiedRow = tuple[int, list[tuple[int, int, Payload]], Payload | None]  # tokens, deltas, state
 
 
@@ -246,3 +252,56 @@ class RoundedUpdate:
     def _round(self, array: mx.array) -> mx.array:
         bits, size, _ = self._form
         return mx.dequantize(*mx.quantize(array, size, bits), size, bits).astype(array.dtype)
+
+
+class DraftCheck:
+    """Rows that take several tokens in a forward, of which some are rejected. They must give what one token a
+    step gives. The rejected tokens are wrong ones: a state that keeps any of them, or that loses an accepted
+    one, changes the logits of the next step. `methods`: how rows decode, by pages. A fixed width is at least
+    MOST_ROWS here."""
+
+    def __init__(self, reference: Reference, methods: ComputeMethods) -> None:
+        width = methods.fixed_width and max(methods.fixed_width, MOST_ROWS)
+        self._reference, self._methods = reference, replace(methods, fixed_width=width)
+        self._inputs = reference.inputs
+
+    def take_steps(self) -> ProbeLogits:
+        """All rows in one batch, one token a step."""
+        batch, logits = self._start_batch(), ProbeLogits()
+        for step in range(STEPS + 1):
+            tokens = [tokens[step] for tokens in self._inputs]
+            output = self._forward(batch, tokens, [1] * len(tokens))
+            logits |= {(row, step): output[row] for row in range(len(tokens))}
+        return logits
+
+    def take_drafts(self) -> ProbeLogits:
+        """The same rows by FORWARDS."""
+        batch, logits = self._start_batch(), ProbeLogits()
+        done = [0] * len(self._inputs)  # tokens by row
+        for blocks in FORWARDS:
+            batch.update({str(row) for row in blocks}, ())
+            given = []
+            for row, (count, kept) in blocks.items():
+                tokens = self._inputs[row][done[row] :]
+                wrong = [tokens[0] ^ 1] * (count - kept)
+                given += [*tokens[:kept], *wrong]
+            lengths = dict(zip(batch.ids, batch.lengths, strict=True))
+            output = self._forward(batch, given, [count for count, _ in blocks.values()])
+            batch.accept({str(row): lengths[str(row)] + kept for row, (_, kept) in blocks.items()})
+            first = 0
+            for row, (count, kept) in blocks.items():
+                logits |= {(row, done[row] + i): output[first + i] for i in range(kept)}
+                done[row] += kept
+                first += count
+        return logits
+
+    def _start_batch(self) -> PagedDecodeBatch:
+        batch = make_decode_batch(self._reference.make_cache(), self._methods, compiled_at_once=True)
+        assert isinstance(batch, PagedDecodeBatch), "drafts need pages"
+        rows = list(map(self._reference.make_row, range(len(self._inputs))))
+        batch.update({row.id for row in rows}, rows)
+        return batch
+
+    def _forward(self, batch: PagedDecodeBatch, tokens: list[int], counts: list[int]) -> mx.array:
+        places = [n + i for n, count in zip(batch.lengths, counts, strict=True) for i in range(count)]
+        return self._reference.forward(batch, tokens, places, counts)

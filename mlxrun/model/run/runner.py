@@ -22,7 +22,6 @@ from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.decode import DecodeRunner
-from mlxrun.model.run.grammar_masks import RowGrammar, make_grammar_mask
 from mlxrun.model.run.prefill import PrefillRunner
 from mlxrun.model.run.prompt_inputs import place_tokens
 from mlxrun.model.run.prompt_scorer import RowScoring, read_scores
@@ -30,11 +29,13 @@ from mlxrun.model.run.sampler import RowSampling
 from mlxrun.model.run.step_output import (
     LaunchedStep,
     LogitsBatch,
+    RowGrammar,
     RowState,
     SampledRows,
     collect_tokens,
     compute_capacity,
     list_grammars,
+    make_grammar_mask,
 )
 from mlxrun.model.speculation.mtp_source import MTPSource
 

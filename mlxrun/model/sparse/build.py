@@ -12,8 +12,8 @@ from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
-from mlxrun.model.load.draft_loading import SmallModel
 from mlxrun.model.load.footprint import count_weight_bytes, measure_footprint
+from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_cuda
 from mlxrun.model.probe.report import ProbeReport

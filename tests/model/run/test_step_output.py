@@ -12,10 +12,16 @@ from mlxrun.core.request import SamplingParams
 from mlxrun.core.step_plan import SampledToken
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
 from mlxrun.model.run import step_output
-from mlxrun.model.run.grammar_masks import RowGrammar
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.sampler import RowSampling
-from mlxrun.model.run.step_output import LaunchedStep, RowState, SampledRows, collect_tokens, compute_capacity
+from mlxrun.model.run.step_output import (
+    LaunchedStep,
+    RowGrammar,
+    RowState,
+    SampledRows,
+    collect_tokens,
+    compute_capacity,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from mlx_lm.models.cache import KVCache
 
 from mlxrun.config.settings import Config, ModelSettings, PrefillSettings
 from mlxrun.model.kv.ragged.layer_caches import LayerKind
-from mlxrun.model.load.draft_loading import load_small_model
+from mlxrun.model.load.loader import load_small_model
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.sparse import build

@@ -49,7 +49,7 @@ class SideRuns:
 
 def make_meter() -> BenchMeter:
     """The meter of this process: seconds of `time.perf_counter`, and MLX's counters."""
-    from mlxrun.model.machine import memory_meter as counters
+    from mlxrun.model.machine import device as counters
 
     return BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak, counters.read_active)
 

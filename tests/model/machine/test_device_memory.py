@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from mlxrun.model.machine.memory_meter import read_device_memory, read_peak, start_measuring
+from mlxrun.model.machine.device import read_device_memory, read_peak, start_measuring
 
 
 def test_the_peak_outlives_the_arrays_and_starts_anew() -> None:

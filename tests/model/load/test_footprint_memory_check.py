@@ -11,10 +11,9 @@ from mlx.utils import tree_flatten
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.engine import build
-from mlxrun.model.load import memory_check
-from mlxrun.model.load.footprint import count_weight_bytes
+from mlxrun.model.load import footprint
+from mlxrun.model.load.footprint import check_memory, count_weight_bytes
 from mlxrun.model.load.loader import load_adapter
-from mlxrun.model.load.memory_check import check_memory
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.memory_limits import MACHINE, MemoryLimit
 from tests.helpers import gguf_files
@@ -26,7 +25,7 @@ def limit(
 ) -> None:
     """Let the process have this limit."""
     found = [MemoryLimit(name, 1 << 40, left, reserves)]
-    monkeypatch.setattr(memory_check, "list_limits", lambda: found)
+    monkeypatch.setattr(footprint, "list_limits", lambda: found)
 
 
 def make(folder: Path, **scheduler: Any) -> Config:
@@ -43,11 +42,11 @@ def test_the_sum_has_all_weights_of_a_model(
         config = make(path)
         info = load_model_info(config.model, weights=True)
         needed: list[int] = []
-        monkeypatch.setattr(memory_check, "explain_shortage", lambda size, *_: needed.append(size))  # noqa: B023
-        monkeypatch.setattr(memory_check, "CHECK_TOKENS", 0)
+        monkeypatch.setattr(footprint, "explain_shortage", lambda size, *_: needed.append(size))  # noqa: B023
+        monkeypatch.setattr(footprint, "CHECK_TOKENS", 0)
         check_memory(config, info)
         model = load_adapter(config, info).model
-        vocab = memory_check._read_vocab_size(info)
+        vocab = footprint._read_vocab_size(info)
         rows = config.scheduler.max_running * vocab * 16
         converted = sum(a.nbytes for _, a in tree_flatten(model.parameters())) // 2 if path == file else 0
         loaded = count_weight_bytes(model)
@@ -100,12 +99,12 @@ def test_a_configured_limit_replaces_what_is_free(zoo: Zoo, monkeypatch: pytest.
 def test_a_gpu_is_compared_with_its_own_memory(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make(zoo.text("llama"))
     info = load_model_info(config.model, weights=True)
-    monkeypatch.setattr(memory_check, "uses_gpu", lambda: True)
-    monkeypatch.setattr(memory_check, "get_memory_limit", lambda: 1000)
+    monkeypatch.setattr(footprint, "uses_gpu", lambda: True)
+    monkeypatch.setattr(footprint, "get_memory_limit", lambda: 1000)
     limit(monkeypatch, 1)
     with pytest.raises(ModelLoadError, match="but the device leaves 1.0 kB of 1.0 kB"):
         check_memory(config, info)
-    monkeypatch.setattr(memory_check, "get_memory_limit", lambda: 0)
+    monkeypatch.setattr(footprint, "get_memory_limit", lambda: 0)
     check_memory(config, info)
 
 
@@ -113,7 +112,7 @@ def test_a_draft_model_counts_with_its_target(zoo: Zoo, monkeypatch: pytest.Monk
     config = make(zoo.text("llama"))
     info = load_model_info(config.model, weights=True)
     needed: list[int] = []
-    monkeypatch.setattr(memory_check, "explain_shortage", lambda size, *_: needed.append(size))
+    monkeypatch.setattr(footprint, "explain_shortage", lambda size, *_: needed.append(size))
     check_memory(config, info)
     check_memory(config, info, info)
     assert needed[1] > 1.5 * needed[0]

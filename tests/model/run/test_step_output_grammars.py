@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlxrun.model.run.grammar_masks import RowGrammar, make_grammar_mask
+from mlxrun.model.run.step_output import RowGrammar, make_grammar_mask
 
 
 class FixedMatcher:

@@ -13,8 +13,8 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.engine.build import build_engine
 from mlxrun.model.load import model_info
-from mlxrun.model.load.config_check import check_quantization, check_sizes
 from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.load.weight_check import check_quantization, check_sizes
 from tests.helpers.model_fixtures import Zoo
 
 SHAPES = {"a": (100, 32), "b": (32,)}

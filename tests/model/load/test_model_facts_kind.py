@@ -16,8 +16,8 @@ from mlxrun.api.text.messages import ImageRef
 from mlxrun.config.settings import MediaSettings, ModelSettings
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.model.doctor import report_model
+from mlxrun.model.load.model_facts import NO_TOWER, choose_kind, list_tensor_names
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.load.model_kind import NO_TOWER, choose_kind, list_tensor_names
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
 
@@ -41,7 +41,7 @@ def test_a_checkpoint_without_its_tower_is_a_text_model(
     zoo: Zoo, towerless: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log and doctor say so; its answers are those of the whole model without images."""
-    with caplog.at_level(logging.WARNING, "mlxrun.model.load.model_kind"):
+    with caplog.at_level(logging.WARNING, "mlxrun.model.load.model_facts"):
         info = load(towerless)
     assert not info.vision and info.kind_note == NO_TOWER and NO_TOWER in caplog.text
     assert NO_TOWER in report_model("towerless", info).value

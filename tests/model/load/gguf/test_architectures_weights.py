@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.load.gguf import architectures, weights
+from mlxrun.model.load.gguf import architectures
 from tests.helpers import engine_driver, gguf_files, text_models
 from tests.helpers.oracle import Answer, text_answer
 
@@ -103,7 +103,7 @@ def test_scaled_rotary_periods_are_those_of_the_file(tmp_path: Path, monkeypatch
     folder, file = make_scaled(tmp_path)
     answer = text_answer(folder, IDS, COUNT)
     check(file, answer)
-    monkeypatch.setattr(weights, "_scale_rope", lambda *given: None)  # mutation
+    monkeypatch.setattr(architectures, "_scale_rope", lambda *given: None)  # mutation
     with pytest.raises(AssertionError):
         check(file, answer)
 

@@ -13,7 +13,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.engine.build import build_engine
-from mlxrun.model.run.token_embeddings import count_token_embeddings
+from mlxrun.model.load.footprint import count_token_embeddings
 from tests.helpers.pooling_models import VOCAB, build_pooling_model
 from tests.helpers.runner_driver import load_tiny_adapter
 from tests.helpers.text_models import build

@@ -22,9 +22,9 @@ from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.device import resolve_config
 from mlxrun.model.probe import choose
-from mlxrun.model.probe.draft_check import DraftCheck
 from mlxrun.model.probe.reference import Reference
 from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.probe.text_checks import DraftCheck
 from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.speculation.build import find_draft_problem
