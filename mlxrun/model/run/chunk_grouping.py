@@ -57,12 +57,9 @@ def group_chunks(
     later = [c for c in chunks if c.start > 0 or c.request_id not in shareable]
     may_share = {c for c in later if sharing.tails and c.request_id in shareable}
     tails = {c for c in may_share if c.stop == ends.get(c.request_id)}
-    forwards: list[list[PrefillChunk]] = []
-    for chunk in sorted(first, key=lambda c: -c.stop):
-        if not (forwards and _fits(forwards[-1], chunk, sharing)):
-            forwards.append([])
-        forwards[-1].append(chunk)
-    return forwards + [[c] for c in later if c not in tails] + _group_tails(tails, sharing)
+    shared = _share_forwards(sorted(first, key=lambda c: -c.stop), sharing)
+    shared_tails = _share_forwards(sorted(tails, key=lambda c: (c.start, -c.stop, c.request_id)), sharing)
+    return shared + [[c] for c in later if c not in tails] + shared_tails
 
 
 def _merge_chunks(
@@ -84,19 +81,20 @@ def _merge_chunks(
     return merged
 
 
-def _group_tails(tails: Collection[PrefillChunk], sharing: PrefillSharing) -> list[list[PrefillChunk]]:
+def _share_forwards(chunks: Sequence[PrefillChunk], sharing: PrefillSharing) -> list[list[PrefillChunk]]:
+    """The chunks of each forward; those that begin alike are given one after the other, the longest first."""
     forwards: list[list[PrefillChunk]] = []
-    for chunk in sorted(tails, key=lambda c: (c.start, -c.stop, c.request_id)):
-        if not (forwards and forwards[-1][0].start == chunk.start and _fits(forwards[-1], chunk, sharing)):
+    for chunk in chunks:
+        if not (forwards and _fits(forwards[-1], chunk, sharing)):
             forwards.append([])
         forwards[-1].append(chunk)
     return forwards
 
 
 def _fits(forward: Sequence[PrefillChunk], chunk: PrefillChunk, sharing: PrefillSharing) -> bool:
-    """Whether a chunk that is not longer than the others may join them."""
+    """Whether a chunk may join these; it is not longer if it begins where they do."""
     start, longest = forward[0].start, forward[0].stop - forward[0].start
-    if len(forward) >= sharing.max_rows or longest > sharing.max_shared:
+    if chunk.start != start or len(forward) >= sharing.max_rows or longest > sharing.max_shared:
         return False
     if chunk.stop == forward[0].stop:
         return True

@@ -52,6 +52,29 @@ class DecodeRunner:
     ) -> list[LogitsBatch]:
         """Logits of one token for each of these rows, and of the drafted ones, in one batch; rows that are
         not named leave. `accept` must follow a forward with drafts."""
+        self._join(ids, rows)
+        if not ids:
+            self.order, self.sampler, self.newest_tokens = [], None, None
+            return []
+        self._reorder(rows)
+        assert self.newest_tokens is not None and self.sampler is not None
+        lengths, tokens, sampler = self.batch.lengths, self.newest_tokens, self.sampler
+        positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
+        after, drafted = [n + 1 for n in lengths], None  # without rotary deltas
+        counts: tuple[Sequence[int], ...] = ()
+        if not drafts.keys().isdisjoint(self.order):
+            blocks = [drafts.get(rid, ()) for rid in self.order]
+            drafted = DraftedRows.start(blocks, [rows[rid].sampling for rid in self.order])
+            tokens, counts = drafted.expand_tokens(tokens), (drafted.counts,)
+            positions, after = map(drafted.expand_positions, (positions, after))
+            sampler = drafted.make_sampler(self._vocab)
+        with self._adapter.use_attention():
+            output = self.batch.forward(self._make_decode(rows, *counts), tokens, positions, *counts)
+        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
+        return [LogitsBatch(tuple(self.order), logits, sampler, after, drafted, hidden, decodes=True)]
+
+    def _join(self, ids: Sequence[str], rows: Mapping[str, RowState]) -> None:
+        """Give these rows a place in the batch, and take it from all others."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
         waiting = rows.keys() - present - joining.keys() if joining else ()
@@ -63,40 +86,6 @@ class DecodeRunner:
         )
         for row in joining.values():
             row.cache = []
-        if not ids:
-            self.order, self.sampler, self.newest_tokens = [], None, None
-            return []
-        self._reorder(rows)
-        lengths = self.batch.lengths
-        positions = [n + rows[rid].inputs.position_delta for rid, n in zip(self.order, lengths, strict=True)]
-        assert self.newest_tokens is not None and self.sampler is not None
-        after = [n + 1 for n in lengths]
-        if not drafts.keys().isdisjoint(self.order):
-            return [self._forward_drafts(rows, drafts, positions, after)]
-        with self._adapter.use_attention():
-            output = self.batch.forward(self._make_decode(rows), self.newest_tokens, positions)
-        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
-        return [LogitsBatch(tuple(self.order), logits, self.sampler, after, hidden=hidden, decodes=True)]
-
-    def _forward_drafts(
-        self,
-        rows: Mapping[str, RowState],
-        drafts: Mapping[str, tuple[int, ...]],
-        positions: Sequence[int],
-        after: Sequence[int],
-    ) -> LogitsBatch:
-        """`after`: positions, without rotary deltas, of the tokens behind the newest ones."""
-        assert self.newest_tokens is not None
-        batch = cast("PagedDecodeBatch", self.batch)
-        blocks = [drafts.get(rid, ()) for rid in self.order]
-        drafted = DraftedRows.start(blocks, [rows[rid].sampling for rid in self.order])
-        tokens = drafted.expand_tokens(self.newest_tokens)
-        places = drafted.expand_positions(positions)
-        with self._adapter.use_attention():
-            output = batch.forward(self._make_decode(rows, drafted.counts), tokens, places, drafted.counts)
-        sampler, ends = drafted.make_sampler(self._vocab), drafted.expand_positions(after)
-        logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
-        return LogitsBatch(tuple(self.order), logits, sampler, ends, drafted, hidden, decodes=True)
 
     def _make_decode(
         self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None

@@ -8,8 +8,9 @@ its grammar) is returned in `errors`; after any other exception all rows are los
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -43,15 +44,6 @@ log = logging.getLogger(__name__)
 
 CLEAR_EVERY = 256  # steps between giving MLX's free buffers back, if they exceed POOL_LIMIT
 POOL_LIMIT = 1 << 31  # bytes
-
-
-@dataclass(frozen=True, slots=True)
-class StepForward:
-    """The graph of a step. `unsampled` is sampled once the tokens of the step before are known."""
-
-    launch: Sequence[mx.array]
-    unsampled: Sequence[LogitsBatch]
-    step: LaunchedStep
 
 
 class ModelRunner:
@@ -129,14 +121,14 @@ class ModelRunner:
         errors = self._admit(plan.admit)
         failed, invalid_hits = self._restore_hits(plan)
         errors |= failed | self._encode_images(plan.prefill)
-        forward = self._forward(plan, snapshots)
+        step, launch, unsampled = self._forward(plan, snapshots)
         if self._methods.launch_first:
-            mx.async_eval(forward.launch)
+            mx.async_eval(launch)
         previous = self._launched
         tokens, failed = collect_tokens(previous, self._rows, freed)
         if not self._methods.launch_first:
-            mx.async_eval(forward.launch)
-        self._launched, urgent = self._launch_rest(forward)
+            mx.async_eval(launch)
+        self._launched, urgent = self._launch_rest(step, unsampled)
         admitted = [admission.request.id for admission in plan.admit]  # older scores are not theirs
         scores, shared = read_scores(previous.scores, admitted), self._decoder.batch.shared_tokens
         return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores, shared)
@@ -163,13 +155,22 @@ class ModelRunner:
         """Make rows. Returns the errors of requests that cannot start."""
         errors: dict[str, Exception] = {}
         for admission in admissions:
-            request_id = admission.request.id
-            try:
-                self._rows[request_id] = self._start_row(admission)
-            except Exception as error:  # what one request's images do must not reach the others
-                log.warning("request %s cannot start: %s", request_id, error)
-                errors[request_id] = error
+            with self._fail_alone(admission.request.id, errors):
+                self._rows[admission.request.id] = self._start_row(admission)
         return errors
+
+    @contextmanager
+    def _fail_alone(
+        self, rid: str, errors: dict[str, Exception], text: str = "request %s cannot start: %s"
+    ) -> Iterator[None]:
+        """Whatever is raised meanwhile becomes the error of a request, whose row is dropped: what one
+        request's images do must not reach the others."""
+        try:
+            yield
+        except Exception as error:
+            log.warning(text, rid, error)
+            errors[rid] = error
+            self._rows.pop(rid, None)
 
     def _restore_hits(self, plan: StepPlan) -> tuple[dict[str, Exception], tuple[str, ...]]:
         """Fill the caches of rows that this step computes first: a hit may be large, and many rows may wait.
@@ -188,16 +189,12 @@ class ModelRunner:
                 row.cache, row.cached = restored, hit.length
                 continue
             invalid_hits.append(rid)
-            try:
+            with self._fail_alone(rid, errors):
                 if row.media is not None:  # images of the hit were left out
                     prompt = row.tokens[: row.prompt_length]
                     row.inputs = self._adapter.prepare_inputs(prompt, row.media)
                 row.cache = reserve_capacity(self._adapter.make_cache(), capacity)
                 self._prefiller.compute_prefix(row, hit.length)
-            except Exception as error:  # as above
-                log.warning("request %s cannot start: %s", rid, error)
-                errors[rid] = error
-                del self._rows[rid]
         return errors, tuple(invalid_hits)
 
     def _encode_images(self, chunks: Sequence[PrefillChunk]) -> dict[str, Exception]:
@@ -206,13 +203,11 @@ class ModelRunner:
         errors: dict[str, Exception] = {}
         for chunk in chunks:
             row = self._rows.get(chunk.request_id)
-            try:
-                if row is not None:
+            if row is not None:
+                with self._fail_alone(
+                    chunk.request_id, errors, "the images of request %s cannot be encoded: %s"
+                ):
                     row.inputs = self._adapter.encode_images(row.inputs, chunk.start, chunk.stop)
-            except Exception as error:  # as above
-                log.warning("the images of request %s cannot be encoded: %s", chunk.request_id, error)
-                errors[chunk.request_id] = error
-                del self._rows[chunk.request_id]
         return errors
 
     def _start_row(self, admission: Admission) -> RowState:
@@ -239,8 +234,12 @@ class ModelRunner:
             row.page_keys = compute_page_keys(request, row.adapter, self._methods.grid)
         return row
 
-    def _forward(self, plan: StepPlan, snapshots: Sequence[SnapshotResult]) -> StepForward:
-        """Build the graph of one decode forward for all rows, of the prompts' chunks and of the sampling."""
+    def _forward(
+        self, plan: StepPlan, snapshots: Sequence[SnapshotResult]
+    ) -> tuple[LaunchedStep, list[mx.array], Sequence[LogitsBatch]]:
+        """Build the graph of one decode forward for all rows, of the prompts' chunks and of the sampling.
+        Returns the step, the arrays to launch, and what is sampled once the tokens of the step before are
+        known."""
         ids = [rid for rid in plan.decode if rid in self._rows]
         decoded = self._decoder.forward(ids, self._rows, plan.drafts)
         chunks = [chunk for chunk in plan.prefill if chunk.request_id in self._rows]
@@ -253,13 +252,14 @@ class ModelRunner:
         arrays = self._list_arrays(sampled) + [batch.logits for batch in unsampled] + prefilled.arrays
         copies, scores = (*snapshots, *prefilled.snapshots), tuple(prefilled.scores)
         step = LaunchedStep(sampled, prefilled.arrays, copies, scores, first_tokens)
-        return StepForward(arrays, unsampled, step)
+        return step, arrays, unsampled
 
-    def _launch_rest(self, forward: StepForward) -> tuple[LaunchedStep, tuple[SnapshotResult, ...]]:
+    def _launch_rest(
+        self, step: LaunchedStep, unsampled: Sequence[LogitsBatch]
+    ) -> tuple[LaunchedStep, tuple[SnapshotResult, ...]]:
         """Sample rows with a grammar. Returns the step, and snapshots that have to be stored at once."""
-        step = forward.step
-        if forward.unsampled:
-            step = replace(step, sampled=self._sample(forward.unsampled))
+        if unsampled:
+            step = replace(step, sampled=self._sample(unsampled))
             mx.async_eval(self._list_arrays(step.sampled))
         if not any(snapshot.request.synchronous for snapshot in step.snapshots):
             return step, ()
