@@ -175,21 +175,17 @@ def check_memory(config: Config, *models: LoadedModelInfo) -> None:
         copied = max(copied, min(sum(converted), max([GROUP_BYTES, *converted])))
         work += CHECK_TOKENS * read_hidden_size(info.config) * mx.float32.size * ACTIVATION_FACTOR
         rows += config.scheduler.max_running * _read_vocab_size(info) * mx.float32.size * 4
-    if config.model.draft is None:  # else the sum names the draft's share, once both are loaded
-        _check_setting(config.scheduler.memory_limit, weights)
+    limit = config.scheduler.memory_limit
+    # What else has to fit in that limit is known exactly once the model is loaded, and a draft's share too.
+    if config.model.draft is None and limit is not None and weights > limit:
+        text = f"weights {format_rounded(weights)} > limit {format_rounded(limit)}"
+        raise ConfigError(f"scheduler.memory_limit: {text}: no request can ever run")
     parts = {"weights": weights + copied, "load check": work, "first rows": rows}
     reserved = count_reserved_bytes(loaded=False)
     problem = explain_shortage(sum(parts.values()), _list_limits(config), reserved)
     if problem is not None:
         total = " + ".join(f"{name} {format_rounded(size)}" for name, size in parts.items())
         raise ModelLoadError(f"{models[-1].folder}: too little memory to load it: {total}{problem}")
-
-
-def _check_setting(limit: int | None, weights: int) -> None:
-    """What else has to fit in that limit is known exactly once the model is loaded."""
-    if limit is not None and weights > limit:
-        sizes = f"weights {format_rounded(weights)} > limit {format_rounded(limit)}"
-        raise ConfigError(f"scheduler.memory_limit: {sizes}: no request can ever run")
 
 
 def _list_limits(config: Config) -> list[MemoryLimit]:

@@ -18,13 +18,13 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.install import install_hooks
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
-from mlxrun.model.load.model_files import make_draft_error, make_draft_settings
+from mlxrun.model.load.model_files import make_draft_settings, name_draft
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_weights
 from mlxrun.model.load.tensor_files import check_tensor_files
 from mlxrun.model.load.weight_check import check_loading
@@ -165,10 +165,8 @@ class SmallModel:
 def load_draft_info(settings: ModelSettings, model_info: LoadedModelInfo) -> LoadedModelInfo:
     """The model of `model.draft` without its weights. ConfigError if its files show that it cannot be loaded,
     or does not fit the model of `model_info`, which has these settings."""
-    try:
+    with name_draft():
         info = load_model_info(make_draft_settings(settings), weights=True, announce=False, digest=False)
-    except MlxrunError as error:
-        raise make_draft_error(error) from error
     problem = _compare_vocabularies(model_info.tokenizer, info.tokenizer)
     if problem is not None:
         raise ConfigError(f"model.draft: {settings.draft} {problem}")
@@ -179,11 +177,9 @@ def load_small_model(config: Config, model_info: LoadedModelInfo, draft: LoadedM
     """The model of `draft`, which is for that of `model_info`. ConfigError if it cannot be loaded."""
     own = make_draft_settings(config.model)
     log_weights(own, draft.folder)
-    try:
+    with name_draft():
         adapter = load_adapter(replace(config, model=own), draft)
         cache, width = run_trial_forward(adapter)
-    except MlxrunError as error:
-        raise make_draft_error(error) from error
     model = SmallModel(adapter, draft, cache, width)
     if width <= max(model_info.tokenizer.get_vocab().values()):
         raise model.make_error(f"has logits of {width} tokens, and the tokenizer more")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,19 +53,21 @@ def make_draft_settings(settings: ModelSettings) -> ModelSettings:
     return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
 
 
-def make_draft_error(error: MlxrunError) -> ConfigError:
-    """What a user who named a draft model is told, for an error of loading a model with such settings."""
-    reason = str(error).removeprefix("model.path: ").removeprefix("model.kind: ")
-    return ConfigError(f"model.draft: {reason}")
+@contextmanager
+def name_draft() -> Iterator[None]:
+    """Errors of loading a model with such settings name `model.draft`, which the user has set."""
+    try:
+        yield
+    except MlxrunError as error:
+        reason = str(error).removeprefix("model.path: ").removeprefix("model.kind: ")
+        raise ConfigError(f"model.draft: {reason}") from error
 
 
 def find_draft_folder(settings: ModelSettings, weights: bool = True) -> Path:
     """The folder of the draft model beside a model with these settings, as `find_model_folder` has it.
     ConfigError if there is none."""
-    try:
+    with name_draft():
         return find_model_folder(make_draft_settings(settings), weights)
-    except MlxrunError as error:
-        raise make_draft_error(error) from error
 
 
 def _download(settings: ModelSettings, weights: bool) -> Path:
@@ -98,12 +101,6 @@ def check_small_files(folder: Path) -> None:
 def list_weight_files(folder: Path) -> list[Path]:
     """The files with the weights of the model in `folder`, or the GGUF file itself."""
     return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
-
-
-def check_weights(folder: Path) -> None:
-    """ModelLoadError if there are none."""
-    if not list_weight_files(folder):
-        raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
 
 
 def check_plain_file(path: Path) -> None:

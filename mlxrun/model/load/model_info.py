@@ -39,7 +39,6 @@ from mlxrun.model.load.model_files import (
     check_architecture,
     check_remote_code,
     check_small_files,
-    check_weights,
     find_model_folder,
     list_weight_files,
     read_json,
@@ -128,15 +127,15 @@ class LoadedModelInfo:
             False: [compute_image_digest(image, self.processor_digest) for image in images],
             True: [compute_video_digest(video, self.processor_digest) for video in videos],
         }
-        if [region.is_video for region in regions].count(True) == len(own[True]) and len(regions) == sum(
-            map(len, own.values())
-        ):
+        kinds = [region.is_video for region in regions]
+        if [kinds.count(kind) for kind in own] == list(map(len, own.values())):
             take = {kind: iter(digests) for kind, digests in own.items()}
-            pairs = [(next(take[region.is_video]), len(region.spans)) for region in regions]
+            digests = [next(take[kind]) for kind in kinds]
         else:
             every = hashlib.blake2b(b"".join([*own[False], *own[True]]), digest_size=16).digest()
-            pairs = [(every, len(region.spans)) for region in regions]
-        return tuple(digest for digest, count in pairs for _ in range(count))
+            digests = [every] * len(kinds)
+        spans = zip(digests, regions, strict=True)
+        return tuple(digest for digest, region in spans for _ in region.spans)
 
 
 def _explain_refusal(error: Exception) -> str:
@@ -172,29 +171,34 @@ def load_model_info(
         check_small_files(folder)
     if weights and announce:
         log_weights(settings, folder)
-    if weights and gguf is None:
-        check_weights(folder)
-        check_shards(folder)
-    if gguf is not None:
-        check_tensor_types(gguf)
-    config = read_json(folder / "config.json") if gguf is None else make_config(gguf)
     if gguf is None:
+        if weights:
+            if not list_weight_files(folder):
+                raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+            check_shards(folder)
+        config = read_json(folder / "config.json")
         check_architecture(config, folder)
-    check_remote_code(settings, config, folder)
-    if gguf is not None:
+        check_remote_code(settings, config, folder)
+        if weights:
+            check_config(config, folder)
+        kind, generation = choose_kind(settings, config, folder), read_json(folder / GENERATION)
+        tokenizer = load_tokenizer(folder, settings)
+    else:
+        check_tensor_types(gguf)
+        config = make_config(gguf)
         check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, folder)
-    elif weights:
-        check_config(config, folder)
-    kind = choose_kind(settings, config, folder) if gguf is None else _get_gguf_kind(settings)
-    vision = kind.vision
-    generation = read_json(folder / GENERATION) if gguf is None else {}
-    tokenizer = load_tokenizer(folder, settings) if gguf is None else make_tokenizer(gguf)
+        if settings.kind != "text" and settings.kind != "auto":  # a vision tower is in a file of its own
+            raise ModelLoadError(
+                f"model.kind: {settings.kind}, but GGUF files are loaded as text models only"
+            )
+        kind, generation, tokenizer = ModelKind(False), {}, make_tokenizer(gguf)
+    own_name = _get_own_name(settings, folder)
     template = read_template(folder, settings, tokenizer)
     pooled = read_pooled_model(folder, config, settings, tokenizer)
     context_length = read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
-    processor = _load_processor(folder, config, settings) if vision else None
+    processor = _load_processor(folder, config, settings) if kind.vision else None
     digests = make_digests(settings, folder, template, gguf, weights)
     if digest:
         digests["model"]
@@ -205,19 +209,19 @@ def load_model_info(
         chat_template=template,
         eos_ids=collect_eos_ids(folder, config, generation, tokenizer),
         context_length=context_length,
-        vision=vision,
+        vision=kind.vision,
         defaults=read_sampling_defaults(folder, generation),
-        name=settings.names[0] if settings.names else _get_own_name(settings, folder),
-        names=(*settings.names, _get_own_name(settings, folder)) if settings.names else (),
+        name=settings.names[0] if settings.names else own_name,
+        names=(*settings.names, own_name) if settings.names else (),
         aliases=(settings.path,),
         pooled=pooled,
         digests=digests,
-        adapters=_read_adapters(settings, pooled, _get_own_name(settings, folder)),
+        adapters=_read_adapters(settings, pooled, own_name),
         gguf=gguf,
         kind_note=kind.note,
         processor=processor,
-        video_sampling=read_video_sampling(processor, config) if vision else None,
-        processor_digest=_digest_processor(folder) if vision else b"",
+        video_sampling=read_video_sampling(processor, config) if kind.vision else None,
+        processor_digest=_digest_processor(folder) if kind.vision else b"",
     )
 
 
@@ -251,13 +255,6 @@ def _get_own_name(settings: ModelSettings, folder: Path) -> str:
     if path.is_file():
         return path.stem
     return folder.resolve().name if path.is_dir() else settings.path
-
-
-def _get_gguf_kind(settings: ModelSettings) -> ModelKind:
-    """Text: the weights of a vision tower are in a file of their own (mmproj), which is not read."""
-    if settings.kind != "text" and settings.kind != "auto":
-        raise ModelLoadError(f"model.kind: {settings.kind}, but GGUF files are loaded as text models only")
-    return ModelKind(False)
 
 
 def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:

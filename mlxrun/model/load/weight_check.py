@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def load_checked_weights(
     embedding is also its head, so that a head of its own is not used."""
     parameters = dict(tree_flatten(model.parameters()))
     unused = sorted(weights.keys() - parameters.keys())
-    drafting = _list_drafting_layers(unused)
+    drafting = {found[1] for name in unused if (found := _DRAFTING_LAYER.match(name))}
     harmful = [name for name in unused if not _is_harmless(model, name, tied, drafting)]
     if harmful:
         raise ModelLoadError(
@@ -103,31 +103,23 @@ def check_loading(model_class: type[nn.Module], path: Path, tied: bool) -> Itera
     """While this runs, a model of the class takes its weights through `load_checked_weights`; the list gets
     the names of unused ones. The libraries build the model inside the function that loads it, and either
     refuse all that they do not know or check nothing. One thread loads at a time."""
-    with _LOADING:
-        yield from _replace_loading(model_class, path, tied)
-
-
-def _replace_loading(model_class: type[nn.Module], path: Path, tied: bool) -> Iterator[list[str]]:
     unused: list[str] = []
-    own = model_class.__dict__.get("load_weights")
+    changed: Any = model_class
 
     def load(model: nn.Module, weights: Sequence[tuple[str, mx.array]], strict: bool = True) -> nn.Module:
         unused.extend(load_checked_weights(model, dict(weights), path, tied))
         return model
 
-    changed: Any = model_class
-    changed.load_weights = load
-    try:
-        yield unused
-    finally:
-        if own is None:
-            del changed.load_weights
-        else:
-            changed.load_weights = own
-
-
-def _list_drafting_layers(names: Iterable[str]) -> set[str]:
-    return {found[1] for name in names if (found := _DRAFTING_LAYER.match(name))}
+    with _LOADING:
+        own = model_class.__dict__.get("load_weights")
+        changed.load_weights = load
+        try:
+            yield unused
+        finally:
+            if own is None:
+                del changed.load_weights
+            else:
+                changed.load_weights = own
 
 
 def _is_harmless(model: nn.Module, name: str, tied: bool, drafting: set[str]) -> bool:
@@ -183,7 +175,8 @@ def check_quantization(config: Mapping[str, Any], path: Path) -> None:
     """ModelLoadError unless `quantization` in `path` is what MLX can compute, where config.json has it."""
     for key in ("quantization", "quantization_config"):
         found = config.get(key)
-        if found is None or (key == "quantization_config" and _names_method(found)):
+        is_other = key == "quantization_config" and isinstance(found, Mapping) and "quant_method" in found
+        if found is None or is_other:
             continue  # formats of others, which have their own numbers
         if not isinstance(found, Mapping):
             raise ModelLoadError(f"{path}: {key} is {found!r:.60}, which is not an object")
@@ -191,10 +184,6 @@ def check_quantization(config: Mapping[str, Any], path: Path) -> None:
         for name, own in found.items():
             if isinstance(own, Mapping):
                 _check_numbers(own, path, f"{key}: {name!s:.100}")
-
-
-def _names_method(found: Any) -> bool:
-    return isinstance(found, Mapping) and "quant_method" in found
 
 
 def _check_numbers(found: Mapping[str, Any], path: Path, key: str) -> None:

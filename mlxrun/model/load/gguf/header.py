@@ -14,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mlxrun.core.errors import ModelLoadError
 
@@ -22,30 +22,17 @@ _VERSIONS = (2, 3)
 # The formats of values by the number of their type; 8 is a string, 9 an array.
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+# The names of types by their number.
 _TYPES = dict(
     enumerate(
-        [
-            "F32",
-            "F16",
-            "Q4_0",
-            "Q4_1",
-            "4",
-            "5",
-            "Q5_0",
-            "Q5_1",
-            "Q8_0",
-            "Q8_1",
-            "Q2_K",
-            "Q3_K",
-            "Q4_K",
-            "Q5_K",
-            "Q6_K",
-            "Q8_K",
-        ]
+        (
+            *("F32", "F16", "Q4_0", "Q4_1", "4", "5", "Q5_0", "Q5_1", "Q8_0", "Q8_1", "Q2_K", "Q3_K", "Q4_K"),
+            *("Q5_K", "Q6_K", "Q8_K", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ2_S"),
+            "IQ4_XS",
+        )
     )
 )
-_TYPES |= {16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S"}
-_TYPES |= {23: "IQ4_XS", 28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
+_TYPES |= {28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4"}
 # Limits of a header, several times those of the largest vocabularies: a file may have terabytes, which cost
 # its disk nothing.
 _MAX_HEADER = 1 << 26  # bytes
@@ -164,18 +151,13 @@ class _HeaderReader:
 
     def _take(self, size: int) -> bytes:
         """The next bytes. ValueError if the file has fewer: a download that broke off."""
-        if self._place + size > _MAX_HEADER:
-            self._refuse_size(size)
-        found = self._data[self._place : self._place + size]
-        if len(found) != size:
-            raise ValueError("it ends within its header, so the file is cut")
-        self._place += size
-        return found
-
-    def _refuse_size(self, size: int) -> NoReturn:
         if self._place + size > len(self._data):
             raise ValueError("it ends within its header, so the file is cut")
-        raise ValueError(f"it would have more than {_MAX_HEADER:,} bytes")
+        if self._place + size > _MAX_HEADER:
+            raise ValueError(f"it would have more than {_MAX_HEADER:,} bytes")
+        found = self._data[self._place : self._place + size]
+        self._place += size
+        return found
 
     def _read_string(self) -> str:
         (size,) = self._unpack("Q")
