@@ -158,25 +158,23 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
             yield Finding("parity", name, "note", note, facts={name: note})
     if probe.seconds is not None:
         yield Finding("parity", "time", "ok", f"{probe.seconds:.1f} s", facts={"seconds": probe.seconds})
-    decode, sharing = probe.methods.decode, probe.methods.sharing
-    padded = (
-        f", padded up to {sharing.max_padded} tokens" if sharing.max_padded and sharing.max_rows > 1 else ""
-    )
-    value = f"decode {decode}, up to {sharing.max_rows} short prompts prefill together{padded}"
-    if probe.methods.attention == "library":
-        value += ", the library's attention"
-    if probe.methods.library_chunks:
-        value += ", prompts split as the library splits them"
-    if not probe.methods.snapshots:
-        value += ", no prefix cache"
-    if probe.methods.quantization is not None:
-        bits, size, start = probe.methods.quantization
-        value += f", keys and values of decoding rows in {bits} bits (groups of {size})"
-        value += f" from {start:,} tokens on" if start else ""
-    single = decode == "row_by_row"
+    methods, sharing = probe.methods, probe.methods.sharing
+    parts = [f"decode {methods.decode}", f"up to {sharing.max_rows} short prompts prefill together"]
+    notes = {
+        f"padded up to {sharing.max_padded} tokens": sharing.max_padded and sharing.max_rows > 1,
+        "the library's attention": methods.attention == "library",
+        "prompts split as the library splits them": methods.library_chunks,
+        "no prefix cache": not methods.snapshots,
+    }
+    parts += [note for note, is_so in notes.items() if is_so]
+    if methods.quantization is not None:
+        bits, size, start = methods.quantization
+        quantized = f"keys and values of decoding rows in {bits} bits (groups of {size})"
+        parts.append(f"{quantized} from {start:,} tokens on" if start else quantized)
+    single = methods.decode == "row_by_row"
     advice = "rows decode one by one: this model's caches cannot share a batch" if single else ""
-    facts = describe_methods(probe.methods)
-    yield Finding("parity", "in use", "note" if single else "ok", value, advice, facts)
+    facts = describe_methods(methods)
+    yield Finding("parity", "in use", "note" if single else "ok", ", ".join(parts), advice, facts)
 
 
 def report_drafts(facts: Mapping[str, Any]) -> Finding:

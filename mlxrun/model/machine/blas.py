@@ -82,41 +82,33 @@ def hold_blas_threads(count: int | None) -> Iterator[None]:
     if count is None or path is None:
         yield
         return
-    _HELD.add(ctypes.CDLL(path), count)
+    library: Any = ctypes.CDLL(path)
+    with _HELD.lock:
+        if _HELD.holders and _HELD.count != count:
+            raise ConfigError(
+                f"engine.blas_threads: another engine of this process computes with {_HELD.count}, so "
+                f"this one cannot with {count}; give both the same number"
+            )
+        if not _HELD.holders:
+            _HELD.before = int(library.openblas_get_num_threads())
+            _set_threads(library, count)
+            _HELD.count = count
+        _HELD.holders += 1
     try:
         yield
     finally:
-        _HELD.remove()
+        with _HELD.lock:
+            _HELD.holders -= 1
+            if not _HELD.holders:
+                library.openblas_set_num_threads(_HELD.before)
 
 
 class _HeldThreads:
-    """The number of threads that the engines of this process hold."""
+    """The number of threads that the engines of this process hold, and how many there were `before`."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holders = 0
-        self._count = 0
-        self._before = 0
-        self._library: Any = None
-
-    def add(self, library: Any, count: int) -> None:
-        with self._lock:
-            if self._holders and self._count != count:
-                raise ConfigError(
-                    f"engine.blas_threads: another engine of this process computes with {self._count}, so "
-                    f"this one cannot with {count}; give both the same number"
-                )
-            if not self._holders:
-                self._before = int(library.openblas_get_num_threads())
-                _set_threads(library, count)
-                self._library, self._count = library, count
-            self._holders += 1
-
-    def remove(self) -> None:
-        with self._lock:
-            self._holders -= 1
-            if not self._holders:
-                self._library.openblas_set_num_threads(self._before)
+        self.lock = threading.Lock()
+        self.holders = self.count = self.before = 0
 
 
 _HELD = _HeldThreads()

@@ -73,10 +73,10 @@ class Reference:
         # What is decoded after each prompt's caches: its last token, and its answer.
         self.inputs = [row[n - 1 : n + STEPS] for row, n in zip(ids, lengths, strict=True)]
         self._filled = [self._prefill(i) for i in range(len(lengths))]
-        self._logits: ProbeLogits = {}
+        self.logits: ProbeLogits = {}  # the library's, evaluated
         for index in self.compared:
-            self._logits |= self._decode_by_library(index, self.copy_filled(index))
-        mx.eval(list(self._logits.values()))
+            self.logits |= self._decode_by_library(index, self.copy_filled(index))
+        mx.eval(list(self.logits.values()))
         types = [a.dtype for a in layer_caches.list_all_arrays(self._filled[0])]
         self._choose_limits(next((dtype for dtype in types if dtype in TOLERANCE), mx.bfloat16))
 
@@ -85,16 +85,11 @@ class Reference:
         """The prompts whose logits are compared."""
         return range(len(self.prompts))
 
-    @property
-    def logits(self) -> ProbeLogits:
-        """The library's logits, evaluated."""
-        return self._logits
-
     def add_logits(self, compute: ProbeRun) -> None:
         """Add the logits of another prompt, which `compute` gives by the library's own calls."""
         logits = compute()
         mx.eval(list(logits.values()))
-        self._logits |= logits
+        self.logits |= logits
         if self._rounding is not None:
             with read_in_float32(self.adapter.model):
                 exact = compute()
@@ -184,9 +179,9 @@ class Reference:
         if expected is None:
             if self._rounding is not None and not exact:
                 return self._rounding.compare(found)
-            return LogitDifference(compare_logits(found, self._logits), limit)
-        known = {key: value for key, value in expected.items() if key in self._logits}
-        changed = ROUNDED_SHARE * compare_logits(known, self._logits)
+            return LogitDifference(compare_logits(found, self.logits), limit)
+        known = {key: value for key, value in expected.items() if key in self.logits}
+        changed = ROUNDED_SHARE * compare_logits(known, self.logits)
         limit = min(max(limit, changed), MAX_TOLERANCE * limit)
         return LogitDifference(compare_logits(found, expected), limit)
 
@@ -200,11 +195,11 @@ class Reference:
             if not may_shorten_float32():
                 return
             most = TOLERANCE[mx.float16]
-            noise = compare_logits(self._compute_by_token(), self._logits)
+            noise = compare_logits(self._compute_by_token(), self.logits)
         else:
             exact = self._compute_exactly()
-            noise = compare_logits(self._logits, exact)
-            self._rounding = LowPrecisionRounding(dtype, self._logits, exact)
+            noise = compare_logits(self.logits, exact)
+            self._rounding = LowPrecisionRounding(dtype, self.logits, exact)
         self.tolerance = min(max(self.tolerance, NOISE_FACTOR * noise), most)
 
     def _compute_exactly(self) -> ProbeLogits:

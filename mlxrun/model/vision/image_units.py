@@ -157,36 +157,29 @@ def split_images(media: Media, are_videos: Sequence[bool] = ()) -> ImageUnits | 
     return ImageUnits(tuple(next(take[is_video]) for is_video in are_videos), 0)
 
 
-def _split_kind(arrays: Mapping[str, np.ndarray], pixels: str, grid: str) -> tuple[int, list[Media] | None]:
+def _split_kind(
+    arrays: Mapping[str, np.ndarray], pixels_key: str, grid_key: str
+) -> tuple[int, list[Media] | None]:
     """The axis and the units of images alone or of videos alone; None: not known."""
     if not arrays:
         return 0, []
-    axis, lengths = _find_layout(arrays, pixels, grid)
-    if lengths is None:
+    pixels, grid = arrays.get(pixels_key), arrays.get(grid_key)
+    if pixels is None:
         return 0, None
-    edges = {key: np.cumsum(of)[:-1] for key, of in lengths.items()}
-    parts = {key: np.split(a, edges[key], axis=axis) for key, a in arrays.items()}
-    count = len(next(iter(lengths.values())))
-    return axis, [{key: part[i] for key, part in parts.items()} for i in range(count)]
-
-
-def _find_layout(
-    arrays: Mapping[str, np.ndarray], pixels_key: str, grid_key: str
-) -> tuple[int, dict[str, Sequence[int]] | None]:
-    """The axis, and for each array the length of each image along it. None: not known."""
-    if pixels_key not in arrays:
-        return 0, None
-    pixels, grid = arrays[pixels_key], arrays.get(grid_key)
+    axis = 1 if grid is None and pixels.ndim == 5 and pixels.shape[0] == 1 else 0
     if grid is not None:
         patches = [int(n) for n in grid.prod(axis=-1)]
-        known = arrays.keys() == {pixels_key, grid_key} and pixels.shape[0] == sum(patches)
-        return 0, {pixels_key: patches, grid_key: [1] * len(patches)} if known else None
-    axis = 1 if pixels.ndim == 5 and pixels.shape[0] == 1 else 0
-    if pixels.ndim != 4 + axis or any(
-        a.ndim <= axis or a.shape[axis] != pixels.shape[axis] for a in arrays.values()
-    ):
+        lengths = {pixels_key: patches, grid_key: [1] * len(patches)}  # of each image, along the axis
+        is_known = arrays.keys() == lengths.keys() and pixels.shape[0] == sum(patches)
+    elif pixels.ndim == 4 + axis:
+        lengths = {key: [1] * pixels.shape[axis] for key in arrays}
+        is_known = all(a.ndim > axis and a.shape[axis] == pixels.shape[axis] for a in arrays.values())
+    else:
         return 0, None
-    return axis, {key: [1] * pixels.shape[axis] for key in arrays}
+    if not is_known:
+        return 0, None
+    parts = {key: np.split(a, np.cumsum(lengths[key])[:-1], axis=axis) for key, a in arrays.items()}
+    return axis, [dict(zip(parts, unit, strict=True)) for unit in zip(*parts.values(), strict=True)]
 
 
 def _compute_digest(media: Media) -> bytes:
