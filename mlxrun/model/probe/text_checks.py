@@ -54,21 +54,14 @@ class TextChecks:
 
     # -- prompts in chunks ------------------------------------------------------------------------------
 
-    def prefill_chunks(self) -> ProbeLogits:
-        """The longest prompt in chunks of different sizes. The second begins in a window that is not full,
-        the others behind one that is."""
-        first, tokens = self.reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
+    def prefill(self, split: bool) -> ProbeLogits:
+        """The longest prompt at once, or `split` in chunks of different sizes. The second chunk begins in a
+        window that is not full, the others behind one that is."""
+        prompt, (cache, first) = self._prompts[self._longest], self.reference.copy_start(self._longest)
+        tokens = len(prompt) - 1
         third = (tokens - first) // 3
         later = () if first else (2 * third + 3, tokens - 2)
-        return self._prefill((first, first + third, *later, tokens))
-
-    def prefill_whole(self) -> ProbeLogits:
-        """The longest prompt at once."""
-        first, tokens = self.reference.copy_start(self._longest)[1], len(self._prompts[self._longest]) - 1
-        return self._prefill((first, tokens))
-
-    def _prefill(self, edges: Sequence[int]) -> ProbeLogits:
-        prompt, (cache, _) = self._prompts[self._longest], self.reference.copy_start(self._longest)
+        edges = (first, first + third, *later, tokens) if split else (first, tokens)
         for start, stop in itertools.pairwise(edges):
             self._adapter.prefill(mx.array([prompt[start:stop]]), cache, start, TEXT_ONLY)
             mx.eval(layer_caches.list_all_arrays(cache))
@@ -133,54 +126,50 @@ class TextChecks:
 
     def prefill_equal(self) -> ProbeLogits:
         """Each prompt prefilled beside its reverse, before or after it."""
-        logits: ProbeLogits = {}
-        for i in self._sharing:
-            prompt = self._prompts[i]
-            both = [prompt[:-1][::-1]] * 2
-            both[i % 2] = prompt[:-1]
-            cache = self.reference.make_cache()
-            self._adapter.prefill(mx.array(both), cache, 0, TEXT_ONLY)
-            row = layer_caches.split_row(cache, i % 2, len(prompt) - 1)
-            logits |= self.reference.decode_answer(i, row)
-        return logits
+        return self._decode_shared(self._share_pairs(0))
 
     def prefill_padded(self, limit: int) -> ProbeLogits:
         """The prompts' first `limit` tokens in one forward, padded on the right; the rest one by one."""
-        prompts = [self._prompts[i] for i in self._sharing]
-        stops = [min(len(p) - 1, limit) for p in prompts]
-        padded = [p[:stop] + [0] * (max(stops) - stop) for p, stop in zip(prompts, stops, strict=True)]
-        shared = self.reference.make_cache()
-        self._adapter.prefill(mx.array(padded), shared, 0, TEXT_ONLY)
-        logits: ProbeLogits = {}
-        for row, (prompt, stop) in enumerate(zip(prompts, stops, strict=True)):
-            cache = layer_caches.split_row(shared, row, stop)
-            if stop < len(prompt) - 1:
-                self._adapter.prefill(mx.array([prompt[stop:-1]]), cache, stop, TEXT_ONLY)
-            logits |= self.reference.decode_answer(self._sharing[row], cache)
-        return logits
+        prompts = [self._prompts[i][:-1] for i in self._sharing]
+        caches = self._share([prompt[:limit] for prompt in prompts], 0)
+        for prompt, cache in zip(prompts, caches, strict=True):
+            if limit < len(prompt):
+                self._adapter.prefill(mx.array([prompt[limit:]]), cache, limit, TEXT_ONLY)
+        return self._decode_shared(caches)
 
     def prefill_tails(self, padded: bool) -> ProbeLogits:
         """The prompts' first tokens one by one; the rest of all in one forward, padded on the right, or each
         beside its reverse."""
-        if padded:
-            caches = self._share_tails([self._prompts[i][:-1] for i in self._sharing])
-        else:
-            pairs = [([p[:-1], p[:-1][::-1]], i) for i in self._sharing for p in [self._prompts[i]]]
-            caches = [self._share_tails(pair[:: 1 - 2 * (i % 2)])[i % 2] for pair, i in pairs]
+        rows = [self._prompts[i][:-1] for i in self._sharing]
+        return self._decode_shared(self._share(rows, 1) if padded else self._share_pairs(1))
+
+    def _share_pairs(self, start: int) -> list[list[Any]]:
+        """The caches of the prompts, each of which shares a forward with its reverse."""
+        caches = []
+        for i in self._sharing:
+            rows = [self._prompts[i][:-1][::-1]] * 2
+            rows[i % 2] = self._prompts[i][:-1]
+            caches.append(self._share(rows, start)[i % 2])
+        return caches
+
+    def _share(self, rows: Sequence[list[int]], start: int) -> list[list[Any]]:
+        """The caches of rows whose tokens from `start` on are computed by one forward."""
+        longest = max(map(len, rows))
+        shared = self.reference.make_cache()
+        if start:
+            caches = [self.reference.make_cache() for _ in rows]
+            for row, cache in zip(rows, caches, strict=True):
+                self._adapter.prefill(mx.array([row[:start]]), cache, 0, TEXT_ONLY)
+            shared = layer_caches.stack_rows(caches, longest - start)
+        tails = [row[start:] + [0] * (longest - len(row)) for row in rows]
+        self._adapter.prefill(mx.array(tails), shared, start, TEXT_ONLY)
+        return [layer_caches.split_row(shared, i, len(row)) for i, row in enumerate(rows)]
+
+    def _decode_shared(self, caches: Sequence[list[Any]]) -> ProbeLogits:
         logits: ProbeLogits = {}
         for i, cache in zip(self._sharing, caches, strict=True):
             logits |= self.reference.decode_answer(i, cache)
         return logits
-
-    def _share_tails(self, rows: Sequence[list[int]]) -> list[list[Any]]:
-        caches = [self.reference.make_cache() for _ in rows]
-        for row, cache in zip(rows, caches, strict=True):
-            self._adapter.prefill(mx.array([row[:1]]), cache, 0, TEXT_ONLY)
-        longest = max(map(len, rows))
-        shared = layer_caches.stack_rows(caches, longest - 1)
-        tails = [row[1:] + [0] * (longest - len(row)) for row in rows]
-        self._adapter.prefill(mx.array(tails), shared, 1, TEXT_ONLY)
-        return [layer_caches.split_row(shared, i, len(row)) for i, row in enumerate(rows)]
 
     # -- snapshots --------------------------------------------------------------------------------------
 

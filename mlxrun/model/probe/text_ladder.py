@@ -101,9 +101,9 @@ class TextLadder:
     def _compare_with(self, attention: AttentionMethod) -> ComputeMethods | None:
         """The methods of prompts and rows that pass with this attention; None if none do."""
         methods = replace(self._candidate, attention=attention)
-        if not self._passes("prefill chunks", TextChecks.prefill_chunks, IN_CHUNKS):
+        if not self._passes("prefill chunks", lambda runs: runs.prefill(split=True), IN_CHUNKS):
             methods = methods.split_as_library()
-            if not self._passes("prefill whole", TextChecks.prefill_whole, LIBRARY_ATTENTION):
+            if not self._passes("prefill whole", lambda runs: runs.prefill(split=False), LIBRARY_ATTENTION):
                 return None
         decode = self._choose_decode(methods)
         return None if decode is None else replace(methods, decode=decode)
