@@ -114,7 +114,9 @@ def _list_group_limits() -> list[MemoryLimit]:
         with suppress(OSError, ValueError):
             limit, used, cached = names
             total = int((folder / limit).read_text())  # "max": none
-            taken = int((folder / used).read_text()) - _read_cached(folder, cached)
+            pairs = (line.partition(" ")[::2] for line in (folder / "memory.stat").read_text().splitlines())
+            # Without files that the group has in memory and would let go.
+            taken = int((folder / used).read_text()) - int(dict(pairs).get(cached, 0))
             if total < 1 << 60:  # version 1 has a number for none, too
                 name = f"the memory limit of the control group {folder}"
                 found.append(MemoryLimit(name, total, max(0, total - taken)))
@@ -143,15 +145,6 @@ def _list_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
             if folder == root or root not in folder.parents:
                 break
             folder = folder.parent
-
-
-def _read_cached(folder: Path, name: str) -> int:
-    """Bytes of files that the group has in memory and would let go."""
-    for line in (folder / "memory.stat").read_text().splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
 
 
 def _list_machine_limits() -> list[MemoryLimit]:

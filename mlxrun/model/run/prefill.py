@@ -79,9 +79,7 @@ class PrefillRunner:
             if len(group) > 1:
                 output.scores += self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
             else:
-                logits, scores = self._forward_single(group[0], rows[group[0].request_id])
-                output.logits += logits
-                output.scores += scores
+                self._forward_single(group[0], rows[group[0].request_id], output)
             for chunk in group:
                 output.arrays += list_all_arrays(rows[chunk.request_id].cache)
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
@@ -107,25 +105,19 @@ class PrefillRunner:
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
 
-    def _forward_single(
-        self, chunk: PrefillChunk, row: RowState
-    ) -> tuple[list[LogitsBatch], list[ScoredSlice]]:
-        """Logits if the chunk ends the row's tokens: then nothing is left for a decode step to compute. And
-        the scores of the chunk."""
+    def _forward_single(self, chunk: PrefillChunk, row: RowState, output: PrefillOutput) -> None:
+        """Add the scores of the chunk to `output`, and logits if it ends the row's tokens: then nothing is
+        left for a decode step to compute."""
         layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
-        scores: list[ScoredSlice] = []
         for part in self._split_chunk(chunk, row):
             ids = [row.tokens[part.start : part.stop]]
             forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers)
             done = self._call_model(forward, _list_parts([part], [row]), [part], [row])
-            scores += done.slices
+            output.scores += done.slices
         row.cached = chunk.stop
-        if chunk.stop < len(row.tokens) or row.ends_unsampled:
-            return [], scores
-        sampler = Sampler([row.sampling], self._vocab)
-        return [
-            LogitsBatch((chunk.request_id,), done.last, sampler, [chunk.stop], hidden=done.hidden)
-        ], scores
+        if chunk.stop == len(row.tokens) and not row.ends_unsampled:
+            own, sampler = (chunk.request_id,), Sampler([row.sampling], self._vocab)
+            output.logits.append(LogitsBatch(own, done.last, sampler, [chunk.stop], hidden=done.hidden))
 
     def _split_chunk(self, chunk: PrefillChunk, row: RowState) -> list[PrefillChunk]:
         """The forwards of a chunk: one, or as the library computed them first for tokens that the row had
