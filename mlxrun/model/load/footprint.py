@@ -168,7 +168,7 @@ def check_memory(config: Config, *models: LoadedModelInfo) -> None:
     itemsize = None if (dtype := choose_dtype(config.model)) is None else dtype.size
     weights = copied = work = rows = 0
     for info in models:
-        sizes = [_count_bytes(each, itemsize) for each in _list_tensors(info)]
+        sizes = list(_list_sizes(info, itemsize))
         weights += sum(loaded for _, loaded in sizes)
         # Those that are converted are in memory twice, a group at a time.
         converted = [own for own, loaded in sizes if own != loaded]
@@ -198,22 +198,19 @@ def _list_limits(config: Config) -> list[MemoryLimit]:
     return [limit for limit in list_limits() if not (given and limit.name == MACHINE)]
 
 
-def _list_tensors(info: LoadedModelInfo) -> Iterator[tuple[str, int]]:
-    """The type and the bytes of each tensor of the model's files."""
-    if info.gguf is not None:
-        yield from ((tensor.type, tensor.nbytes) for tensor in info.gguf.tensors.values())
-        return
-    entries = read_folder_entries(info.folder).values()
-    yield from ((entry.dtype, entry.stop - entry.start) for entry in entries)
-
-
-def _count_bytes(tensor: tuple[str, int], itemsize: int | None) -> tuple[int, int]:
-    """Bytes of a tensor in its file, and in memory as numbers of `itemsize` bytes; None: as in the file."""
-    dtype, own = tensor
-    if itemsize is None or dtype not in _FLOATS:
-        return own, own
-    size = {"F64": 8, "F32": 4}.get(dtype, 2)
-    return own, own // size * itemsize
+def _list_sizes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[tuple[int, int]]:
+    """Bytes of each tensor in the model's files, and in memory as numbers of `itemsize` bytes; None: as in
+    the files."""
+    if info.gguf is None:
+        entries = read_folder_entries(info.folder).values()
+        tensors = [(entry.dtype, entry.stop - entry.start) for entry in entries]
+    else:
+        tensors = [(tensor.type, tensor.nbytes) for tensor in info.gguf.tensors.values()]
+    for dtype, own in tensors:
+        if itemsize is None or dtype not in _FLOATS:
+            yield own, own
+        else:
+            yield own, own // {"F64": 8, "F32": 4}.get(dtype, 2) * itemsize
 
 
 def _read_vocab_size(info: LoadedModelInfo) -> int:

@@ -26,7 +26,7 @@ from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
 from mlxrun.model.load.model_files import make_draft_settings, name_draft
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_weights
-from mlxrun.model.load.tensor_files import check_tensor_files
+from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
@@ -48,7 +48,8 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
         _check_digests(settings, info)
     except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
         if isinstance(error, RuntimeError):
-            check_tensor_files(info.folder)
+            for file in sorted(info.folder.glob("*.safetensors")):  # whose damage the library did not name
+                read_tensors(file)
         raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
     dtype = choose_dtype(settings)
     if dtype is None and info.gguf is not None:

@@ -80,12 +80,6 @@ def read_tensors(path: Path) -> dict[str, mx.array]:
     return found
 
 
-def check_tensor_files(folder: Path) -> None:
-    """ModelLoadError if a safetensors file in the folder is damaged: for a library that could not load it."""
-    for file in sorted(folder.glob("*.safetensors")):
-        read_tensors(file)
-
-
 def _refuse_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object. ValueError if a name occurs twice in it, of which readers would take either."""
     found: dict[str, Any] = {}
