@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
@@ -19,8 +18,6 @@ from mlxrun.model.speculation.drafted_rows import DraftedRows
 if TYPE_CHECKING:
     from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
     from mlxrun.model.speculation.mtp_source import MTPSource
-
-NO_DRAFTS: Mapping[str, tuple[int, ...]] = MappingProxyType({})
 
 
 class DecodeRunner:
@@ -45,10 +42,7 @@ class DecodeRunner:
             self.order = ["" if rid in ids else rid for rid in self.order]
 
     def forward(
-        self,
-        ids: Sequence[str],
-        rows: Mapping[str, RowState],
-        drafts: Mapping[str, tuple[int, ...]] = NO_DRAFTS,
+        self, ids: Sequence[str], rows: Mapping[str, RowState], drafts: Mapping[str, tuple[int, ...]]
     ) -> list[LogitsBatch]:
         """Logits of one token for each of these rows, and of the drafted ones, in one batch; rows that are
         not named leave. `accept` must follow a forward with drafts."""

@@ -40,7 +40,7 @@ class Decoding:
 
     def step(self, *names: str) -> LogitsBatch | None:
         """One step; each row's next token is the likeliest one, and every row is checked."""
-        batches = self.runner.forward(names, self.rows)
+        batches = self.runner.forward(names, self.rows, {})
         if not names:
             assert batches == []
             return None
