@@ -144,11 +144,12 @@ def _add_quantization(report: ProbeReport, quantization: KVQuantization | None) 
     """The report with quantised rows. ConfigError if this model's rows cannot be."""
     if quantization is None:
         return report
-    failed = next((check for check in report.checks if check.name == QUANTIZED and not check.passed), None)
+    bad = {check.name: check for check in report.checks if not check.passed}
+    failed = bad.get(QUANTIZED)
     if failed is None and report.methods.decode != "ragged":
         names = ("decode ragged", "image among text", "video among text")
-        failed = next((check for check in report.checks if check.name in names and not check.passed), None)
-        failed = failed or ProbeCheck("decode", False, error="its caches cannot share a forward")
+        unknown = ProbeCheck("decode", False, error="its caches cannot share a forward")
+        failed = next((bad[name] for name in names if name in bad), unknown)
     if failed is not None:
         why = f"{failed.name}: {failed.describe()}"
         raise ConfigError(f"cache.kv_bits: {quantization.bits} is not possible for this model: {why}")

@@ -44,13 +44,10 @@ class TextChecks:
         self._adapter = reference.adapter
         self._prompts = reference.prompts
         self._rows = range(len(self._prompts))
+        self._longest = max(self._rows, key=lambda i: len(self._prompts[i]))
         self._sharing = self._rows[1:]  # the shortest prompt and the longest one
         self.codec = SnapshotCodec(reference.copy_filled(self._longest)) if snapshots else None
         self._copied: CopiedRow | Exception | None = None  # row 0, while it decoded
-
-    @property
-    def _longest(self) -> int:
-        return max(self._rows, key=lambda i: len(self._prompts[i]))
 
     # -- prompts in chunks ------------------------------------------------------------------------------
 

@@ -55,22 +55,17 @@ class _Trunk:
 
 
 class HiddenTap:
-    """`path`: attributes that lead from the model to its trunk."""
+    """`path`: attributes that lead from the model to its trunk. `model`: the copy."""
 
     def __init__(self, model: nn.Module, path: tuple[str, ...]) -> None:
         self.path = path
-        self._model = parent = copy.copy(model)
+        self.model = parent = copy.copy(model)
         for name in path[:-1]:
             child = copy.copy(parent[name])
             parent[name] = child
             parent = child
         self._trunk = _Trunk(parent.pop(path[-1]))
         object.__setattr__(parent, path[-1], self._trunk)
-
-    @property
-    def model(self) -> nn.Module:
-        """The copy."""
-        return self._model
 
     @property
     def trunk(self) -> Any:
@@ -81,7 +76,7 @@ class HiddenTap:
         """An adapter that calls the copy."""
         copied = copy.copy(adapter)
         name = next(key for key, value in vars(adapter).items() if value is adapter.text_model)
-        setattr(copied, name, self._model)
+        setattr(copied, name, self.model)
         return copied
 
     def record(self, call: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
@@ -96,13 +91,13 @@ class HiddenTap:
 
     def compute_hidden(self, call: CallModel) -> mx.array:
         """Hidden states [B, n, D] of the tokens for which `call` calls the model; no logits are computed."""
-        return self.record(lambda: call(self._model))[1]
+        return self.record(lambda: call(self.model))[1]
 
     def compute_logits(self, hidden: mx.array, call: CallModel) -> mx.array:
         """Logits of these hidden states; `call` calls the model for as many tokens."""
         self._trunk.replayed = hidden
         try:
-            return call(self._model)
+            return call(self.model)
         finally:
             self._trunk.replayed = None
 
