@@ -19,14 +19,14 @@ from mlxrun.evals.judge import Judge, find_question
 from mlxrun.evals.judge_verdict import VerdictError, read_limited
 from mlxrun.evals.rescoring import check_run, rescore
 from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors, write_atomically
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
 from mlxrun.jobs.run.stop_signals import StopSignals
-from mlxrun.jobs.scoring.answer_text import extract_answers, is_cut
+from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.scoring.eval_spec import EvalReader, count_choices
 from mlxrun.jobs.scoring.limited_calls import LineTries, run_scorers
 from mlxrun.jobs.scoring.score_groups import Scores
@@ -129,7 +129,7 @@ def _make_lines(each: RunLine, judge: Judge) -> Iterator[dict[str, Any]]:
         "id": line.custom_id,
         "line": {"custom_id": line.custom_id, "url": line.url, "body": line.body},
     }
-    answers = extract_answers(each.record["response"]["body"])[: count_choices(line.body)]
+    answers = each.answers[: count_choices(line.body)]
     for index, answer in enumerate(answers):
         answer = answer.encode("utf-8", "replace").decode()  # a lone surrogate is no text
         yield judge.make_line(_name_line(line.custom_id, index), {**columns, "answer": answer})
@@ -149,7 +149,7 @@ def _read_verdicts(job: JobPaths, judge: Judge) -> Iterator[tuple[str, Verdict]]
 def _read_verdict(each: RunLine, judge: Judge) -> Verdict:
     if each.answer is None:
         return Verdict(0, note=f"the judge failed: {each.error}"[:500])
-    cut = " (it was cut at max_tokens)" if is_cut(each.record["response"]["body"]) else ""
+    cut = " (it was cut at max_tokens)" if is_cut(each.response) else ""
 
     def read(answer: str) -> Verdict:
         try:

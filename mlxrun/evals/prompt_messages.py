@@ -31,11 +31,11 @@ def list_messages(body: Mapping[str, Any]) -> list[PromptMessage]:
         if body.get(name):
             found.append(_read_message("system", body[name]))
     if body.get("tools"):
-        found.append(PromptMessage("tools", _dump(body["tools"])))
+        found.append(PromptMessage("tools", json.dumps(body["tools"], ensure_ascii=False)))
     if "prompt" in body:
         found += _read_prompts(body["prompt"])
         if body.get("suffix"):
-            found.append(PromptMessage("suffix", _show(body["suffix"])))
+            found.append(PromptMessage("suffix", dump_text(body["suffix"])))
     items = body.get("messages", body.get("input", []))
     if isinstance(items, str):
         return [*found, PromptMessage("user", items)]
@@ -47,36 +47,36 @@ def list_messages(body: Mapping[str, Any]) -> list[PromptMessage]:
 def _read_prompts(prompt: Any) -> list[PromptMessage]:
     """A completion's prompt: a text, token ids, or a list of either."""
     if isinstance(prompt, list) and prompt and not all(isinstance(each, int) for each in prompt):
-        return [PromptMessage(f"prompt {at}", _show(each)) for at, each in enumerate(prompt, 1)]
-    return [PromptMessage("prompt", _show(prompt))]
+        return [PromptMessage(f"prompt {at}", dump_text(each)) for at, each in enumerate(prompt, 1)]
+    return [PromptMessage("prompt", dump_text(prompt))]
 
 
 def _read_item(item: Any) -> PromptMessage:
     """A message, or an item of a Responses input such as a tool call."""
     if not isinstance(item, Mapping) or not ("content" in item or "tool_calls" in item):
         role = item.get("type", "message") if isinstance(item, Mapping) else "message"
-        return PromptMessage(str(role), _show(item))
+        return PromptMessage(str(role), dump_text(item))
     message = _read_message(str(item.get("role", item.get("type", "message"))), item.get("content"))
     extra = {
         key: value
         for key, value in item.items()
         if key not in ("role", "type", "content", "id", "status") and value
     }
-    texts = [message.text, *(f"{key}: {_show(value)}" for key, value in extra.items())]
+    texts = [message.text, *(f"{key}: {dump_text(value)}" for key, value in extra.items())]
     return PromptMessage(message.role, "\n".join(filter(None, texts)), message.images)
 
 
 def _read_message(role: str, content: Any) -> PromptMessage:
     if not isinstance(content, list):
-        return PromptMessage(role, "" if content is None else _show(content))
+        return PromptMessage(role, "" if content is None else dump_text(content))
     texts, images = [], []
     for part in content:
         sources = list(_find_images(part))
         images += sources
         if isinstance(part, Mapping) and part.get("type") in _TEXTS:
-            texts.append(_show(part.get("text", part.get("refusal", ""))))
+            texts.append(dump_text(part.get("text", part.get("refusal", ""))))
         elif not sources or part.get("type") == "tool_result":
-            texts.append(_show(_shorten_data(_without_images(part))))
+            texts.append(dump_text(_shorten_data(_without_images(part))))
     return PromptMessage(role, "\n".join(texts), images)
 
 
@@ -123,9 +123,6 @@ def _shorten_data(value: Any) -> Any:
     return found
 
 
-def _show(value: Any) -> str:
-    return value if isinstance(value, str) else _dump(value)
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+def dump_text(value: Any) -> str:
+    """A value as text: a string as it is, anything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

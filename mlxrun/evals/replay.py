@@ -19,7 +19,7 @@ from mlxrun.config.conversion import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, describe_changes
 from mlxrun.jobs.records.manifest_environment import RunEnvironment

@@ -17,7 +17,7 @@ from typing import Any
 from mlxrun.config.settings import Config
 from mlxrun.evals.replay import RunComparison, compare_lines
 from mlxrun.evals.run_folders.run_folder import RunFolder
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import digest_short, dump_canonical, make_run_keys
 from mlxrun.jobs.run.progress import pluralize

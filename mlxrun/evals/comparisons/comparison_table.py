@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -10,10 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
-from mlxrun.evals.prompt_messages import list_messages
+from mlxrun.evals.prompt_messages import dump_text, list_messages
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
-from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval
 
@@ -230,11 +228,10 @@ def _read_lines(run: RunFolder, ids: Collection[str]) -> dict[str, RunLine]:
 
 
 def _collect_texts(first: RunLine, second: RunLine) -> FlipAnswers:
-    messages = list_messages(second.line.body) if isinstance(second.line, JobLine) else []
-    expected = second.eval.get("expected")
+    messages = list_messages(second.body)
     return FlipAnswers(
         prompt=messages[-1].text if messages else None,
-        expected=expected if isinstance(expected, str) else json.dumps(expected, ensure_ascii=False),
+        expected=dump_text(second.eval.get("expected")),
         first=_describe_answer(first),
         second=_describe_answer(second),
     )

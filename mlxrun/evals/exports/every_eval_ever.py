@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
+from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary, build_usage, dump_json
+from mlxrun.evals.prompt_messages import dump_text
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE, ScoreMean
 
 Json = dict[str, Any]
@@ -205,7 +206,7 @@ def list_rows(run: ExportedRun) -> Iterator[Json]:
             yield build_row(run, line)
 
 
-def build_row(run: ExportedRun, line: ExportedLine) -> Json:
+def build_row(run: ExportedRun, line: RunLine) -> Json:
     """One line. It has one turn whatever its prompt is, as the earlier ones are a part of its input."""
     prompt, targets = line.prompt, line.targets
     row: Json = {
@@ -222,12 +223,12 @@ def build_row(run: ExportedRun, line: ExportedLine) -> Json:
         "answer_attribution": [],
         "evaluation": {"score": line.score, "is_correct": line.score == 1},
         "token_usage": build_usage(*line.tokens),
-        "metadata": {"group": line.group, "finish": str(line.found.finish)},
+        "metadata": {"group": line.group, "finish": str(line.finish)},
     }
     if line.options:
         row["input"]["choices"] = line.options
-    if line.found.reasoning:
-        row["output"]["reasoning_trace"] = [line.found.reasoning]
+    if line.reasoning:
+        row["output"]["reasoning_trace"] = [line.reasoning]
     if line.extracted is not None:
         found = {"turn_idx": 0, "source": "output.raw", "extracted_value": line.extracted}
         row["answer_attribution"] = [{**found, "extraction_method": line.match, "is_terminal": True}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.exports.exported_line import ExportedLine
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 
 Json = dict[str, Any]
@@ -43,7 +44,7 @@ class GroupSummary:
     failed: int = 0
     unscored: int = 0
 
-    def add(self, line: ExportedLine) -> None:
+    def add(self, line: RunLine) -> None:
         """Count a scored line."""
         assert line.score is not None
         cluster = line.eval.get("cluster")
@@ -85,7 +86,7 @@ class RunSummary:
     def lines(self) -> int:
         return len(self.ids)
 
-    def add(self, line: ExportedLine) -> None:
+    def add(self, line: RunLine) -> None:
         """Count a line."""
         self.ids.append(line.id)
         self.failed += line.error is not None
@@ -96,7 +97,7 @@ class RunSummary:
             mine = line.generation
             self.generation = {key: value for key, value in known.items() if mine.get(key, _MISSING) == value}
         if line.score is not None:
-            self.groups.setdefault(line.group, GroupSummary()).add(line)
+            self.groups.setdefault(str(line.group), GroupSummary()).add(line)
             self.total.add(line)
 
 
@@ -131,7 +132,7 @@ class ExportedRun:
             raise JobError(f"{run.paths.out}: none of its lines is scored: no `eval` in {run.paths.job}")
         return made
 
-    def read_lines(self) -> Iterator[ExportedLine]:
+    def read_lines(self) -> Iterator[RunLine]:
         """The lines in the order of the job. JobError if one was edited, or changed in the job file, so that
         its prompt is not known."""
         for found in self.run.read_lines():
@@ -140,7 +141,7 @@ class ExportedRun:
                     f"{self.run.paths.job}: the line {found.id!r} has changed since the run, or is gone, so "
                     "that its prompt is not known"
                 )
-            yield ExportedLine(found)
+            yield found
 
     @cached_property
     def summary(self) -> RunSummary:
@@ -190,3 +191,13 @@ class ExportedRun:
         digests = self.manifest["input"]["sha256"], self.manifest["output"]["sha256"]
         parts = (*digests, self.started, self.ended, self.model, self.task)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def dump_json(value: Any) -> str:
+    """A value as JSON on one line, which can be encoded: lone surrogates are escaped."""
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def build_usage(prompt: int, output: int) -> Json:
+    """Counts of tokens, in the fields that Inspect and Every Eval Ever share."""
+    return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}

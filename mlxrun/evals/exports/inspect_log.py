@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.limited_json import load_json
-from mlxrun.evals.exports.exported_line import ExportedLine, build_usage, dump_json, dump_text
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
-from mlxrun.evals.prompt_messages import PromptMessage
+from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary, build_usage, dump_json
+from mlxrun.evals.prompt_messages import PromptMessage, dump_text
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
 
 Json = dict[str, Any]
@@ -158,7 +158,7 @@ def list_samples(run: ExportedRun) -> Iterator[Json]:
         yield build_sample(run, line)
 
 
-def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
+def build_sample(run: ExportedRun, line: RunLine) -> Json:
     """The sample of a line."""
     prompt = [_build_message(each) for each in line.messages]
     choices = _build_choices(run, line)
@@ -171,9 +171,9 @@ def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
         "messages": [*prompt, *(choice["message"] for choice in choices[:1])],
         "output": {"model": run.model, "choices": choices, "usage": usage},
         "scores": {} if line.score is None else {run.summary.total.metric: _build_score(line)},
-        "metadata": {"group": line.group, "match": line.match, "generation": line.generation},
+        "metadata": {"group": line.group or "all", "match": line.match, "generation": line.generation},
         "model_usage": {run.model_id: usage},
-        "uuid": f"{run.digest[:_ID_LENGTH]}-{line.found.number}",
+        "uuid": f"{run.digest[:_ID_LENGTH]}-{line.number}",
     }
     if line.options:
         sample["choices"] = line.options
@@ -196,16 +196,16 @@ def _build_message(message: PromptMessage) -> Json:
     return {"role": role, "content": [*images, *([{"type": "text", "text": text}] if text else [])]}
 
 
-def _build_choices(run: ExportedRun, line: ExportedLine) -> list[Json]:
+def _build_choices(run: ExportedRun, line: RunLine) -> list[Json]:
     """The choices of the answer. Of APIs other than chat completions the text has the tool calls."""
     raw = line.response.get("choices", [])
     found = []
     for at, answer in enumerate(line.answers):
         choice = raw[at] if at < len(raw) else {}
         message = choice.get("message") or {}
-        reason = str(choice.get("finish_reason") or line.found.finish)
+        reason = str(choice.get("finish_reason") or line.finish)
         text = answer if not message else message.get("content") or ""
-        reasoning = message.get("reasoning_content") or (line.found.reasoning if at == 0 else None)
+        reasoning = message.get("reasoning_content") or (line.reasoning if at == 0 else None)
         content = (
             [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": text}]
             if reasoning
@@ -230,7 +230,7 @@ def _build_call(call: Json) -> Json:
     return made | {"parse_error": problem}
 
 
-def _build_score(line: ExportedLine) -> Json:
+def _build_score(line: RunLine) -> Json:
     facts = {
         "metrics": dict(line.metrics),
         "choices": line.eval.get("choices"),

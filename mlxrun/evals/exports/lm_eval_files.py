@@ -15,8 +15,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlxrun.evals.exports.exported_line import ExportedLine, dump_json, dump_text
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
+from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary, dump_json
+from mlxrun.evals.prompt_messages import dump_text
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
 
 Json = dict[str, Any]
@@ -39,7 +40,7 @@ def write_lm_eval_files(run: ExportedRun, folder: Path) -> list[Path]:
         for line in run.read_lines():
             if line.score is None:
                 continue
-            task = tasks[line.group]
+            task = tasks[str(line.group)]
             sample = build_sample(run, line)
             digests[task].update(
                 "".join(sample[f"{name}_hash"] for name in ("doc", "prompt", "target")).encode()
@@ -157,9 +158,9 @@ def _build_task(name: str, group: GroupSummary) -> Json:
     return found
 
 
-def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
+def build_sample(run: ExportedRun, line: RunLine) -> Json:
     """One line of a samples file."""
-    group = run.summary.groups[line.group]
+    group = run.summary.groups[str(line.group)]
     of_answer = ("score", "extracted", "scores", "choices", "note", "comment")
     wanted = {name: value for name, value in line.eval.items() if name not in of_answer}
     doc: Json = {"id": line.id, "body": line.body, "eval": wanted}
@@ -167,7 +168,7 @@ def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
     arguments = list(_list_arguments(line))
     scores = {group.metric: line.score, **line.metrics}
     return {
-        "doc_id": (line.found.number or 0) - 1,
+        "doc_id": (line.number or 0) - 1,
         "doc": doc,
         "target": target,
         "arguments": {
@@ -185,7 +186,7 @@ def build_sample(run: ExportedRun, line: ExportedLine) -> Json:
     }
 
 
-def _list_arguments(line: ExportedLine) -> Iterator[tuple[str, Any, list[Any]]]:
+def _list_arguments(line: RunLine) -> Iterator[tuple[str, Any, list[Any]]]:
     """For each request: the prompt, the continuation or the settings, and the responses. What is scored by
     logprobs has a request for each option; whether a continuation is the greedy one is not known."""
     options = line.option_logprobs
@@ -195,7 +196,7 @@ def _list_arguments(line: ExportedLine) -> Iterator[tuple[str, Any, list[Any]]]:
         yield line.prompt, line.generation, line.answers or [""]
 
 
-def _filter_responses(line: ExportedLine, arguments: list[tuple[str, Any, list[Any]]]) -> list[Any]:
+def _filter_responses(line: RunLine, arguments: list[tuple[str, Any, list[Any]]]) -> list[Any]:
     if line.option_logprobs:
         return [response[0] for _, _, response in arguments]
     return [line.extracted if line.extracted is not None else (line.answers or [""])[0]]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.evals.prompt_messages import list_messages
+from mlxrun.evals.prompt_messages import dump_text, list_messages
 from mlxrun.evals.reports.thumbnails import Thumbnails
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.line_times import LineTiming
-from mlxrun.jobs.records.output_records import ID_PREFIX, read_usage
-from mlxrun.jobs.scoring.answer_text import extract_answers, is_cut
+from mlxrun.jobs.records.output_records import ID_PREFIX
+from mlxrun.jobs.scoring.answer_text import is_cut
 
 RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run
 CUT, EMPTY, FLIP = 1, 2, 4  # flags; FLIP: of all runs of a line that they score differently
@@ -117,16 +116,13 @@ class LineRows:
 def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], Any]) -> RunAnswer:
     """What a report shows of one line of one run."""
     text, result = line.answer, line.eval
-    body = None if text is None else line.record["response"]["body"]
-    flags = 0
-    if body is not None:
-        flags = CUT * is_cut(body) + EMPTY * (not str(text).strip())
-    prompt, output = read_usage(line.record)
+    flags = 0 if text is None else CUT * is_cut(line.response) + EMPTY * (not text.strip())
+    prompt, output = line.tokens
     details: dict[str, Any] = {
         "answer": None if text is None else cut(text),
         "reasoning": cut(line.reasoning) if line.reasoning else None,
         "error": None if line.error is None else cut(line.error),
-        "choices": [cut(each) for each in ([] if body is None else extract_answers(body)[1:])] or None,
+        "choices": [cut(each) for each in line.answers[1:]] or None,
         "finish": line.finish,
         "cut": bool(flags & CUT) or None,
         "empty": bool(flags & EMPTY) or None,
@@ -135,13 +131,13 @@ def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], 
     }
     shown = {key: value for key, value in details.items() if value is not None}
     shown |= _describe_score(line, result)
-    expected = _show_value(result.get("expected"))
+    expected = result.get("expected")
     return RunAnswer(
         mark=_choose_mark(line),
         flags=flags,
         score=line.score,
         answer=make_preview(line.error or text or ""),
-        expected=make_preview(expected),
+        expected="" if expected is None else make_preview(dump_text(expected)),
         error=line.error,
         output=output,
         took=None if timing is None else timing.took,
@@ -170,10 +166,6 @@ def _choose_mark(line: RunLine) -> str:
     if line.score is None:
         return UNSCORED
     return RIGHT if line.score == 1 else PARTLY if line.score > 0 else WRONG
-
-
-def _show_value(value: Any) -> str:
-    return "" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def make_preview(text: str) -> str:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
 from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
 from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
 from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, find_local_images, make_run_keys
 from mlxrun.jobs.records.manifest import hash_file

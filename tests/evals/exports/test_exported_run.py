@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames
+from mlxrun.evals.exports.exported_run import ExportedRun, ExportNames, dump_json
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, write_job
 from tests.helpers.export_fakes import LINES, SCORED, finish_rich_job, open_export
@@ -88,3 +88,7 @@ async def test_the_digest_names_the_answers(tmp_path: Path) -> None:
     run = await finish_rich_job(tmp_path)
     assert run.digest == open_export(run.run.paths.job).digest
     assert run.digest != open_export(run.run.paths.job, task="other").digest
+
+
+def test_lone_surrogates_are_escaped_in_json() -> None:
+    assert dump_json({"a": "ü\ud800"}) == '{"a": "ü\\ud800"}'

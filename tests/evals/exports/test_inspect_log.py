@@ -7,10 +7,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.exports.exported_line import ExportedLine
 from mlxrun.evals.exports.exported_run import ExportedRun
 from mlxrun.evals.exports.inspect_log import build_header, build_sample, write_inspect_log
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from tests.helpers.batch_fakes import Bench, chat, write_job
 from tests.helpers.export_fakes import LINES, finish_rich_job, open_export
@@ -20,7 +19,7 @@ CHAT = "/v1/chat/completions"
 
 def make_sample(run: ExportedRun, body: dict[str, Any], *choices: dict[str, Any]) -> dict[str, Any]:
     record = {"custom_id": "a", "response": {"body": {"choices": list(choices)}}, "error": None}
-    return build_sample(run, ExportedLine(RunLine("a", 1, JobLine(1, "a", CHAT, body), record)))
+    return build_sample(run, RunLine("a", 1, JobLine(1, "a", CHAT, body), record))
 
 
 async def test_tool_calls_reasoning_and_images(tmp_path: Path) -> None:
@@ -41,7 +40,7 @@ async def test_tool_calls_reasoning_and_images(tmp_path: Path) -> None:
         }
     ]
     (choice,) = sample["output"]["choices"]
-    assert choice["stop_reason"] == "tool_calls"
+    assert choice["stop_reason"] == "tool_calls" and sample["metadata"]["group"] == "all"
     assert choice["message"]["content"] == [
         {"type": "reasoning", "reasoning": "Hm."},
         {"type": "text", "text": ""},

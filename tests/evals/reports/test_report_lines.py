@@ -8,7 +8,7 @@ from typing import Any
 from mlxrun.evals.reports import report_lines
 from mlxrun.evals.reports.report_lines import LineRows, cut_text, make_preview
 from mlxrun.evals.run_folders.run_folder import RunFolder
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from tests.helpers.report_jobs import TIMING, mixed_lines, run_lines
 

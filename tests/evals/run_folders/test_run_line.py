@@ -1,4 +1,4 @@
-"""Lines of every API in the terms that formats share."""
+"""What is read of a record, whatever the API that it answers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,63 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.exports.exported_line import ExportedLine, dump_json, dump_text
-from mlxrun.evals.run_folders.run_folder_lines import RunLine
+from mlxrun.evals.prompt_messages import dump_text
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.scoring.eval_spec import parse_eval
 from tests.helpers.export_fakes import finish_rich_job
 
+CHAT = {"choices": [{"message": {"content": "42", "reasoning_content": "So"}, "finish_reason": "length"}]}
+RESPONSE = {
+    "output": [
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "So"}]},
+        {"type": "message", "content": [{"type": "output_text", "text": "42"}]},
+    ],
+    "status": "completed",
+    "incomplete_details": None,
+}
+MESSAGE = {
+    "content": [{"type": "thinking", "thinking": "So"}, {"type": "text", "text": "42"}],
+    "stop_reason": "end_turn",
+}
 
-def make_line(body: dict[str, Any], wanted: Any = None, result: Any = None) -> ExportedLine:
+
+def make_line(body: dict[str, Any], **more: Any) -> RunLine:
+    return RunLine("a", 1, None, {"response": {"body": body}, "error": None, **more})
+
+
+@pytest.mark.parametrize(
+    ("body", "finish"), [(CHAT, "length"), (RESPONSE, "completed"), (MESSAGE, "end_turn")]
+)
+def test_answer_and_reasoning_are_read_apart(body: dict[str, Any], finish: str) -> None:
+    line = make_line(body)
+    assert (line.answer, line.reasoning, line.finish) == ("42", "So", finish)
+    assert (line.score, line.group, line.error) == (None, None, None)
+
+
+def test_a_plain_completion_has_no_reasoning() -> None:
+    line = make_line({"choices": [{"text": "42", "finish_reason": "stop"}]})
+    assert (line.answer, line.reasoning, line.finish) == ("42", None, "stop")
+
+
+@pytest.mark.parametrize("name", ["data", "results"])
+def test_embeddings_and_scores_have_neither_reasoning_nor_a_reason_to_end(name: str) -> None:
+    line = make_line({name: [{"index": 0}], "usage": {"prompt_tokens": 2}})
+    assert (line.answer, line.reasoning, line.finish) == ('[{"index": 0}]', None, None)
+
+
+def test_scores_may_be_fractions() -> None:
+    line = make_line(CHAT, eval={"score": 0.25, "group": "sums"})
+    assert (line.score, line.group) == (0.25, "sums")
+    assert make_line(CHAT, eval={"score": None}).score is None
+
+
+def make_asked_line(body: dict[str, Any], wanted: Any = None, result: Any = None) -> RunLine:
     """A line that was answered with `yes`."""
     answer = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
     record = {"custom_id": "a", "response": {"body": answer}, "error": None, "eval": result}
     spec = None if wanted is None else parse_eval(wanted)
-    return ExportedLine(RunLine("a", 1, JobLine(1, "a", "/v1/chat/completions", body, spec), record))
+    return RunLine("a", 1, JobLine(1, "a", "/v1/chat/completions", body, spec), record)
 
 
 async def test_lines_of_every_kind(tmp_path: Path) -> None:
@@ -33,7 +77,7 @@ async def test_lines_of_every_kind(tmp_path: Path) -> None:
     assert lines["short"].tokens == (5, 3)
     assert (lines["long"].score, lines["long"].answers, lines["long"].response) == (0, [], {})
     assert lines["long"].error is not None and "LONG" in lines["long"].error
-    assert (lines["free"].score, lines["free"].match, lines["free"].group) == (None, "none", "all")
+    assert (lines["free"].score, lines["free"].match, lines["free"].group) == (None, "none", None)
     assert (lines["line 11"].prompt, lines["line 11"].body) == ("", {})
 
 
@@ -53,7 +97,7 @@ def test_images_are_named_and_not_copied() -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "text", "text": "What is it?"},
     ]
-    line = make_line({"messages": [{"role": "user", "content": parts}]})
+    line = make_asked_line({"messages": [{"role": "user", "content": parts}]})
     assert line.prompt == "What is it?\n[image images/a.png]\n[image]"
 
 
@@ -68,12 +112,8 @@ def test_images_are_named_and_not_copied() -> None:
 )
 def test_targets_are_texts(result: dict[str, Any], targets: list[str]) -> None:
     """A list holds alternatives, unless it is the JSON value that is expected."""
-    assert make_line({"messages": []}, result=result).targets == targets
+    assert make_asked_line({"messages": []}, result=result).targets == targets
 
 
 def test_values_as_text() -> None:
     assert [dump_text(each) for each in ("a", 1, {"b": "ü"}, True)] == ["a", "1", '{"b": "ü"}', "true"]
-
-
-def test_lone_surrogates_are_escaped_in_json() -> None:
-    assert dump_json({"a": "ü\ud800"}) == '{"a": "ü\\ud800"}'

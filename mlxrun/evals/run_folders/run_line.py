@@ -1,0 +1,186 @@
+"""A finished line of a run, with what reports, comparisons and exports read of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from mlxrun.evals.prompt_messages import PromptMessage, dump_text, list_messages
+from mlxrun.jobs.lines.job_file import BadLine, JobLine
+from mlxrun.jobs.records.output_records import read_usage
+from mlxrun.jobs.scoring.answer_text import extract_answer, extract_answers
+from mlxrun.jobs.scoring.likeliest import sum_continuations
+
+_INPUTS = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix", "model", "user")
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """A finished line of a run. `id`: its custom_id, or `line 7` for a line that has none of its own;
+    `number`: in the job file, None if that has changed; `line`: the job's line, None if it has changed."""
+
+    id: str
+    number: int | None
+    line: JobLine | BadLine | None
+    record: dict[str, Any]
+
+    @property
+    def error(self) -> str | None:
+        """Why the line failed; None if it did not."""
+        found = self.record["error"]
+        return None if found is None else str(found["message"])
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        """The body of the request; empty if it is not known, or is no valid request."""
+        return self.line.body if isinstance(self.line, JobLine) else {}
+
+    @property
+    def response(self) -> Mapping[str, Any]:
+        """The response body; empty for a failed line."""
+        return {} if self.record["error"] is not None else self.record["response"]["body"]
+
+    @property
+    def answer(self) -> str | None:
+        """The text that is scored; None for a failed line."""
+        return None if self.record["error"] is not None else extract_answer(self.response)
+
+    @cached_property
+    def answers(self) -> list[str]:
+        """The text of each choice, without reasoning; empty for a failed line."""
+        return extract_answers(self.response) if self.response else []
+
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning before the answer; None if there is none."""
+        return _extract_reasoning(self.response)
+
+    @property
+    def finish(self) -> str | None:
+        """Why the answer ended, in the words of its API (`stop`, `length`, `end_turn`, `completed`); None
+        for a failed line, and for embeddings and scores."""
+        body = self.response
+        if "choices" in body:
+            return str(body["choices"][0].get("finish_reason"))
+        reason = (body.get("incomplete_details") or {}).get("reason")
+        found = reason or body.get("stop_reason") or body.get("status")
+        return None if found is None else str(found)
+
+    @cached_property
+    def tokens(self) -> tuple[int, int]:
+        """Prompt and output tokens."""
+        return read_usage(self.record)
+
+    @cached_property
+    def messages(self) -> list[PromptMessage]:
+        """The prompt; empty if it is not known. Where options follow one context, that."""
+        contexts = {context for context, _, _ in self.option_logprobs}
+        if len(contexts) == 1:
+            return [PromptMessage("prompt", contexts.pop())]
+        return list_messages(self.body)
+
+    @cached_property
+    def prompt(self) -> str:
+        """The prompt as one text: that of the only message, or all messages under their roles."""
+        texts = [
+            each.text + "".join(f"\n[{_name_image(url)}]" for url in each.images) for each in self.messages
+        ]
+        if len(texts) == 1:
+            return texts[0]
+        return "\n\n".join(f"{each.role}: {text}" for each, text in zip(self.messages, texts, strict=True))
+
+    @property
+    def generation(self) -> dict[str, Any]:
+        """The fields of the body that say how to generate."""
+        return {key: value for key, value in self.body.items() if key not in _INPUTS}
+
+    @property
+    def eval(self) -> Mapping[str, Any]:
+        """The result of scoring; empty if the line is not scored."""
+        found = self.record.get("eval")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def score(self) -> float | None:
+        """From 0 to 1; None if the line is not scored."""
+        found = self.eval.get("score")
+        return found if isinstance(found, int | float) else None
+
+    @property
+    def group(self) -> str | None:
+        """The group in which the line is scored; None if it is not."""
+        return str(self.eval.get("group", "all")) if self.eval else None
+
+    @property
+    def match(self) -> str:
+        """How the line is scored; `none` if it is not."""
+        return str(self.eval.get("match", "none"))
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The named scores of the line, such as `pass@1`, besides its score."""
+        return self.eval.get("scores") or {}
+
+    @property
+    def targets(self) -> list[str]:
+        """What was expected, each alternative as text; empty if nothing was."""
+        expected = self.eval.get("expected")
+        if expected is None:
+            return []
+        if isinstance(expected, list) and self.match not in ("json", "json_schema"):
+            return [dump_text(each) for each in expected]
+        return [dump_text(expected)]
+
+    @property
+    def extracted(self) -> str | None:
+        """What was found in the answer, as text; None if nothing was."""
+        found = self.eval.get("extracted")
+        return None if found is None else dump_text(found)
+
+    @property
+    def options(self) -> list[str]:
+        """The texts among which the answer chooses; empty if there are none."""
+        texts = self._match_options.get("options") or [text for _, text, _ in self.option_logprobs]
+        return [dump_text(each) for each in texts]
+
+    @cached_property
+    def option_logprobs(self) -> list[tuple[str, str, float]]:
+        """Context, continuation and logprob of each option of a line that is scored by `likeliest`; empty for
+        other lines, and for those without logprobs."""
+        start, choices = self._match_options.get("context_chars"), self.response.get("choices", [])
+        if self.match != "likeliest" or start is None:
+            return []
+        try:
+            sums = sum_continuations(choices, start)
+        except ValueError:
+            return []
+        starts = [start] * len(choices) if isinstance(start, int) else start
+        return [
+            (choice["text"][:at], choice["text"][at:], each.logprob)
+            for choice, at, each in zip(choices, starts, sums, strict=True)
+        ]
+
+    @property
+    def _match_options(self) -> Mapping[str, Any]:
+        """The options of the match in the job line's `eval`."""
+        return {} if self.line is None or self.line.eval is None else self.line.eval.options
+
+
+def _extract_reasoning(body: Mapping[str, Any]) -> str | None:
+    """The reasoning of a response body's first choice, of a response or of a message; embeddings and scores
+    have none."""
+    if "choices" in body:
+        found = (body["choices"][0].get("message") or {}).get("reasoning_content")
+        return found if isinstance(found, str) else None
+    items = body.get("output", body.get("content", ()))
+    texts = [item["thinking"] for item in items if item["type"] == "thinking"]
+    for item in items:
+        if item["type"] == "reasoning":
+            texts += [part["text"] for part in item.get("content") or item.get("summary") or ()]
+    return "".join(texts) if texts else None
+
+
+def _name_image(url: str) -> str:
+    return "image" if url.startswith("data:") or not url else f"image {url}"
