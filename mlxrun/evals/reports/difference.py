@@ -27,29 +27,27 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRow:
-    """One group of lines in both runs. `better` and `worse`: lines that score more or less in the second."""
+    """One group of lines in both runs, or one cell of both suites (`name`), on a scale from one end of
+    `domain` to the other."""
 
-    group: str
-    pairs: int
-    before: float
-    after: float
-    difference: float
-    interval: Bounds
-    better: int
-    worse: int
-    p: str
+    name: str
+    group: ComparedGroup
     is_total: bool
     domain: Bounds
 
     @property
     def points(self) -> str:
-        return format_points(self.difference)
+        return format_points(self.group.result.difference)
 
     @property
     def plot(self) -> Markup:
-        return draw_interval(
-            self.difference, self.interval, self.domain, f"{self.points} {format_bounds(self.interval)}"
-        )
+        result = self.group.result
+        name = f"{self.points} {format_bounds(result.interval)}"
+        return draw_interval(result.difference, result.interval, self.domain, name)
+
+    @property
+    def p(self) -> str:
+        return format_p(self.group.adjusted_p)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,24 +87,7 @@ def _list_rows(found: ComparisonSet) -> list[DifferenceRow]:
     else:
         groups = [(each.cell.name, each.total, False) for each in found.comparisons]
     domain = _choose_domain([group.result.interval for _, group, _ in groups])
-    return [_make_row(name, group, is_total, domain) for name, group, is_total in groups]
-
-
-def _make_row(name: str, group: ComparedGroup, is_total: bool, domain: Bounds) -> DifferenceRow:
-    result = group.result
-    return DifferenceRow(
-        group=name,
-        pairs=result.lines,
-        before=result.first,
-        after=result.second,
-        difference=result.difference,
-        interval=result.interval,
-        better=group.better,
-        worse=group.worse,
-        p=format_p(group.adjusted_p),
-        is_total=is_total,
-        domain=domain,
-    )
+    return [DifferenceRow(name, group, is_total, domain) for name, group, is_total in groups]
 
 
 def _choose_domain(intervals: Sequence[Bounds]) -> Bounds:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlxrun.evals.reports import facts, report_view
+from mlxrun.evals.reports import report_view
 from mlxrun.evals.reports.charts import format_seconds
 from mlxrun.evals.reports.difference import RunDifference, describe_difference
 from mlxrun.evals.reports.report_lines import LineRow
-from mlxrun.evals.reports.report_runs import ReportRuns
+from mlxrun.evals.reports.report_runs import ReportRuns, list_differences
 from mlxrun.evals.reports.shown_text import (
     escape_markdown,
     format_bounds,
@@ -17,7 +17,7 @@ from mlxrun.evals.reports.shown_text import (
     format_share,
     show_markdown,
 )
-from mlxrun.evals.reports.speed_view import list_speeds
+from mlxrun.evals.reports.speed import list_speeds
 from mlxrun.evals.reports.suite_matrix import SuiteMatrix, build_matrix
 
 MOST_FLIPS = 20  # that are listed
@@ -57,15 +57,15 @@ def write_table(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 
 def _write_scores(runs: ReportRuns) -> str:
     many = len(runs.runs) > 1
     found = report_view.list_score_rows(runs.runs)
-    has_unscored = any(row.unscored for row in found)
+    has_unscored = any(row.group.unscored for row in found)
     rows = [
         [
-            *([show_markdown(row.group)] if row.is_first or not many else [""]),
+            *([show_markdown(row.name)] if row.is_first or not many else [""]),
             *([show_markdown(row.label)] if many else []),
-            *(format_count(row.lines), format_share(row.score)),
+            *(format_count(row.group.lines), format_share(row.group.share)),
             format_bounds(row.interval) if row.interval else "",
-            *(format_count(row.failed), format_count(row.cut)),
-            *([format_count(row.unscored)] if has_unscored else []),
+            *(format_count(row.group.failed), format_count(row.group.cut_by_length)),
+            *([format_count(row.group.unscored)] if has_unscored else []),
         ]
         for row in found
     ]
@@ -97,11 +97,13 @@ def _write_difference(difference: RunDifference, runs: ReportRuns) -> Iterator[s
     head = ["group", "pairs", "first", "second", "difference", "95 % interval", "better", "worse", "p"]
     rows = [
         [
-            show_markdown(row.group),
-            *(format_count(row.pairs), format_share(row.before), format_share(row.after), row.points),
-            *(format_bounds(row.interval), format_count(row.better), format_count(row.worse), row.p),
+            *(show_markdown(row.name), format_count(result.lines)),
+            *(format_share(result.first), format_share(result.second), row.points),
+            format_bounds(result.interval),
+            *(format_count(row.group.better), format_count(row.group.worse), row.p),
         ]
         for row in difference.rows
+        for result in (row.group.result,)
     ]
     yield write_table(head, rows)
     yield "\n".join(f"- {show_markdown(note, 1000)}" for note in difference.notes)
@@ -132,22 +134,15 @@ def _write_flips(flips: Sequence[LineRow], before: str, after: str) -> str:
 
 
 def _write_reliability(runs: ReportRuns) -> str:
-    rows = report_view.list_reliability(runs.runs)
-    troubled = [row for row in rows if any(value for value, _ in row.numbers)]
+    troubled = [run for run in runs.runs if any(value for value, _ in run.troubles)]
     table = ""
-    if troubled and len(rows) > 1:
+    if len(runs.runs) > 1:
         head = ["run", "lines", "failed", "cut", "empty", "tried again", "not finished"]
-        table = write_table(
-            head,
-            [
-                [
-                    show_markdown(row.label),
-                    format_count(row.total),
-                    *(format_count(value) for value, _ in row.numbers),
-                ]
-                for row in troubled
-            ],
-        )
+        rows = [
+            [show_markdown(run.label), *map(format_count, (run.total, *(value for value, _ in run.troubles)))]
+            for run in troubled
+        ]
+        table = write_table(head, rows)
     reasons = report_view.list_reasons(runs.runs)
     listed = [f"- {reason.count} × {show_markdown(reason.message)}" for reason, _ in reasons[:MOST_REASONS]]
     if len(reasons) > MOST_REASONS:
@@ -165,8 +160,8 @@ def _write_speed(runs: ReportRuns) -> str:
             *([show_markdown(row.label)] if len(runs.runs) > 1 else []),
             *(
                 format_seconds(row.totals.seconds),
-                format_count(row.prompt_rate),
-                format_count(row.output_rate),
+                format_count(row.totals.prompt_rate),
+                format_count(row.totals.output_rate),
             ),
             format_seconds(row.totals.latency[0]) if row.totals.latency else "",
             format_share(row.totals.reused_share),
@@ -183,7 +178,7 @@ def _write_settings(runs: ReportRuns) -> Iterator[str]:
     if 1 < len(runs.runs) <= MOST_SCORED:
         rows = [
             [show_markdown(name), *(show_markdown(value, 60) for value in values)]
-            for name, values in facts.list_differences(runs.runs)[:MOST_DIFFERENCES]
+            for name, values in list_differences(runs.runs)[:MOST_DIFFERENCES]
         ]
         table = write_table(
             ["setting", *(show_markdown(run.label) for run in runs.runs)], rows, len(runs.runs) + 1

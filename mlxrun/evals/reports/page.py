@@ -25,12 +25,12 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from mlxrun import __version__
-from mlxrun.evals.reports import facts, report_view, shown_text
-from mlxrun.evals.reports.charts import format_seconds
+from mlxrun.evals.reports import report_view, shown_text
+from mlxrun.evals.reports.charts import draw_axis, format_seconds
 from mlxrun.evals.reports.difference import METHOD, describe_difference
 from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt, RunAnswer
-from mlxrun.evals.reports.report_runs import ReportRuns
-from mlxrun.evals.reports.speed_view import list_speeds
+from mlxrun.evals.reports.report_runs import ReportRuns, collect_settings, list_differences
+from mlxrun.evals.reports.speed import list_speeds
 from mlxrun.evals.reports.suite_matrix import build_matrix
 
 _SCRIPTS = ("text.js", "lines.js", "detail.js", "page.js")
@@ -78,19 +78,18 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
         matrix=build_matrix(runs),
         score_rows=report_view.list_score_rows(all_runs),
         scores_folded=len(all_runs) > MOST_SCORED,
-        score_axis=report_view.draw_score_axis(),
+        score_axis=draw_axis(report_view.SHARE_DOMAIN),
         score_note=SCORE_NOTE,
         metrics=sorted(
             {name for run in all_runs for group in run.scores.groups.values() for name in group.metrics}
         ),
         unscored=any(group.unscored for run in all_runs for group in run.scores.groups.values()),
-        reliability=report_view.list_reliability(all_runs),
         reasons=report_view.list_reasons(all_runs),
         problems=[problem for run in all_runs for problem in run.problems],
         speeds=list_speeds(all_runs),
-        differences=_list_differences(runs),
+        differences=list_differences(all_runs)[:MOST_DIFFERENCES] if 1 < len(all_runs) <= MOST_SCORED else [],
         settings=[
-            {"label": run.label, "paths": f"{run.folder.paths.out}", "text": report_view.dump_settings(run)}
+            (run, json.dumps(collect_settings(run.manifest), indent=1, ensure_ascii=False))
             for run in all_runs
         ],
         states=report_view.count_states(runs),
@@ -99,12 +98,6 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
     choices = [("group", "Group", groups), ("task", "Task", runs.tasks), ("run", "Run", view.labels)]
     view.choices = [choice for choice in choices if len(choice[2]) > 1]
     return view
-
-
-def _list_differences(runs: ReportRuns) -> list[tuple[str, list[str]]]:
-    if not 1 < len(runs.runs) <= MOST_SCORED:
-        return []
-    return facts.list_differences(runs.runs)[:MOST_DIFFERENCES]
 
 
 def build_script() -> str:

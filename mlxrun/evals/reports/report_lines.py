@@ -1,24 +1,33 @@
-"""The lines of runs as a report shows them; lines of several runs that have the same id are one row."""
+"""The lines of runs as a report shows them, with small copies of the images of their prompts.
+
+Lines of several runs that have the same id are one row.
+"""
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from mlxrun.config.settings import MediaSettings
+from mlxrun.core.errors import MediaError
 from mlxrun.evals.prompt_messages import dump_text, list_messages
-from mlxrun.evals.reports.thumbnails import Thumbnails
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.line_times import LineTiming
-from mlxrun.jobs.records.output_records import ID_PREFIX
 from mlxrun.jobs.scoring.answer_text import is_cut
 
 RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run
 CUT, EMPTY, FLIP = 1, 2, 4  # flags; FLIP: of all runs of a line that they score differently
 MAX_TEXT = 6000  # characters of a text that are shown without `--full`
 PREVIEW = 90  # characters of an answer in the table
+SIDE = 320  # pixels of a thumbnail's longer side
+FULL_SIDE = 1024  # with `--full`
+MAX_BYTES = 30_000_000  # of all thumbnails of a report
 
 
 @dataclass(slots=True)
@@ -70,6 +79,49 @@ def cut_text(text: str, full: bool) -> str | list[Any]:
         return text
     head, tail = MAX_TEXT * 2 // 3, MAX_TEXT // 3
     return [text[:head], len(text) - head - tail, text[-tail:]]
+
+
+class Thumbnails:
+    """Makes thumbnails of images below `folder`, and of data URLs; nothing is fetched. Those made are kept,
+    as many lines may have the same image."""
+
+    def __init__(self, folder: Path, media: Mapping[str, Any], *, full: bool = False) -> None:
+        """`media`: the section of the run's config. The images may be wherever they could be for the run."""
+        from mlxrun.api.text.media.images import MediaLoader
+
+        known = {key: media[key] for key in ("roots", "max_bytes", "max_pixels") if key in media}
+        self._loader = MediaLoader(MediaSettings(**known), folder)
+        self._max_pixels = MediaSettings(**known).max_pixels
+        self._side = FULL_SIDE if full else SIDE
+        self._made: dict[bytes, tuple[str, str]] = {}
+        self._bytes = 0
+
+    def make(self, source: str) -> tuple[str, str]:
+        """The thumbnail of a data URL or path as a data URL, and a name for the image. Without a thumbnail
+        the first is empty, and the second gives the reason."""
+        key = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+        if key not in self._made:
+            name = "inline image" if source.startswith("data:") else source[:200]
+            try:
+                self._made[key] = self._encode(source), name
+            except MediaError as error:
+                self._made[key] = "", f"{name} ({error})"
+        return self._made[key]
+
+    def _encode(self, source: str) -> str:
+        from mlxrun.api.text.media.image_decoding import decode_image, read_header
+
+        if self._bytes >= MAX_BYTES:
+            raise MediaError(f"the images of this report have more than {MAX_BYTES // 10**6} MB")
+        data = self._loader.read_local(source)
+        header = read_header(data, self._max_pixels)
+        image = decode_image(data, max(1, min(header.width, header.height) // (4 * self._side)))
+        image.thumbnail((self._side, self._side))
+        file = io.BytesIO()
+        image.save(file, "WEBP", quality=80)
+        url = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+        self._bytes += len(url)
+        return url
 
 
 class LineRows:
@@ -171,8 +223,3 @@ def _choose_mark(line: RunLine) -> str:
 def make_preview(text: str) -> str:
     """The beginning of a text, on one line."""
     return " ".join(text[: 2 * PREVIEW].split())[:PREVIEW]
-
-
-def get_key(line: RunLine) -> str:
-    """The key of a line, by which its times are found."""
-    return str(line.record["id"]).removeprefix(ID_PREFIX)

@@ -1,4 +1,4 @@
-"""The runs of a report, read once: their lines, scores, failures and times."""
+"""The runs of a report, read once: their lines, scores, failures and times; and what is said of each."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, LineRow, LineRows, get_key
-from mlxrun.evals.reports.thumbnails import Thumbnails
-from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
+from markupsafe import Markup
+
+from mlxrun.evals.reports.charts import draw_shares
+from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, LineRow, LineRows, Thumbnails
+from mlxrun.evals.reports.shown_text import format_count
+from mlxrun.evals.run_folders.run_folder import RunFolder, list_working_runs, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.jobs.records.line_times import LineTiming, read_timings
+from mlxrun.jobs.records.manifest_checks import flatten_settings
+from mlxrun.jobs.records.output_records import ID_PREFIX
 from mlxrun.jobs.scoring.score_groups import Scores
 
 SHOWN_IDS = 3  # of the lines that failed for one reason
+# The sections of a config that decide how a run computes; `server` may have keys.
+_SECTIONS = ("model", "engine", "scheduler", "cache", "sampling", "parsers", "structured", "media", "batch")
 
 
 @dataclass(slots=True)
@@ -51,6 +59,29 @@ class ReportRun:
     def unfinished(self) -> int:
         """Lines that have neither an answer nor an error."""
         return max(0, self.folder.total - self.counts["lines"])
+
+    @property
+    def total(self) -> int:
+        return self.counts["lines"] + self.unfinished
+
+    @property
+    def answered(self) -> int:
+        return self.counts["lines"] - self.counts["failed"]
+
+    @property
+    def troubles(self) -> list[tuple[int, str]]:
+        """How many lines have what was wrong with them."""
+        found = [(self.counts[name], name) for name in ("failed", "cut", "empty", "retried")]
+        return [*found, (self.unfinished, "unfinished")]
+
+    @property
+    def bar(self) -> Markup:
+        """The shares of answers and failures."""
+        cut, empty, failed = (self.counts[name] for name in ("cut", "empty", "failed"))
+        whole = self.answered - cut - empty
+        parts = [("seg-good", whole), ("seg-cut", cut), ("seg-empty", empty), ("seg-failed", failed)]
+        name = f"{whole} answered whole, {cut} cut, {empty} empty, {failed} failed"
+        return draw_shares([*parts, ("seg-rest", 0)], name)
 
     def list_reasons(self) -> list[FailureReason]:
         """Why lines failed, the most common reason first."""
@@ -126,7 +157,8 @@ def _read_lines(
     run.timings = list(read_timings(run.folder.paths.timings))
     by_key = {timing.key: timing for timing in run.timings}
     for line in run.folder.read_lines(lambda problem: run.problems.append(str(problem))):
-        answer = rows.add(number, task, line, by_key.get(get_key(line)), thumbnails)
+        key = str(line.record["id"]).removeprefix(ID_PREFIX)
+        answer = rows.add(number, task, line, by_key.get(key), thumbnails)
         run.scores.add(line.record)
         run.counts["lines"] += 1
         run.counts["failed"] += answer.mark == FAILED
@@ -139,3 +171,83 @@ def _read_lines(
             reason.count += 1
             if len(reason.ids) < SHOWN_IDS:
                 reason.ids.append(line.id)
+
+
+def describe_machine(manifest: Mapping[str, Any]) -> str:
+    """Device, backend and version of mlxrun."""
+    device, versions = manifest.get("device") or {}, manifest.get("versions") or {}
+    where = ", ".join(str(device[key]) for key in ("name", "backend") if device.get(key))
+    return " · ".join(filter(None, (where, f"mlxrun {versions.get('mlxrun', '?')}")))
+
+
+def describe_times(manifest: Mapping[str, Any], *, is_running: bool = False) -> str:
+    """When the first run of a job began and the last ended, and how many there were; without those that had
+    nothing to do. `is_running`: whether the last one still runs."""
+    runs = list_working_runs(manifest)
+    if not runs:
+        return ""
+    start, end = _parse_time(runs[0].get("started")), _parse_time(runs[-1].get("ended"))
+    text = start.strftime("%d %b %Y %H:%M").lstrip("0") if start else "?"
+    if end is not None and start is not None:
+        text += end.strftime(" to %H:%M" if end.date() == start.date() else " to %d %b %Y %H:%M")
+    text += " UTC"
+    if len(runs) > 1:
+        broken = sum(run.get("ended") is None for run in (runs[:-1] if is_running else runs))
+        text += f", in {len(runs)} runs" + (f", {broken} of them killed" if broken else "")
+    return text
+
+
+def describe_span(manifests: Sequence[Mapping[str, Any]]) -> str:
+    """When the first of several jobs began and the last ended."""
+    runs = [run for manifest in manifests for run in list_working_runs(manifest)]
+    starts = [run["started"] for run in runs if run.get("started")]
+    ends = [run["ended"] for run in runs if run.get("ended")]
+    return describe_times(
+        {"runs": [{"started": min(starts, default=None), "ended": max(ends, default=None)}]}
+    )
+
+
+def _parse_time(text: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def collect_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that somebody needs to repeat it; nothing of the server's section."""
+    config = manifest.get("config") or {}
+    return {
+        "model": manifest.get("model"),
+        "config": {name: config[name] for name in _SECTIONS if name in config},
+        "settings": manifest.get("settings"),
+        "versions": manifest.get("versions"),
+        "device": manifest.get("device"),
+        "seeds": manifest.get("seeds"),
+    }
+
+
+def list_differences(runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:
+    """The settings in which runs differ, with the value of each run; at most a line for each."""
+    flat = []
+    for run in runs:
+        found = collect_settings(run.manifest)
+        # What `config` and `settings` both have is there once.
+        parts = [found.pop("config"), found.pop("settings") or {}, found]
+        flat.append({name: str(value) for part in parts for name, value in flatten_settings(part).items()})
+    names = sorted({name for found in flat for name in found})
+    rows = [(name, [found.get(name, "") for found in flat]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+def describe_hits(manifest: Mapping[str, Any]) -> str:
+    """How many requests found what in the prefix cache."""
+    hits = (manifest.get("cache") or {}).get("hits") or {}
+    names = {
+        "exact": "whole prompt",
+        "prefix": "prefix",
+        "supersequence": "beginning of a longer one",
+        "lcp": "shared beginning",
+        "miss": "nothing",
+    }
+    return ", ".join(f"{name} {format_count(hits[key])}" for key, name in names.items() if hits.get(key))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
-from mlxrun.evals.reports import facts
-from mlxrun.evals.reports.charts import draw_axis, draw_interval, draw_shares
-from mlxrun.evals.reports.report_runs import FailureReason, ReportRun, ReportRuns
+from mlxrun.evals.reports.charts import draw_interval
+from mlxrun.evals.reports.report_runs import (
+    FailureReason,
+    ReportRun,
+    ReportRuns,
+    describe_machine,
+    describe_span,
+    describe_times,
+)
 from mlxrun.evals.reports.shown_text import (
     format_bounds,
     format_count,
@@ -36,70 +41,34 @@ class LeadPart:
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """The score of one group in one run."""
+    """The score of one group (`name`) in one run, by its number and label."""
 
-    group: str
+    name: str
     run: int
     label: str
-    lines: int
-    score: float
-    interval: tuple[float, float] | None
-    failed: int
-    cut: int
-    unscored: int
-    metrics: Mapping[str, float]
+    group: ScoreGroup
     is_total: bool
     is_first: bool
     is_last: bool
 
     @property
+    def interval(self) -> tuple[float, float] | None:
+        return get_interval(self.group)
+
+    @property
     def plot(self) -> Markup:
-        name = f"{format_share(self.score)}" + (f", {format_bounds(self.interval)}" if self.interval else "")
-        return draw_interval(self.score, self.interval, SHARE_DOMAIN, name)
-
-
-@dataclass(frozen=True, slots=True)
-class ReliabilityRow:
-    """How many lines of a run were answered, and what was wrong with the others."""
-
-    label: str
-    total: int
-    failed: int
-    cut: int
-    empty: int
-    retried: int
-    unfinished: int
-
-    @property
-    def answered(self) -> int:
-        return self.total - self.failed - self.unfinished
-
-    @property
-    def numbers(self) -> list[tuple[int, str]]:
-        names = ("failed", "cut", "empty", "retried", "unfinished")
-        return [(getattr(self, name), name) for name in names]
-
-    @property
-    def bar(self) -> Markup:
-        whole = self.answered - self.cut - self.empty
-        parts = [
-            ("seg-good", whole),
-            ("seg-cut", self.cut),
-            ("seg-empty", self.empty),
-            ("seg-failed", self.failed),
-        ]
-        name = f"{whole} answered whole, {self.cut} cut, {self.empty} empty, {self.failed} failed"
-        return draw_shares([*parts, ("seg-rest", 0)], name)
+        score, interval = self.group.share, self.interval
+        name = format_share(score) + (f", {format_bounds(interval)}" if interval else "")
+        return draw_interval(score, interval, SHARE_DOMAIN, name)
 
 
 def list_score_rows(runs: Sequence[ReportRun]) -> list[ScoreRow]:
     """A row for each group and run that has it; `total` last, where a run has several groups."""
-    tables = [dict(run.scores.list_rows()) for run in runs]
     names = sorted({name for run in runs for name in run.scores.groups})
     totals = [run.scores.compute_total() if len(run.scores.groups) > 1 else None for run in runs]
     rows: list[ScoreRow] = []
     for name in names:
-        found = [(at, table[name]) for at, table in enumerate(tables) if name in runs[at].scores.groups]
+        found = [(at, run.scores.groups[name]) for at, run in enumerate(runs) if name in run.scores.groups]
         rows += _make_rows(name, found, runs, is_total=False)
     rows += _make_rows("total", [(at, each) for at, each in enumerate(totals) if each], runs, is_total=True)
     return rows
@@ -109,21 +78,7 @@ def _make_rows(
     name: str, found: Sequence[tuple[int, ScoreGroup]], runs: Sequence[ReportRun], *, is_total: bool
 ) -> list[ScoreRow]:
     return [
-        ScoreRow(
-            group=name,
-            run=at,
-            label=runs[at].label,
-            lines=group.lines,
-            score=group.share,
-            interval=get_interval(group),
-            failed=group.failed,
-            cut=group.cut_by_length,
-            unscored=group.unscored,
-            metrics=group.compute_metrics(),
-            is_total=is_total,
-            is_first=place == 0,
-            is_last=place == len(found) - 1,
-        )
+        ScoreRow(name, at, runs[at].label, group, is_total, place == 0, place == len(found) - 1)
         for place, (at, group) in enumerate(found)
     ]
 
@@ -132,22 +87,6 @@ def get_interval(group: ScoreGroup) -> tuple[float, float] | None:
     """The 95 % interval of a group's score."""
     found = group.interval
     return None if found is None else (found.low, found.high)
-
-
-def list_reliability(runs: Sequence[ReportRun]) -> list[ReliabilityRow]:
-    """A row for each run."""
-    return [
-        ReliabilityRow(
-            label=run.label,
-            total=run.counts["lines"] + run.unfinished,
-            failed=run.counts["failed"],
-            cut=run.counts["cut"],
-            empty=run.counts["empty"],
-            retried=run.counts["retried"],
-            unfinished=run.unfinished,
-        )
-        for run in runs
-    ]
 
 
 def list_reasons(runs: Sequence[ReportRun]) -> list[tuple[FailureReason, str]]:
@@ -161,7 +100,6 @@ def build_lead(runs: ReportRuns) -> list[LeadPart]:
     if len(runs.runs) > 1:
         return _build_lead_of_many(runs)
     (run,) = runs.runs
-    (row,) = list_reliability(runs.runs)
     total = run.scores.compute_total() if run.scores.groups else None
     parts: list[LeadPart] = []
     if total is not None:
@@ -172,18 +110,17 @@ def build_lead(runs: ReportRuns) -> list[LeadPart]:
         interval = get_interval(total)
         parts.append(LeadPart(f", 95 % interval {format_bounds(interval)}. " if interval else ". "))
     else:
-        parts += [LeadPart(format_count(row.answered), True)]
+        parts += [LeadPart(format_count(run.answered), True)]
         parts.append(
-            LeadPart(f" of {pluralize_count(row.total, 'line')} answered; none has an expected answer. ")
+            LeadPart(f" of {pluralize_count(run.total, 'line')} answered; none has an expected answer. ")
         )
-    without = total is not None and total.lines != row.answered + row.failed  # lines without an `eval`
+    without = total is not None and total.lines != run.counts["lines"]  # lines without an `eval`
     unscored = 0 if total is None else total.unscored
-    return [*parts, LeadPart(_describe_trouble(row, of_all=without) + _describe_unscored(unscored))]
+    return [*parts, LeadPart(_describe_trouble(run, of_all=without) + _describe_unscored(unscored))]
 
 
 def _build_lead_of_many(runs: ReportRuns) -> list[LeadPart]:
-    rows = list_reliability(runs.runs)
-    lines = sum(row.total for row in rows)
+    lines = sum(run.total for run in runs.runs)
     models, number = len({run.model for run in runs.runs}), pluralize_count(len(runs.runs), "run")
     parts = [LeadPart(number, True)]
     if runs.suite is not None:
@@ -193,7 +130,7 @@ def _build_lead_of_many(runs: ReportRuns) -> list[LeadPart]:
     flips = sum(row.is_flip for row in runs.rows)
     if flips:
         parts.append(LeadPart(f"{pluralize_count(flips, 'line')} with different scores. "))
-    failed = sum(row.failed for row in rows)
+    failed = sum(run.counts["failed"] for run in runs.runs)
     unscored = sum(run.scores.compute_total().unscored for run in runs.runs if run.scores.groups)
     text = f"{pluralize_count(failed, 'line')} failed." if failed else "No line failed."
     return [*parts, LeadPart(text + _describe_unscored(unscored))]
@@ -203,16 +140,16 @@ def _describe_unscored(count: int) -> str:
     return f" {pluralize_count(count, 'answer')} could not be scored." if count else ""
 
 
-def _describe_trouble(row: ReliabilityRow, *, of_all: bool) -> str:
+def _describe_trouble(run: ReportRun, *, of_all: bool) -> str:
     """What was wrong with lines; `of_all`: not only with those of which the score is."""
     found = [
         f"{format_count(value)} {word}"
-        for value, word in ((row.failed, "failed"), (row.cut, "cut at the length"), (row.empty, "empty"))
-        if value
+        for name, word in (("failed", "failed"), ("cut", "cut at the length"), ("empty", "empty"))
+        if (value := run.counts[name])
     ]
-    scope = f", of all {pluralize_count(row.total, 'line')}" if of_all else ""
+    scope = f", of all {pluralize_count(run.total, 'line')}" if of_all else ""
     text = f"{', '.join(found)}{scope}." if found else "None failed, was cut or is empty."
-    return text + (f" {pluralize_count(row.unfinished, 'line')} not finished." if row.unfinished else "")
+    return text + (f" {pluralize_count(run.unfinished, 'line')} not finished." if run.unfinished else "")
 
 
 def build_title(runs: ReportRuns) -> str:
@@ -237,8 +174,8 @@ def list_facts(runs: ReportRuns) -> list[str]:
     """When and on what the runs ran: a line for each of up to three, else one line for all."""
     if len(runs.runs) > MOST_DATED:
         manifests = [run.manifest for run in runs.runs]
-        machines = sorted({facts.describe_machine(manifest) for manifest in manifests})
-        return [" · ".join([facts.describe_span(manifests), *machines])]
+        machines = sorted({describe_machine(manifest) for manifest in manifests})
+        return [" · ".join([describe_span(manifests), *machines])]
     return [_describe_run(run, with_label=len(runs.runs) > 1) for run in runs.runs]
 
 
@@ -246,8 +183,8 @@ def _describe_run(run: ReportRun, *, with_label: bool) -> str:
     label = f"{run.label}: {describe_model(run)} · " if with_label else ""
     state = "" if run.folder.state == DONE else f"{run.folder.state}, "
     mixed = "answers of several versions or devices" if run.manifest.get("mixed") else ""
-    times = facts.describe_times(run.manifest, is_running=run.folder.state == RUNNING)
-    parts = (times, facts.describe_machine(run.manifest), mixed)
+    times = describe_times(run.manifest, is_running=run.folder.state == RUNNING)
+    parts = (times, describe_machine(run.manifest), mixed)
     return state + label + " · ".join(filter(None, parts))
 
 
@@ -262,12 +199,3 @@ def count_states(runs: ReportRuns) -> list[tuple[str, str, int]]:
         ("flip", "differ between runs", sum(row.is_flip for row in rows)),
     ]
     return [("all", "all", len(rows)), *(each for each in found if each[2])]
-
-
-def dump_settings(run: ReportRun) -> str:
-    """The settings of a run as JSON."""
-    return json.dumps(facts.collect_settings(run.manifest), indent=1, ensure_ascii=False)
-
-
-def draw_score_axis() -> Markup:
-    return draw_axis(SHARE_DOMAIN)

@@ -1,4 +1,4 @@
-"""How fast a run was, over time: from the times of its lines, as timings.jsonl has them.
+"""How fast runs were: a table, and small charts over time, from the times of lines as timings.jsonl has them.
 
 A line's computed prompt tokens are spread evenly over the time until its first output token, its output
 tokens over the time from there to its end. Time in which no line was under way, such as that between a kill
@@ -9,12 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
+from markupsafe import Markup
+
+from mlxrun.evals.reports.charts import choose_top, draw_series
+from mlxrun.evals.reports.report_runs import ReportRun, describe_hits
 from mlxrun.jobs.records.line_times import LineTiming
 
 MOST_PARTS, LINES_PER_PART = 60, 8  # of a chart
+MOST_CHARTED = 6  # runs whose series are drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,76 @@ class SpeedTotals:
     def reused_share(self) -> float:
         prompt = self.computed + self.reused
         return self.reused / prompt if prompt else 0.0
+
+    @property
+    def lines_per_minute(self) -> str:
+        return f"{60 * self.lines / max(self.seconds, 1e-3):,.0f}"
+
+    @property
+    def prompt_rate(self) -> int:
+        return round(self.computed / max(self.seconds, 1e-3))
+
+    @property
+    def output_rate(self) -> int:
+        return round(self.output / max(self.seconds, 1e-3))
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedChart:
+    """A small chart with its name."""
+
+    name: str
+    note: str
+    plot: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """How fast one run was."""
+
+    run: int
+    label: str
+    totals: SpeedTotals
+    hits: str
+    charts: list[SpeedChart] = field(default_factory=list)
+
+
+def list_speeds(runs: Sequence[ReportRun]) -> list[SpeedRow]:
+    """A row for each run whose lines have times; the charts of all runs have the same scales."""
+    charted = runs if len(runs) <= MOST_CHARTED else []
+    series = {at: found for at, run in enumerate(charted) if (found := measure_series(run.timings))}
+    shown: list[list[float | None]] = [[], [], []]
+    for found in series.values():
+        shown[0] += found.prompt
+        shown[1] += found.output
+        shown[2] += found.latency_high
+    scales = [choose_top(max((value or 0.0 for value in values), default=0.0)) for values in shown]
+    rows = []
+    for at, run in enumerate(runs):
+        totals = measure_totals(run.timings)
+        if totals is not None:
+            charts = draw_charts(series[at], scales) if at in series else []
+            rows.append(SpeedRow(at, run.label, totals, describe_hits(run.manifest), charts))
+    return rows
+
+
+def draw_charts(series: SpeedSeries, scales: Sequence[float]) -> list[SpeedChart]:
+    """Throughput, latency and cache hits of one run over its time. `scales`: the ends of the first three."""
+    resumed = "; dashed: resumed" if series.resumes else ""
+    prompt, output, latency = scales
+
+    def draw(name: str, note: str, top: float, *values: Sequence[float | None]) -> SpeedChart:
+        label = f"{name} over time, {note}"
+        plot = draw_series(values, series.seconds, label, top=top, resumes=series.resumes)
+        return SpeedChart(name, note, plot)
+
+    share = [None if each is None else 100 * each for each in series.reused]
+    return [
+        draw("Prompt", f"tokens per second{resumed}", prompt, series.prompt),
+        draw("Output", "tokens per second", output, series.output),
+        draw("Line latency", "s, median and p90", latency, series.latency, series.latency_high),
+        draw("Prompt from the prefix cache", "%", 100.0, share),
+    ]
 
 
 def find_percentile(values: Sequence[float], share: float) -> float:

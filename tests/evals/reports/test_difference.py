@@ -17,13 +17,10 @@ async def test_two_runs(tmp_path: Path) -> None:
     found = describe_difference([first, second])
     assert found is not None
     (comparison,) = compare_paths(first, second, rules=PairingRules(common=True)).comparisons
-    assert [row.group for row in found.rows] == ["g0", "g1", "total"]
+    assert [row.name for row in found.rows] == ["g0", "g1", "total"]
     total = found.rows[-1]
-    assert (total.pairs, total.difference, total.interval) == (
-        7,
-        comparison.total.result.difference,
-        comparison.total.result.interval,
-    )
+    assert total.group.result.lines == 7
+    assert total.group == comparison.total
     assert "does not differ significantly" in found.sentence
     assert any("only in the first" in note and "line-7" in note for note in found.notes)
     assert "<svg" in found.axis and "<svg" in total.plot
@@ -35,7 +32,7 @@ async def test_flips_are_counted(tmp_path: Path) -> None:
     found = describe_difference([first, changed.paths.out])
     assert found is not None and found.rows, found
     total = found.rows[-1]
-    assert (total.better, total.worse, total.points) == (0, 2, "\u221225.0")
+    assert (total.group.better, total.group.worse, total.points) == (0, 2, "\u221225.0")
 
 
 async def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:

@@ -25,11 +25,18 @@ async def test_one_run(tmp_path: Path) -> None:
         == "50.0 % of 4 lines, 95 % interval [15.0, 85.0]. 2 failed, 1 cut at the length, of all 6 lines."
     )
     a, b, total = report_view.list_score_rows(runs.runs)
-    assert (a.group, a.lines, a.score, a.failed, a.cut) == ("a", 2, 0.5, 0, 0)
-    assert (b.group, b.failed, b.cut, b.is_total) == ("b", 1, 1, False)
-    assert (total.group, total.lines, total.is_total) == ("total", 4, True)
-    (row,) = report_view.list_reliability(runs.runs)
-    assert (row.total, row.answered, row.failed, row.cut) == (6, 4, 2, 1)
+    assert (a.name, a.group.lines, a.group.share, a.group.failed, a.group.cut_by_length) == (
+        "a",
+        2,
+        0.5,
+        0,
+        0,
+    )
+    assert (b.name, b.group.failed, b.group.cut_by_length, b.is_total) == ("b", 1, 1, False)
+    assert (total.name, total.group.lines, total.is_total) == ("total", 4, True)
+    (run,) = runs.runs
+    assert (run.total, run.answered, run.counts["failed"], run.counts["cut"]) == (6, 4, 2, 1)
+    assert "4 answered whole" not in run.bar and "3 answered whole, 1 cut, 0 empty, 2 failed" in run.bar
     assert report_view.count_states(runs) == [
         ("all", "all", 6),
         ("wrong", "wrong", 1),
@@ -72,7 +79,7 @@ async def test_two_runs(tmp_path: Path) -> None:
     assert report_view.build_title(runs) == "a/job and b/job"
     assert read_lead(runs) == "2 runs with 8 lines in all. 1 line with different scores. No line failed."
     rows = report_view.list_score_rows(runs.runs)
-    assert [(row.group, row.run, row.is_first, row.is_last) for row in rows[:2]] == [
+    assert [(row.name, row.run, row.is_first, row.is_last) for row in rows[:2]] == [
         ("g0", 0, True, False),
         ("g0", 1, False, True),
     ]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mlxrun.evals.reports import thumbnails
-from mlxrun.evals.reports.thumbnails import Thumbnails
+from mlxrun.evals.reports import report_lines
+from mlxrun.evals.reports.report_lines import Thumbnails
 
 
 def save_image(path: Path, size: tuple[int, int] = (900, 450)) -> None:
@@ -54,7 +54,7 @@ def test_what_cannot_be_shown_says_why(tmp_path: Path, source: str, reason: str)
 
 
 def test_all_thumbnails_together_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thumbnails, "MAX_BYTES", 100)
+    monkeypatch.setattr(report_lines, "MAX_BYTES", 100)
     for name in ("a.png", "b.png"):
         save_image(tmp_path / name)
     made = Thumbnails(tmp_path, {})
