@@ -16,7 +16,7 @@ from mlxrun.core.terminal import open_console, print_error, print_json, print_li
 if TYPE_CHECKING:
     from mlxrun.evals.comparisons.comparison import ComparisonSet
     from mlxrun.evals.comparisons.comparison_conditions import FailCondition
-    from mlxrun.evals.comparisons.comparison_lines import PairingRules
+    from mlxrun.evals.comparisons.pairing import PairingRules
 
 EPILOG = """\b
 Examples:
@@ -129,7 +129,7 @@ def _parse_conditions(texts: Sequence[str], margin: float | None) -> list[FailCo
 
 
 def _make_rules(options: dict[str, Any]) -> PairingRules:
-    from mlxrun.evals.comparisons.comparison_lines import PairingRules
+    from mlxrun.evals.comparisons.pairing import PairingRules
 
     cluster: str | re.Pattern[str] | None = options["cluster"]
     if isinstance(cluster, str) and cluster != "group":
@@ -145,10 +145,10 @@ def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reaso
         PIPED_WIDTH,
         print_comparison,
         print_summary,
-        read_flip_answers,
+        read_flip_texts,
     )
 
-    answers = [read_flip_answers(each, show) for each in found.comparisons]
+    answers = [read_flip_texts(each, show) for each in found.comparisons]
     if json_path is not None:
         content = found.describe() | {"failed_conditions": list(reasons)}
         if str(json_path) == "-":

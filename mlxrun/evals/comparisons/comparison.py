@@ -14,8 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.comparisons.comparison_cells import CellPair, match_cells
-from mlxrun.evals.comparisons.comparison_lines import Mismatches, PairedLine, PairedLines, PairingRules
+from mlxrun.evals.comparisons.pairing import (
+    CellPair,
+    Mismatches,
+    PairedLine,
+    PairedLines,
+    PairingRules,
+    match_cells,
+)
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.statistics import (
     ALPHA,
@@ -193,7 +199,7 @@ def _compare_cell(cell: CellPair, rules: PairingRules, margin: float | None, see
         if len(names) > 1
     ]
     adjusted = adjust_p_values([group.adjusted_p for group in groups])
-    flips = list(_list_flips(lines))
+    flips = [Flip(line.id, line.group, *line.scores) for line in lines if line.scores[0] != line.scores[1]]
     return Comparison(
         cell=cell,
         total=_compare_group("total", lines, margin, seed),
@@ -239,13 +245,6 @@ def _compare_group(name: str, lines: Sequence[PairedLine], margin: float | None,
         equivalence=None if margin is None else compute_equivalence(first, second, margin, clusters),
         adjusted_p=result.p,
     )
-
-
-def _list_flips(lines: Sequence[PairedLine]) -> Iterator[Flip]:
-    for line in lines:
-        first, second = line.scores
-        if first != second:
-            yield Flip(line.id, line.group, first, second)
 
 
 def list_differences(runs: Sequence[tuple[RunFolder, RunFolder]], lines: PairedLines) -> list[str]:

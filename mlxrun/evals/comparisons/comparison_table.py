@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
 from mlxrun.evals.prompt_messages import dump_text, list_messages
-from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
+from mlxrun.evals.run_folders.run_folder import DONE
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval
@@ -22,9 +21,12 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 150  # where the output is no terminal
 _LISTED = 20  # ids of flips
 _SHOWN_TEXT = 500  # characters of a prompt or an answer
+# Texts of one line: `prompt` is its last message, None if the job file no longer has the line; `first` and
+# `second` are the answers (of the first pair of runs, where there are several), or why the line failed.
+FlipTexts = Mapping[str, str | None]
 
 
-def print_comparison(comparison: Comparison, answers: Mapping[str, FlipAnswers], console: Console) -> None:
+def print_comparison(comparison: Comparison, answers: Mapping[str, FlipTexts], console: Console) -> None:
     """Print one comparison. `answers`: of the flips that are shown with their texts, by id."""
     for line in _describe_sides(comparison):
         _print(console, line)
@@ -131,7 +133,7 @@ def _describe_tests(group: ComparedGroup) -> Iterator[str]:
 
 
 def _print_flips(
-    console: Console, which: str, flips: Sequence[Flip], answers: Mapping[str, FlipAnswers]
+    console: Console, which: str, flips: Sequence[Flip], answers: Mapping[str, FlipTexts]
 ) -> None:
     if not flips:
         return
@@ -144,13 +146,8 @@ def _print_flips(
             _print_texts(lambda line: _print(console, line), answers[flip.id])
 
 
-def _print_texts(write: Callable[[str], object], found: FlipAnswers) -> None:
-    for name, text in (
-        ("prompt", found.prompt),
-        ("expected", found.expected),
-        ("first", found.first),
-        ("second", found.second),
-    ):
+def _print_texts(write: Callable[[str], object], found: FlipTexts) -> None:
+    for name, text in found.items():
         if text is not None:
             short = text if len(text) <= _SHOWN_TEXT else text[:_SHOWN_TEXT] + " ..."
             lines = textwrap.indent(short, " " * 15).replace(" " * 15, f"    {name + ':':<11}", 1)
@@ -198,43 +195,26 @@ def _describe_result(group: ComparedGroup) -> str:
     return f"{text}; equivalence {margin} is not shown."
 
 
-@dataclass(frozen=True, slots=True)
-class FlipAnswers:
-    """Texts of one line. `prompt`: its last message, None if the job file no longer has the line; `first` and
-    `second`: the answers (of the first pair of runs, where there are several), or why the line failed."""
-
-    prompt: str | None
-    expected: str | None
-    first: str
-    second: str
-
-
-def read_flip_answers(comparison: Comparison, most: int) -> dict[str, FlipAnswers]:
+def read_flip_texts(comparison: Comparison, most: int) -> dict[str, FlipTexts]:
     """The texts of the first `most` lines that are better, and of as many that are worse, by id. The runs are
     read once more, so that a comparison keeps no texts."""
     ids = {flip.id for flips in (comparison.better, comparison.worse) for flip in flips[:most]}
     if not ids:
         return {}
-    first, second = (_read_lines(run, ids) for run in comparison.cell.runs[0])
-    return {
-        custom_id: _collect_texts(first[custom_id], second[custom_id])
-        for custom_id in first
-        if custom_id in second
-    }
-
-
-def _read_lines(run: RunFolder, ids: Collection[str]) -> dict[str, RunLine]:
-    return {line.id: line for line in run.read_lines() if line.id in ids}
-
-
-def _collect_texts(first: RunLine, second: RunLine) -> FlipAnswers:
-    messages = list_messages(second.body)
-    return FlipAnswers(
-        prompt=messages[-1].text if messages else None,
-        expected=dump_text(second.eval.get("expected")),
-        first=_describe_answer(first),
-        second=_describe_answer(second),
+    first, second = (
+        {line.id: line for line in run.read_lines() if line.id in ids} for run in comparison.cell.runs[0]
     )
+    return {each: _collect_texts(first[each], second[each]) for each in first if each in second}
+
+
+def _collect_texts(first: RunLine, second: RunLine) -> FlipTexts:
+    messages = list_messages(second.body)
+    return {
+        "prompt": messages[-1].text if messages else None,
+        "expected": dump_text(second.eval.get("expected")),
+        "first": _describe_answer(first),
+        "second": _describe_answer(second),
+    }
 
 
 def _describe_answer(line: RunLine) -> str:

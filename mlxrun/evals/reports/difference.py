@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, ComparisonSet, compare_paths
-from mlxrun.evals.comparisons.comparison_lines import PairingRules
 from mlxrun.evals.comparisons.comparison_table import describe_p, format_p
+from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.charts import draw_axis, draw_interval
 from mlxrun.evals.reports.shown_text import format_bounds, format_points
 from mlxrun.jobs.run.progress import pluralize

@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import compare_paths
-from mlxrun.evals.comparisons.comparison_lines import PairingRules
+from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.statistics import compare_scores
 from tests.helpers.batch_fakes import chat, chats

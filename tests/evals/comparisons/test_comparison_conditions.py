@@ -8,9 +8,8 @@ import pytest
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison
-from mlxrun.evals.comparisons.comparison_cells import CellPair
 from mlxrun.evals.comparisons.comparison_conditions import parse_condition
-from mlxrun.evals.comparisons.comparison_lines import Mismatches
+from mlxrun.evals.comparisons.pairing import CellPair, Mismatches
 from mlxrun.evals.statistics import compare_scores, compute_equivalence
 
 

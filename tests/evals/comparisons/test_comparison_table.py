@@ -11,13 +11,13 @@ import pytest
 
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.comparison import compare_paths
-from mlxrun.evals.comparisons.comparison_lines import PairingRules
 from mlxrun.evals.comparisons.comparison_table import (
     PIPED_WIDTH,
     format_p,
     print_comparison,
-    read_flip_answers,
+    read_flip_texts,
 )
+from mlxrun.evals.comparisons.pairing import PairingRules
 from tests.helpers.batch_fakes import chat
 from tests.helpers.eval_runs import run_lines, sampled_chats
 
@@ -26,9 +26,7 @@ def show(first: Path, second: Path, answers: int = 0, margin: float | None = Non
     """The lines of the first comparison, without those that are empty."""
     out = io.StringIO()
     [found, *_] = compare_paths(first, second, margin=margin).comparisons
-    print_comparison(
-        found, read_flip_answers(found, answers), open_console(out, PIPED_WIDTH, highlight=False)
-    )
+    print_comparison(found, read_flip_texts(found, answers), open_console(out, PIPED_WIDTH, highlight=False))
     return [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
 
@@ -105,5 +103,5 @@ async def test_lines_that_a_pattern_of_clusters_does_not_match_are_counted(tmp_p
     rules = PairingRules(cluster=re.compile("q(1)"))
     (found,) = compare_paths(job, job, rules=rules).comparisons
     out = io.StringIO()
-    print_comparison(found, read_flip_answers(found, 0), open_console(out, PIPED_WIDTH, highlight=False))
+    print_comparison(found, read_flip_texts(found, 0), open_console(out, PIPED_WIDTH, highlight=False))
     assert "warning: --cluster gives 9 lines no cluster; each is one of its own" in out.getvalue()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxrun.evals.comparisons.comparison import compare_paths
-from mlxrun.evals.comparisons.comparison_lines import PairingRules
+from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.difference import describe_difference
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.report_jobs import run_lines, run_other_answers

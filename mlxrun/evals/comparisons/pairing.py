@@ -1,6 +1,7 @@
-"""Pairs the lines of two runs by id, and names those that are not the same line.
+"""Pairs what two sides have in common: their runs by the names of cells, and the lines of two runs by id.
 
-Some 400 bytes are kept for each line: scores, group, cluster and digests, but no text.
+Runs that differ in their seed only are epochs of the same lines, and are compared together. Some 400 bytes
+are kept for each line: scores, group, cluster and digests, but no text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,55 @@ from mlxrun.jobs.lines.line_keys import digest_short, dump_canonical, make_run_k
 from mlxrun.jobs.run.progress import pluralize
 
 _PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
-_NAMED = 5  # ids in an error; --json has no more, as nothing was compared
+_NAMED = 5  # cells or ids in an error; --json has no more, as nothing was compared
+
+
+@dataclass(frozen=True, slots=True)
+class CellPair:
+    """What is compared as one: the runs of both sides that differ in nothing but their seeds. `name`: of the
+    cell without its seed, empty for two single runs."""
+
+    name: str
+    runs: tuple[tuple[RunFolder, RunFolder], ...]
+
+
+def match_cells(
+    first: Sequence[RunFolder], second: Sequence[RunFolder], *, common: bool
+) -> tuple[list[CellPair], list[str]]:
+    """The pairs, and the names of runs that only one side has. These are a JobError without `common`.
+
+    Sides with one model each may have different models: their names are then compared without it.
+    """
+    if len(first) == len(second) == 1:
+        return [CellPair("", ((first[0], second[0]),))], []
+    sides = [{run.name: run for run in side} for side in (first, second)]
+    # The first part of a name is its model; a name with one part has none.
+    models = [{name.partition("/")[0] if "/" in name else f"{name}/" for name in side} for side in sides]
+    if not sides[0].keys() & sides[1].keys() and all(len(names) == 1 for names in models):
+        sides = [{name.partition("/")[2]: run for name, run in side.items()} for side in sides]
+    shared = [name for name in sides[0] if name in sides[1]]
+    alone = [[name for name in side if name not in shared] for side in sides]
+    if not shared:
+        names = " and ".join(str(list(side)[:_NAMED]) for side in sides)
+        raise JobError(f"the two sides have no run of the same name: {names}")
+    if any(alone) and not common:
+        found = " and ".join(
+            f"only the {which} side has {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
+            for which, names in zip(("first", "second"), alone, strict=True)
+            if names
+        )
+        raise JobError(f"the two sides do not have the same runs: {found}; --common compares the others")
+    cells: dict[str, list[tuple[RunFolder, RunFolder]]] = {}
+    for name in shared:
+        cells.setdefault(remove_seed(name), []).append((sides[0][name], sides[1][name]))
+    return [CellPair(name, tuple(runs)) for name, runs in cells.items()], alone[0] + alone[1]
+
+
+def remove_seed(name: str) -> str:
+    """The name of a cell without its seed: `m/t/seed-1,temperature-0.5` is `m/t/temperature-0.5`."""
+    folder, slash, variant = name.rpartition("/")
+    rest = ",".join(part for part in variant.split(",") if not part.startswith("seed-"))
+    return f"{folder}{slash}{rest}" if rest else folder
 
 
 @dataclass(frozen=True, slots=True)

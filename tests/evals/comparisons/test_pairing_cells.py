@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.comparisons.comparison_cells import match_cells, remove_seed
+from mlxrun.evals.comparisons.pairing import match_cells, remove_seed
 from mlxrun.evals.run_folders.run_folder import RunFolder
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE
-from mlxrun.evals.comparisons.comparison_lines import PairedLines, PairingRules
+from mlxrun.evals.comparisons.pairing import PairedLines, PairingRules
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import chat, edit_line
 from tests.helpers.eval_runs import HAS_X, run_lines, sampled_chats
