@@ -27,7 +27,7 @@ from benchmarks.reproduce.models import ReproduceModel
 from mlxrun.config.conversion import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
-from mlxrun.evals.verification import make_serial_config
+from mlxrun.evals.replay import make_serial_config
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer

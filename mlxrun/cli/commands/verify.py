@@ -62,8 +62,8 @@ Exit codes: 0 verified; 1 something was changed, or a line came out differently;
 def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str | None, strict: bool) -> int:
     """Check that RUN is as it was written, and that its lines come out the same again."""
     from mlxrun.cli.signal_loop import run_async
+    from mlxrun.evals.replay import DEFAULT_SAMPLE
     from mlxrun.evals.run_folders.run_folder import open_runs
-    from mlxrun.evals.verification import DEFAULT_SAMPLE
 
     if sample is not None and is_all:
         raise click.UsageError("give one of --sample and --all")
@@ -120,8 +120,8 @@ async def _verify(
     run: RunFolder, engine: _KeptEngine, sample: int | None, seed: int, model: str | None, strict: bool
 ) -> bool:
     """Verify one run and print what is found; whether it is as it should be."""
+    from mlxrun.evals.replay import choose_lines, make_serial_config, run_lines_again
     from mlxrun.evals.run_folders.run_folder import DONE
-    from mlxrun.evals.verification import choose_lines, make_serial_config, run_lines_again
     from mlxrun.jobs.run.progress import pluralize
 
     differs = report_machine(run)

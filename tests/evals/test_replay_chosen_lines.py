@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mlxrun.evals.replay import choose_lines, make_serial_config, run_lines_again
 from mlxrun.evals.run_folders.run_folder import RunFolder
-from mlxrun.evals.verification import choose_lines, make_serial_config, run_lines_again
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, chat, chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
