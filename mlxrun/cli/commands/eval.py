@@ -156,9 +156,8 @@ class _EvalCommand:
 
     async def run(self, flags: dict[str, Any]) -> int:
         """Run the cells, and print the matrix however that ends."""
-        from mlxrun.evals.suites.suite_manifest import SuiteManifest
+        from mlxrun.evals.suites.suite_manifest import SuiteManifest, print_matrix
         from mlxrun.evals.suites.suite_run import SuiteRun, SuiteSetup, count_states
-        from mlxrun.evals.suites.suite_table import print_matrix
         from mlxrun.jobs.run.job_run import JobOptions
         from mlxrun.jobs.run.stop_signals import StopSignals
 
@@ -174,9 +173,8 @@ class _EvalCommand:
 
     async def check_cost(self, limit: int | None) -> int:
         """Print what the cells cost; nothing is written."""
-        from mlxrun.evals.suites.suite_cost import CostCheck
+        from mlxrun.evals.suites.suite_cost import CostCheck, print_costs
         from mlxrun.evals.suites.suite_manifest import read_suite_manifest
-        from mlxrun.evals.suites.suite_table import print_costs
 
         weights: dict[str, int] = {}
 

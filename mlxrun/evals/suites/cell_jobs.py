@@ -10,6 +10,7 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,7 @@ from mlxrun.jobs.lines.job_maker import ColumnChoice, JobMaker
 from mlxrun.jobs.lines.line_files import replace_file
 from mlxrun.jobs.lines.line_template import LineTemplate
 from mlxrun.jobs.lines.table_files import Row, RowError
+from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import wrap_write_errors
 from mlxrun.jobs.scoring.custom_scorer import load_scorer
 
@@ -67,16 +69,12 @@ class CellJobs:
     def write(self, cell: Cell, path: Path) -> str:
         """Write the job file of a cell of a checked suite, and return its sha256. An equal one is left as it
         is."""
-        template = self._prepare(cell)
-        assert template is not None, "the suite was not checked"
         temp = path.with_name(path.name + ".tmp")
         with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with temp.open("wb+") as file:
-                self._make_lines(cell, replace(template, job_folder=path.parent.resolve()), file)
-                file.seek(0)
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if path.exists() and _hash_file(path) == digest:
+                digest = self._write_lines(cell, path, file)
+                if hash_file(path) == digest:
                     temp.unlink()
                 else:
                     replace_file(file, temp, path)
@@ -84,18 +82,22 @@ class CellJobs:
 
     def compute_digest(self, cell: Cell, path: Path) -> str:
         """The sha256 of the job file that `write` would make at `path`. Nothing is left there."""
+        with tempfile.TemporaryFile() as file:
+            return self._write_lines(cell, path, file)
+
+    def _write_lines(self, cell: Cell, path: Path, file: BinaryIO) -> str:
+        """Write the lines of a job file at `path` to `file`, and return their sha256."""
         template = self._prepare(cell)
         assert template is not None, "the suite was not checked"
-        with tempfile.TemporaryFile() as file:
-            self._make_lines(cell, replace(template, job_folder=path.parent.resolve()), file)
-            file.seek(0)
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        self._make_lines(cell, replace(template, job_folder=path.parent.resolve()), file)
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
 
     def copy(self, done: Path, path: Path) -> None:
         """Give a cell the same lines as another one, whose job file is `done`."""
         with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            if path.exists() and _hash_file(path) == _hash_file(done):
+            if hash_file(path) == hash_file(done):
                 return
             temp = path.with_name(path.name + ".tmp")
             with done.open("rb") as old, temp.open("wb") as new:
@@ -223,18 +225,16 @@ class CellJobs:
                 self.file.report(("tasks", name, "eval", "scorer"), str(error))
 
 
-def _read(source: RowSource) -> Iterator[tuple[int, Row | RowError]]:
-    """The rows, or none if they cannot be read, which reading them for lines reports."""
-    try:
-        yield from source.read()
-    except JobError:
-        return
+def _read(source: RowSource) -> Iterator[Row]:
+    """The rows that can be read; reading them for lines reports the others."""
+    with suppress(JobError):
+        yield from (row for _, row in source.read() if not isinstance(row, RowError))
 
 
 def _find_missing_columns(template: TaskTemplate, source: RowSource) -> list[tuple[str, str]]:
     """Keys of the task, each with what is wrong: columns that the table does not have. In JSONL a row may
     lack what others have, which is named with its row where the lines are made."""
-    rows = (row for _, row in _read(source) if not isinstance(row, RowError))
+    rows = _read(source)
     first = next(rows, None)
     if first is None:
         return []
@@ -270,8 +270,3 @@ def _find_unknown_columns(
                 part.render({**row, **others}, 1)
             except RowError:  # a template may have a default for what is not there
                 yield key, describe(name)
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

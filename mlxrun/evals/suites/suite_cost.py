@@ -7,19 +7,23 @@ the same model that ran before, by their manifest.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import MlxrunError
+from mlxrun.core.terminal import print_line
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
+from mlxrun.evals.suites.suite_manifest import make_table, print_table
 from mlxrun.jobs.lines.job_check import CheckedLines, check_job
 from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.progress import format_duration, pluralize
 
 Say = Callable[[str], None]
 
@@ -100,14 +104,47 @@ class CostCheck:
     def _estimate(self, cell: Cell, found: CheckedLines) -> float | None:
         """Seconds that all lines of a cell take at most, by the measured speed of its model."""
         tokens = seconds = 0.0
-        for record in self._list_measured(cell):
-            tokens += record["tokens"]["prompt"] + record["tokens"]["output"]
-            seconds += record["seconds"]
+        for record in self.records.values():
+            if record["model"] == cell.model and record["tokens"] and record["seconds"]:
+                tokens += record["tokens"]["prompt"] + record["tokens"]["output"]
+                seconds += record["seconds"]
         if not tokens:
             return None
         return (found.prompt_tokens + found.max_tokens) * seconds / tokens
 
-    def _list_measured(self, cell: Cell) -> Iterator[Mapping[str, Any]]:
-        for record in self.records.values():
-            if record["model"] == cell.model and record["tokens"] and record["seconds"]:
-                yield record
+
+def print_costs(costs: Sequence[CellCost], weights: Mapping[str, int], stream: TextIO) -> None:
+    """Print a row for each cell, and the totals. `weights`: bytes of each model's weights."""
+    from rich.markup import escape
+
+    columns = ("cell", "lines", "done", "refused", "prompt tokens", "output tokens", "time")
+    table = make_table(columns, text=1)
+    for cost in costs:
+        if cost.found is None:
+            table.add_row(escape(cost.cell.name), *"------")
+            continue
+        found = cost.found
+        time = "unknown" if cost.seconds is None else f"<= {format_duration(cost.seconds)}"
+        numbers = (found.lines, cost.done, found.refused, found.prompt_tokens, found.max_tokens)
+        table.add_row(escape(cost.cell.name), *(f"{each:,}" for each in numbers), time)
+    print_table(table, stream)
+    errors = {str(cost.error): cost.cell.model for cost in costs if cost.error is not None}
+    for error, model in errors.items():
+        print_line(f"{model}: cannot be loaded: {error}", stream)
+    known = [cost.found for cost in costs if cost.found is not None]
+    times = [cost.seconds for cost in costs if cost.found is not None]
+    prompt, output = sum(each.prompt_tokens for each in known), sum(each.max_tokens for each in known)
+    done = sum(cost.done for cost in costs)
+    print_line(
+        f"{pluralize(len(costs), 'cell')}, {pluralize(sum(each.lines for each in known), 'line')}"
+        f"{f' ({done:,} done already)' if done else ''}, "
+        f"{prompt:,} prompt tokens, at most {output:,} output tokens",
+        stream,
+    )
+    total = sum(each for each in times if each is not None)
+    if None in times:
+        print_line("time: unknown for models that have not run yet in this folder", stream)
+    if total:
+        print_line(f"time: at most {format_duration(total)}, by the speed of earlier cells", stream)
+    for name, size in weights.items():
+        print_line(f"memory: {name} has {format_rounded(size)} of weights", stream)

@@ -1,4 +1,4 @@
-"""suite.json: the cells of a suite with their states and scores, and each start of it.
+"""suite.json: the cells of a suite with their states and scores, and each start of it; and their matrix.
 
 It is replaced whole, at every change of a cell's state; what a kill leaves is the state before it. How a cell
 was computed is in the manifest of its own run.
@@ -11,8 +11,9 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TextIO
 
+from mlxrun.core.terminal import open_console
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_file import SuiteFile
@@ -21,10 +22,14 @@ from mlxrun.jobs.records.manifest_environment import list_versions
 from mlxrun.jobs.records.run_paths import wrap_write_errors, write_atomically
 from mlxrun.jobs.run.progress import format_now
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 log = logging.getLogger(__name__)
 FORMAT = 1
 CHANGED = "changed"  # the state of a cell whose lines would be others now, and that was left out
 Record = dict[str, Any]
+_PIPE_WIDTH = 200  # columns, where the output is no terminal
 _EMPTY: Record = {
     "job_sha256": None,
     "state": "todo",
@@ -143,3 +148,50 @@ def read_suite_manifest(path: Path) -> Record | None:
     except UNREADABLE as error:
         log.warning("%s: cannot be read (%s); the history of earlier starts is lost", path, error)
     return None
+
+
+def print_matrix(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
+    """Print the matrix of scores; a cell without one has its state."""
+    from rich.markup import escape
+
+    models = list(dict.fromkeys(each["model"] for each in records))
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    for each in records:
+        rows.setdefault((each["task"], each["variant"]), {})[each["model"]] = _format_score(each)
+    table = make_table(("task", "variant", *models))
+    for (task, variant), scores in rows.items():
+        table.add_row(*map(escape, (task, variant, *(scores.get(model, "") for model in models))))
+    print_table(table, stream)
+
+
+def _format_score(record: Mapping[str, Any]) -> str:
+    """A score with its interval if there is one, and what is missing."""
+    scores, state = record["scores"], str(record["state"])
+    if scores is None:
+        return f"{record['done']} lines" if state == "done" else state
+    total = scores["total"]
+    text = f"{100 * total['share']:.1f} %"
+    if total["interval"] is not None:
+        low, high = total["interval"]
+        text += f" [{100 * low:.1f}, {100 * high:.1f}]"
+    notes = [f"{record['failed']} failed"] if record["failed"] else []
+    notes += [f"{total['unscored']} unscored"] if total.get("unscored") else []
+    notes += [f"{record['cut_by_length']} cut"] if record["cut_by_length"] else []
+    notes += [] if state == "done" else [state]
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def make_table(heads: Sequence[str], text: int = 2) -> Table:
+    """A table whose first `text` columns are texts, and the others numbers."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for at, head in enumerate(heads):
+        table.add_column(escape(head), justify="left" if at < text else "right", overflow="fold")
+    return table
+
+
+def print_table(table: Table, stream: TextIO) -> None:
+    """Print a table as wide as the terminal."""
+    open_console(stream, _PIPE_WIDTH, highlight=False).print(table)

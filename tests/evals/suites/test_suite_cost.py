@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.evals.suites.suite_cost import CellCost, CostCheck
+from mlxrun.evals.suites.suite_cost import CellCost, CostCheck, print_costs
+from mlxrun.jobs.lines.job_check import CheckedLines
 from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -76,3 +78,29 @@ async def test_a_limit_and_refused_lines(tmp_path: Path) -> None:
     found = costs[0].found
     assert found is not None and (found.lines, found.refused) == (2, 2)
     assert len(said) == 2 and said[0].startswith("tiny/capitals/seed-1: line 1: ")
+
+
+def test_the_costs(tmp_path: Path) -> None:
+    text = CAPITALS.replace("{tiny: }", "{tiny: , big: , gone: }")
+    _, cells, _ = read_cells(write_suite(tmp_path, text))
+    found = CheckedLines(lines=3, requests=3, prompt_tokens=1000, max_tokens=60)
+    costs = [
+        CellCost(cells[0], found, 61.0, done=2),
+        CellCost(cells[1], found),
+        CellCost(cells[2], error="no [such] model"),
+    ]
+    stream = io.StringIO()
+    print_costs(costs, {"embedded": 7_600_000}, stream)
+    lines = stream.getvalue().splitlines()
+    assert [line.split() for line in lines[1:4]] == [
+        ["tiny/capitals/seed-0", "3", "2", "0", "1,000", "60", "<=", "1:01"],
+        ["big/capitals/seed-0", "3", "0", "0", "1,000", "60", "unknown"],
+        ["gone/capitals/seed-0", "-", "-", "-", "-", "-", "-"],
+    ]
+    assert lines[4:] == [
+        "gone: cannot be loaded: no [such] model",
+        "3 cells, 6 lines (2 done already), 2,000 prompt tokens, at most 120 output tokens",
+        "time: unknown for models that have not run yet in this folder",
+        "time: at most 1:01, by the speed of earlier cells",
+        "memory: embedded has 7.6 MB of weights",
+    ]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.suites.suite_manifest import SuiteManifest, read_suite_manifest, update_cell_scores
+from mlxrun.evals.suites.suite_manifest import (
+    SuiteManifest,
+    print_matrix,
+    read_suite_manifest,
+    update_cell_scores,
+)
 from tests.helpers.suite_files import CAPITALS, read_cells, write_suite
 
 
@@ -84,3 +91,31 @@ def test_scores_of_a_cell_that_was_scored_again(tmp_path: Path) -> None:
     assert after["cells"][0].pop("scores") == scores
     before["cells"][0].pop("scores")
     assert after == before
+
+
+RECORD = {"task": "t", "variant": "seed-0", "state": "done", "done": 4, "failed": 0, "cut_by_length": 0}
+
+
+def make_scores(share: float, interval: list[float] | None) -> dict[str, Any]:
+    return {"groups": {}, "total": {"share": share, "interval": interval}}
+
+
+def test_the_matrix() -> None:
+    broken = {"groups": {}, "total": {"share": 1, "interval": None, "unscored": 3}}
+    records = [
+        {**RECORD, "model": "a", "scores": make_scores(0.725, [0.651, 0.789])},
+        {**RECORD, "model": "[b]", "scores": broken, "failed": 2, "cut_by_length": 1},
+        {**RECORD, "model": "a", "task": "other", "scores": None},
+        {**RECORD, "model": "[b]", "task": "other", "scores": None, "state": "failed"},
+        {**RECORD, "model": "a", "task": "third", "scores": make_scores(0, None), "state": "todo"},
+    ]
+    stream = io.StringIO()
+    print_matrix(records, stream)
+    rows = [line.split("  ") for line in stream.getvalue().splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells == [
+        ["task", "variant", "a", "[b]"],
+        ["t", "seed-0", "72.5 % [65.1, 78.9]", "100.0 % (2 failed, 3 unscored, 1 cut)"],
+        ["other", "seed-0", "4 lines", "failed"],
+        ["third", "seed-0", "0.0 % (todo)"],
+    ]

@@ -1,4 +1,4 @@
-"""The schema of suites and suites made of plain values."""
+"""The schema of suites, their page, and suites made of plain values."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import json
 import jsonschema
 
 from mlxrun.evals.suites.suite_schema import (
-    SCHEMA_FILE,
     build_settings,
     build_suite_schema,
     get_default,
     is_required,
     list_settings,
-    render_suite_schema,
+    render_suite_files,
+    render_suite_reference,
 )
 from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
 
@@ -34,10 +34,6 @@ def test_the_schema_is_valid_and_describes_every_key() -> None:
     assert task["few_shot"]["required"] == ["answer"] and task["few_shot"]["type"] == ["object", "null"]
     for cls in (Suite, SuiteModel, SuiteTask, FewShot, HubSource):
         assert all(doc.endswith(".") for _, _, doc in list_settings(cls))
-
-
-def test_the_shipped_schema_is_up_to_date() -> None:
-    assert SCHEMA_FILE.read_text(encoding="utf-8") == render_suite_schema()
 
 
 def test_defaults_fit_the_schema() -> None:
@@ -71,3 +67,16 @@ def test_settings_are_made_of_plain_values() -> None:
         generation={"stop": ["\n"]},
     )
     assert (suite.seeds, suite.vary) == ((1, 2), {"sampling.top_p": (None, 0.5)})
+
+
+def test_generated_files_are_up_to_date() -> None:
+    for path, text in render_suite_files().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path}: run `make generate`"
+
+
+def test_the_page_has_every_key_with_its_type_and_default() -> None:
+    page = render_suite_reference()
+    assert "| `count` | integer, 1 to 1000 | `5` | Number of examples. |" in page
+    assert "| `endpoint` | chat \\| completion | `chat` |" in page
+    assert "| `models` | mapping | required |" in page
+    assert "| `limit` | integer or null, 1 or more | `null` |" in page
