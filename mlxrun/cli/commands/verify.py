@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +21,9 @@ from mlxrun.cli.run_setup import (
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
-    from mlxrun.engine.client import EngineClient
     from mlxrun.evals.replay import RunComparison
     from mlxrun.evals.run_folders.run_folder import RunFolder
-    from mlxrun.jobs.run.job_run import JobSetup
+    from mlxrun.evals.suites.suite_run import SharedEngine
 
 EPILOG = """\b
 Examples:
@@ -79,45 +78,23 @@ async def _verify_runs(
     """Verify all runs; those that can use one engine come one after the other, so that a suite loads each
     model once."""
     from mlxrun.evals.suites.matrix import compute_engine_key
+    from mlxrun.evals.suites.suite_run import SharedEngine
 
-    keys = [compute_engine_key(each.manifest["config"]) for each in runs]
-    engine, good = _KeptEngine(), list[bool]()
-    try:
-        for key, each in sorted(zip(keys, runs, strict=True), key=lambda pair: keys.index(pair[0])):
-            await engine.prepare(key)
-            good.append(await verify(each, engine))
-    finally:
-        await engine.close()
+    groups: dict[str, list[RunFolder]] = {}
+    for each in runs:
+        groups.setdefault(compute_engine_key(each.manifest["config"]), []).append(each)
+    good: list[bool] = []
+    for group in groups.values():
+        engine = SharedEngine()
+        try:
+            good += [await verify(each, engine) for each in group]
+        finally:
+            await engine.close()
     return good
 
 
-@dataclass(slots=True)
-class _KeptEngine:
-    """The engine of the last run that needed one, for the next runs with this key."""
-
-    key: str | None = None
-    _client: EngineClient | None = None
-
-    async def prepare(self, key: str) -> None:
-        """Close the engine if it has another key."""
-        if key != self.key:
-            await self.close()
-        self.key = key
-
-    async def start(self, setup: JobSetup) -> EngineClient:
-        """The engine; `setup` starts it if there is none."""
-        if self._client is None:
-            self._client = await setup.start()
-        return self._client
-
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-
-
 async def _verify(
-    run: RunFolder, engine: _KeptEngine, sample: int | None, seed: int, model: str | None, strict: bool
+    run: RunFolder, engine: SharedEngine, sample: int | None, seed: int, model: str | None, strict: bool
 ) -> bool:
     """Verify one run and print what is found; whether it is as it should be."""
     from mlxrun.evals.replay import choose_lines, make_serial_config, run_lines_again
@@ -143,7 +120,7 @@ async def _verify(
         return True
     setup = make_run_setup(run, model, make_serial_config)
     print_line(f"{run.name}: the model's files and its settings are those of the run")
-    setup = replace(setup, start=partial(engine.start, setup), keep_engine=True)
+    setup = replace(setup, start=partial(engine.start, setup.start), keep_engine=True)
     found = await run_lines_again(run, numbers, setup, say)
     print_line(
         f"{run.name}: {pluralize(found.compared, 'line')} of {run.total} run again, alone and without a "

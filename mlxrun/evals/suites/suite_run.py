@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
 
 MakeView = Callable[[ProgressMeter, str], ProgressView]
+StartEngine = Callable[[], Coroutine[Any, Any, "EngineClient"]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +52,23 @@ class SuiteSetup:
 
 
 @dataclass(slots=True)
-class _SharedEngine:
-    """The engine of several cells: started when the first of them needs it, at most once. `seconds`: that
+class SharedEngine:
+    """The engine of several jobs: started when the first of them needs it, at most once. `seconds`: that
     this took."""
 
-    begin: Callable[[], Coroutine[Any, Any, EngineClient]]
-    clock: Callable[[], float]
+    clock: Callable[[], float] = time.monotonic
     seconds: float = 0.0
     _client: EngineClient | None = None
     _error: MlxrunError | None = None
 
-    async def start(self) -> EngineClient:
+    async def start(self, begin: StartEngine) -> EngineClient:
+        """The engine, which `begin` starts if there is none. It is tried once."""
         if self._error is not None:
             raise self._error
         if self._client is None:
             begun = self.clock()
             try:
-                self._client = await self.begin()
+                self._client = await begin()
                 self.seconds = self.clock() - begun
             except MlxrunError as error:
                 self._error = error
@@ -166,22 +167,25 @@ class SuiteRun:
             self.manifest.count_load(list(dict.fromkeys(cell.model for cell in cells)))
             return await self.setup.start(first.config, info, cache)
 
-        engine = _SharedEngine(begin, self.clock)
+        engine = SharedEngine(self.clock)
         try:
             for cell in cells:
-                await self._run_cell(cell, info, engine)
+                await self._run_cell(cell, info, engine, partial(engine.start, begin))
             if all(self.manifest.records[cell.name]["state"] == "done" for cell in cells):
                 await asyncio.to_thread(delete_cache, cache)
         finally:
             await self.stop.run_cleanup(engine.close())
             gc.collect()  # the weights must be gone before those of the next model are loaded
 
-    async def _run_cell(self, cell: Cell, info: ModelInfo, engine: _SharedEngine) -> None:
+    async def _run_cell(self, cell: Cell, info: ModelInfo, engine: SharedEngine, start: StartEngine) -> None:
         begun = self.clock() - engine.seconds  # the loading of weights is not the cell's time
         self.manifest.update(cell, state="running", error=None)
         try:
-            setup = self._make_setup(cell, info, engine)
-            paths, say = self._paths[cell.name], partial(self._say_of, cell)
+            setup = self._make_setup(cell, info, start)
+            paths = self._paths[cell.name]
+
+            def say(text: str) -> None:
+                self.say(f"{cell.name}: {text}")
 
             def view(meter: ProgressMeter) -> ProgressView:
                 return self.view(meter, cell.name)
@@ -200,7 +204,7 @@ class SuiteRun:
         else:
             self._record_outcome(cell, outcome, self._add_seconds(cell, begun + engine.seconds))
 
-    def _make_setup(self, cell: Cell, info: ModelInfo, engine: _SharedEngine) -> JobSetup:
+    def _make_setup(self, cell: Cell, info: ModelInfo, start: StartEngine) -> JobSetup:
         config = self.jobs.add_image_folder(cell)
         digest = cell.config_hash if config is cell.config else hash_config(config)
         formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
@@ -211,7 +215,7 @@ class SuiteRun:
             digest,
             info,
             preparer,
-            engine.start,
+            start,
             partial(self.setup.device, config),
             keep_engine=True,
             evals=make_eval_reader(self._paths[cell.name].job),
@@ -245,9 +249,6 @@ class SuiteRun:
         self._exits.append(error.exit_code)
         self.manifest.update(cell, state="failed", error=str(error))
         self.say(f"{cell.name}: failed: {error}")
-
-    def _say_of(self, cell: Cell, text: str) -> None:
-        self.say(f"{cell.name}: {text}")
 
 
 def _is_complete(meter: ProgressMeter) -> bool:

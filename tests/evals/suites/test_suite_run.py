@@ -67,7 +67,7 @@ async def test_each_model_is_loaded_once(bench: SuiteBench) -> None:
 
 async def test_a_second_load_would_be_seen(bench: SuiteBench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation twin: an engine that is started for each cell."""
-    monkeypatch.setattr("mlxrun.evals.suites.suite_run._SharedEngine.start", lambda self: self.begin())
+    monkeypatch.setattr("mlxrun.evals.suites.suite_run.SharedEngine.start", lambda self, begin: begin())
     await bench.run("a")
     assert bench.loads == {"one": 2} and bench.read()["runs"][0]["loads"] == {"a": 2}
 
