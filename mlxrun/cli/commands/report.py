@@ -50,11 +50,12 @@ Exit codes: 0 written; 2 no such run, or its manifest is damaged.
 @click.option("--full", is_flag=True, help="Keep long texts whole, and images at up to 1,024 pixels.")
 def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full: bool) -> int:
     """Write a report of RUN..., to look at scores, failures, speed and every line."""
+    from mlxrun.evals.reports.page import render_markdown, render_page
     from mlxrun.evals.reports.report_runs import read_runs
 
     form = form or ("md" if output is not None and output.suffix == ".md" else "html")
     found = read_runs(runs, full=full, images=form == "html", say=lambda text: say(f"mlxrun: {text}"))
-    text = _render(found, form)
+    text = (render_markdown if form == "md" else render_page)(found)
     if output == Path("-"):
         print_text(text)
         return 0
@@ -62,16 +63,6 @@ def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full:
     _write(path, text)
     print_line(str(path))
     return 0
-
-
-def _render(runs: ReportRuns, form: str) -> str:
-    if form == "md":
-        from mlxrun.evals.reports.markdown import render_markdown
-
-        return render_markdown(runs)
-    from mlxrun.evals.reports.page import render_page
-
-    return render_page(runs)
 
 
 def choose_path(runs: ReportRuns, form: str) -> Path:

@@ -1,8 +1,8 @@
-"""The HTML file of a report: one file that contains all it needs, and that may load nothing.
+"""The files of a report, made of one view: HTML, and Markdown that is short enough for a pull request.
 
-Its policy allows the style and the script in it by their digests, and images from data URLs; nothing else
-runs or is loaded, whatever an answer contains. Texts of the runs are escaped by the templates, or are JSON
-that the script shows as text.
+The HTML file contains all it needs, and may load nothing. Its policy allows the style and the script in it
+by their digests, and images from data URLs; nothing else runs or is loaded, whatever an answer contains.
+Texts of the runs are escaped by the templates, or are JSON that the script shows as text.
 
 Lines are JSON inside the page. Columns for the table are read when it opens; a chunk with details when one of
 its lines is opened or searched. A text that occurs in several lines of a chunk is in it once: a number stands
@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -62,6 +63,14 @@ def render_page(runs: ReportRuns) -> str:
     return page
 
 
+def render_markdown(runs: ReportRuns) -> str:
+    """The report as Markdown: scores, differences, failures, speed, versions."""
+    environment = _make_environment(is_html=False)
+    environment.filters.update(show=shown_text.show_markdown, plain=shown_text.escape_markdown)
+    text = environment.get_template("report.md").render(report=build_view(runs))
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
 def build_view(runs: ReportRuns) -> SimpleNamespace:
     """What the templates show."""
     all_runs = runs.runs
@@ -85,6 +94,8 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
         ),
         unscored=any(group.unscored for run in all_runs for group in run.scores.groups.values()),
         reasons=report_view.list_reasons(all_runs),
+        troubled=[run for run in all_runs if any(value for value, _ in run.troubles)],
+        flips=[row for row in runs.rows if row.is_flip] if len(all_runs) == 2 else [],
         problems=[problem for run in all_runs for problem in run.problems],
         speeds=list_speeds(all_runs),
         differences=list_differences(all_runs)[:MOST_DIFFERENCES] if 1 < len(all_runs) <= MOST_SCORED else [],
@@ -123,11 +134,12 @@ def _read_asset(name: str) -> str:
     return resources.files("mlxrun.evals.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _make_environment() -> Any:
+def _make_environment(*, is_html: bool = True) -> Any:
     import jinja2
 
     environment = jinja2.Environment(
-        autoescape=True,
+        autoescape=is_html,
+        trim_blocks=not is_html,
         undefined=jinja2.StrictUndefined,
         loader=jinja2.FunctionLoader(_read_asset),
         keep_trailing_newline=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlxrun.evals.reports.markdown import render_markdown, write_table
+from mlxrun.evals.reports.page import render_markdown
 from mlxrun.evals.reports.report_runs import read_runs
 from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.report_jobs import (
@@ -23,6 +23,8 @@ async def test_one_run(tmp_path: Path) -> None:
     assert text.startswith(
         "## job on embedded\n\n**50.0 %** of 4 lines, 95 % interval \\[15.0, 85.0\\]. 2 failed"
     )
+    head = "| group | lines | score | 95 % interval | failed | cut |\n| :-- | --: | --: | --: | --: | --: |\n"
+    assert f"\n\n{head}| a | " in text
     assert "| b | 2 | 50.0 % | [9.5, 90.5] | 1 | 1 |" in text
     assert "Failed lines:\n\n- 1 × " in text
     assert "mlxrun 0" in text
@@ -62,11 +64,6 @@ async def test_problems_are_named(tmp_path: Path) -> None:
     bench = await run_lines(tmp_path, chats(3))
     bench.paths.journal.unlink()
     assert "Problems in the run folders" in render_markdown(read_runs([bench.job]))
-
-
-def test_tables() -> None:
-    assert write_table(["a", "b"], []) == ""
-    assert write_table(["a", "b"], [["x", "1"]]) == "| a | b |\n| :-- | --: |\n| x | 1 |"
 
 
 async def test_answers_that_could_not_be_scored_have_a_column(tmp_path: Path) -> None:
