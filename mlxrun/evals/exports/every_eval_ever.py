@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary, build_usage, dump_json
+from mlxrun.evals.exports.exported_run import ExportedRun, build_usage, dump_json, name_metric
 from mlxrun.evals.prompt_messages import dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE, ScoreMean
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
 SCHEMA_VERSION = "0.3.0"
@@ -127,10 +128,10 @@ def _build_model(run: ExportedRun) -> Json:
 
 
 def _build_result(
-    run: ExportedRun, name: str, group: GroupSummary, scores: ScoreMean, metric: str | None
+    run: ExportedRun, name: str, group: ScoreGroup, scores: ScoreMean, metric: str | None
 ) -> Json:
     """One aggregate result: of a group's score, or of one of the named metrics of all lines."""
-    shown = metric or group.metric
+    shown = metric or name_metric(group)
     return {
         "evaluation_result_id": _name_result(name, metric),
         "evaluation_name": run.task if name == TOTAL else f"{run.task}/{name}",

@@ -14,7 +14,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.run_folders.run_line import RunLine
-from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
 _MISSING = object()
@@ -34,48 +34,11 @@ class ExportNames:
 
 
 @dataclass(slots=True)
-class GroupSummary:
-    """The scores of a group: the mean of the scores and of each named metric. `matches`: how its lines are
-    scored; `unscored`: lines whose answer could not be scored, which score 0."""
-
-    scores: ScoreMean = field(default_factory=ScoreMean)
-    metrics: dict[str, ScoreMean] = field(default_factory=dict)
-    matches: set[str] = field(default_factory=set)
-    failed: int = 0
-    unscored: int = 0
-
-    def add(self, line: RunLine) -> None:
-        """Count a scored line."""
-        assert line.score is not None
-        cluster = line.eval.get("cluster")
-        self.scores.add(line.score, cluster)
-        self.matches.add(line.match)
-        self.failed += line.error is not None
-        self.unscored += "note" in line.eval
-        for name, value in line.metrics.items():
-            self.metrics.setdefault(name, ScoreMean()).add(value, cluster)
-
-    @property
-    def metric(self) -> str:
-        """The name of the score: that of the only match of its lines, or `score`."""
-        (match,) = self.matches if len(self.matches) == 1 else ("score",)
-        return METRICS.get(match, match)
-
-    @property
-    def interval(self) -> ConfidenceInterval | None:
-        return self.scores.compute_interval()
-
-    @property
-    def standard_error(self) -> float | None:
-        return self.scores.compute_standard_error()
-
-
-@dataclass(slots=True)
 class RunSummary:
     """What one pass over the lines counts. `generation`: the settings that all lines have in common."""
 
-    groups: dict[str, GroupSummary] = field(default_factory=dict)
-    total: GroupSummary = field(default_factory=GroupSummary)
+    groups: dict[str, ScoreGroup] = field(default_factory=dict)
+    total: ScoreGroup = field(default_factory=ScoreGroup)
     ids: list[str] = field(default_factory=list)
     failed: int = 0
     input_tokens: int = 0
@@ -97,8 +60,8 @@ class RunSummary:
             mine = line.generation
             self.generation = {key: value for key, value in known.items() if mine.get(key, _MISSING) == value}
         if line.score is not None:
-            self.groups.setdefault(str(line.group), GroupSummary()).add(line)
-            self.total.add(line)
+            for group in (self.groups.setdefault(str(line.group), ScoreGroup()), self.total):
+                group.add(line.eval, failed=line.error is not None, is_cut_answer=False)
 
 
 class ExportedRun:
@@ -191,6 +154,12 @@ class ExportedRun:
         digests = self.manifest["input"]["sha256"], self.manifest["output"]["sha256"]
         parts = (*digests, self.started, self.ended, self.model, self.task)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def name_metric(group: ScoreGroup) -> str:
+    """The name of a group's score: that of the only match of its lines, or `score`."""
+    (match,) = group.matches if len(group.matches) == 1 else ("score",)
+    return METRICS.get(match, match)
 
 
 def dump_json(value: Any) -> str:

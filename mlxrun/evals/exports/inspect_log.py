@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.limited_json import load_json
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary, build_usage, dump_json
+from mlxrun.evals.exports.exported_run import ExportedRun, build_usage, dump_json, name_metric
 from mlxrun.evals.prompt_messages import PromptMessage, dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
 SUFFIXES = (".eval", ".json")
@@ -81,7 +82,7 @@ def build_header(run: ExportedRun) -> Json:
         "config": {},
         "packages": run.versions,
         "metadata": run.facts,
-        "scorers": [{"name": run.summary.total.metric}],
+        "scorers": [{"name": name_metric(run.summary.total)}],
     }
     return {
         "version": _VERSION,
@@ -124,8 +125,8 @@ def _build_results(run: ExportedRun) -> Json:
     for each, scores in total.metrics.items():
         metrics[each] = _build_metric(each, scores.mean)
     scored = {
-        "name": run.summary.total.metric,
-        "scorer": run.summary.total.metric,
+        "name": name_metric(total),
+        "scorer": name_metric(total),
         "scored_samples": total.scores.count,
         "unscored_samples": run.summary.lines - total.scores.count,
         "metrics": metrics,
@@ -134,7 +135,7 @@ def _build_results(run: ExportedRun) -> Json:
     return {"total_samples": run.total_lines, "completed_samples": done, "scores": [scored]}
 
 
-def _build_metrics(group: GroupSummary, name: str) -> dict[str, Json]:
+def _build_metrics(group: ScoreGroup, name: str) -> dict[str, Json]:
     """The mean of a group's scores, with its interval, and its standard error."""
     found = {name: _build_metric(name, group.scores.mean)}
     interval = group.interval
@@ -143,8 +144,8 @@ def _build_metrics(group: GroupSummary, name: str) -> dict[str, Json]:
         bounds = {"lower": interval.low, "upper": interval.high}
         facts["confidence_interval"] = bounds | {"level": CONFIDENCE, "method": interval.method}
     found[name]["metadata"] = facts
-    if group.standard_error is not None:
-        found["stderr"] = _build_metric("stderr", group.standard_error)
+    if (error := group.scores.compute_standard_error()) is not None:
+        found["stderr"] = _build_metric("stderr", error)
     return found
 
 
@@ -170,7 +171,7 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
         "target": line.targets or "",
         "messages": [*prompt, *(choice["message"] for choice in choices[:1])],
         "output": {"model": run.model, "choices": choices, "usage": usage},
-        "scores": {} if line.score is None else {run.summary.total.metric: _build_score(line)},
+        "scores": {} if line.score is None else {name_metric(run.summary.total): _build_score(line)},
         "metadata": {"group": line.group or "all", "match": line.match, "generation": line.generation},
         "model_usage": {run.model_id: usage},
         "uuid": f"{run.digest[:_ID_LENGTH]}-{line.number}",

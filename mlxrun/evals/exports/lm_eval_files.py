@@ -15,10 +15,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary, dump_json
+from mlxrun.evals.exports.exported_run import ExportedRun, dump_json, name_metric
 from mlxrun.evals.prompt_messages import dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
 FILTER = "none"
@@ -141,14 +142,14 @@ def _list_intervals(run: ExportedRun) -> Json:
     }
 
 
-def _list_means(group: GroupSummary) -> Json:
+def _list_means(group: ScoreGroup) -> Json:
     """The means of a group by metric; the score goes first, and again under its own name."""
-    return {group.metric: group.scores} | {
-        name: scores for name, scores in group.metrics.items() if name != group.metric
+    return {name_metric(group): group.scores} | {
+        name: scores for name, scores in group.metrics.items() if name != name_metric(group)
     }
 
 
-def _build_task(name: str, group: GroupSummary) -> Json:
+def _build_task(name: str, group: ScoreGroup) -> Json:
     found: Json = {"name": name, "alias": name, "sample_len": group.scores.count}
     for metric, scores in _list_means(group).items():
         error = scores.compute_standard_error()
@@ -166,7 +167,7 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
     doc: Json = {"id": line.id, "body": line.body, "eval": wanted}
     target = ", ".join(line.targets)
     arguments = list(_list_arguments(line))
-    scores = {group.metric: line.score, **line.metrics}
+    scores = {name_metric(group): line.score, **line.metrics}
     return {
         "doc_id": (line.number or 0) - 1,
         "doc": doc,

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.exports.exported_run import ExportedRun, GroupSummary
+from mlxrun.evals.exports.exported_run import ExportedRun, name_metric
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
 SUFFIXES = (".md", ".yaml", ".yml")
@@ -97,25 +98,25 @@ def build_model_index(runs: Sequence[ExportedRun]) -> Json:
 def _list_metrics(run: ExportedRun) -> list[Json]:
     """The score of all lines, the named metrics, and the score of each group if there are several."""
     summary = run.summary
-    found = [_build_metric(run, summary.total, summary.total.metric)]
+    found = [_build_metric(run, summary.total, name_metric(summary.total))]
     for name, scores in summary.total.metrics.items():
-        metric = GroupSummary(scores=scores, matches={name}, failed=summary.total.failed)
-        metric.unscored = summary.total.unscored
+        failed, unscored = summary.total.failed, summary.total.unscored
+        metric = ScoreGroup(scores=scores, matches={name}, failed=failed, unscored=unscored)
         found.append(_build_metric(run, metric, name))
     if len(summary.groups) > 1:
         found += [
-            _build_metric(run, group, f"{group.metric} ({name})")
+            _build_metric(run, group, f"{name_metric(group)} ({name})")
             for name, group in sorted(summary.groups.items())
         ]
     return found
 
 
-def _build_metric(run: ExportedRun, group: GroupSummary, name: str) -> Json:
+def _build_metric(run: ExportedRun, group: ScoreGroup, name: str) -> Json:
     facts: Json = {"lines": group.scores.count, "failed": group.failed}
     if group.unscored:
         facts["unscored"] = group.unscored
-    if group.standard_error is not None:
-        facts["stderr"] = round(group.standard_error, _DIGITS)
+    if (error := group.scores.compute_standard_error()) is not None:
+        facts["stderr"] = round(error, _DIGITS)
     if group.interval is not None:
         facts["confidence_interval"] = _round_interval(group)
         facts |= {"confidence_level": CONFIDENCE, "interval_method": group.interval.method}
@@ -124,10 +125,11 @@ def _build_metric(run: ExportedRun, group: GroupSummary, name: str) -> Json:
         facts["cell"] = run.cell
     if not run.is_complete:
         facts["lines_of_the_job"] = run.total_lines
-    return {"type": group.metric, "value": round(group.scores.mean, _DIGITS), "name": name, "args": facts}
+    metric, value = name_metric(group), round(group.share, _DIGITS)
+    return {"type": metric, "value": value, "name": name, "args": facts}
 
 
-def _round_interval(group: GroupSummary) -> list[float]:
+def _round_interval(group: ScoreGroup) -> list[float]:
     assert group.interval is not None
     return [round(group.interval.low, _DIGITS), round(group.interval.high, _DIGITS)]
 

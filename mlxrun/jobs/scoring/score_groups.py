@@ -17,8 +17,8 @@ _DIGITS = 10  # so many that a share which is printed with fewer is not rounded 
 class ScoreGroup:
     """The scores of one group. `correct`: lines that score 1; `failed` lines score 0; `unscored`: answers
     that a scorer, a judge or a pattern failed on, which score 0 too; `waiting`: those of them that a judge
-    is to score; `cut_by_length`: answers that had as many tokens as allowed; `metrics`: the sum of each
-    further score, and the number of its lines."""
+    is to score; `cut_by_length`: answers that had as many tokens as allowed; `metrics`: the further scores of
+    the lines that have them; `matches`: how the lines are scored."""
 
     lines: int = 0
     correct: int = 0
@@ -27,7 +27,8 @@ class ScoreGroup:
     unscored: int = 0
     waiting: int = 0
     scores: ScoreMean = field(default_factory=ScoreMean)
-    metrics: dict[str, tuple[float, int]] = field(default_factory=lambda: defaultdict(lambda: (0.0, 0)))
+    metrics: dict[str, ScoreMean] = field(default_factory=lambda: defaultdict(ScoreMean))
+    matches: set[str] = field(default_factory=set)
 
     @property
     def share(self) -> float:
@@ -49,23 +50,23 @@ class ScoreGroup:
         self.cut_by_length += is_cut_answer
         self.unscored += "note" in result
         self.waiting += "note" in result and result.get("match") == "judge"
+        self.matches.add(str(result.get("match", "none")))
         self.scores.add(number, result.get("cluster"))
         for name, value in (result.get("scores") or {}).items():
-            total, count = self.metrics[name]
-            self.metrics[name] = total + value, count + 1
+            self.metrics[name].add(value, result.get("cluster"))
 
     def merge(self, other: ScoreGroup) -> None:
         """Count all lines of another group."""
         for name in ("lines", "correct", "failed", "cut_by_length", "unscored", "waiting"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.scores.merge(other.scores)
-        for name, (value, number) in other.metrics.items():
-            total, count = self.metrics[name]
-            self.metrics[name] = total + value, count + number
+        self.matches |= other.matches
+        for name, mean in other.metrics.items():
+            self.metrics[name].merge(mean)
 
     def compute_metrics(self) -> dict[str, float]:
         """The mean of each further score, over the lines that have it."""
-        return {name: total / count for name, (total, count) in self.metrics.items()}
+        return {name: each.mean for name, each in self.metrics.items()}
 
     def describe(self) -> dict[str, Any]:
         """The group as scores.json and the manifest contain it."""
