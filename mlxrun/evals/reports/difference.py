@@ -17,11 +17,6 @@ from mlxrun.evals.reports.charts import draw_axis, draw_interval
 from mlxrun.evals.reports.shown_text import format_bounds, format_points
 from mlxrun.jobs.run.progress import pluralize
 
-METHOD = (
-    "The interval is that of a paired bootstrap, or by t where fewer than 10 lines differ; p is McNemar's "
-    "test (mid-p) where all scores are 0 or 1, else a paired t test, adjusted for the number of groups or "
-    "cells. mlxrun compare has more."
-)
 Bounds = tuple[float, float]
 
 

@@ -28,16 +28,14 @@ from markupsafe import Markup
 from mlxrun import __version__
 from mlxrun.evals.reports import report_view, shown_text
 from mlxrun.evals.reports.charts import draw_axis, format_seconds
-from mlxrun.evals.reports.difference import METHOD, describe_difference
-from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt, RunAnswer
+from mlxrun.evals.reports.difference import describe_difference
+from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt
 from mlxrun.evals.reports.report_runs import ReportRuns, collect_settings, list_differences
 from mlxrun.evals.reports.speed import list_speeds
-from mlxrun.evals.reports.suite_matrix import build_matrix
 
 _SCRIPTS = ("text.js", "lines.js", "detail.js", "page.js")
 MOST_SCORED = 6  # runs whose scores by group are shown at once
 MOST_DIFFERENCES = 40  # settings
-SCORE_NOTE = "Failed lines score 0. The dot is the mean score, the line its 95 % interval, from 0 to 100 %."
 CHUNK = 100  # lines
 _SHARED = 80  # characters from which a text that repeats is shared
 # Inside a script element, HTML would read these; as JSON escapes they are the same text.
@@ -83,12 +81,10 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
         many=len(all_runs) > 1,
         count=len(runs.rows),
         difference=describe_difference(runs.paths),
-        difference_method=METHOD,
-        matrix=build_matrix(runs),
+        matrix=report_view.build_matrix(runs),
         score_rows=report_view.list_score_rows(all_runs),
         scores_folded=len(all_runs) > MOST_SCORED,
         score_axis=draw_axis(report_view.SHARE_DOMAIN),
-        score_note=SCORE_NOTE,
         metrics=sorted(
             {name for run in all_runs for group in run.scores.groups.values() for name in group.metrics}
         ),
@@ -179,19 +175,16 @@ def build_head(rows: Sequence[LineRow], runs: Sequence[str], tasks: Sequence[str
             "groups": [-1 if row.group is None else places[row.group] for row in rows],
             "tasks": [row.task for row in rows],
             "marks": ["".join(each.mark if each else ABSENT for each in found) for found in answers],
-            "flags": [_dump_flags(row, found) for row, found in zip(rows, answers, strict=True)],
+            "flags": [
+                "".join(f"{each.flags | FLIP * row.is_flip:x}" if each else "0" for each in found)
+                for row, found in zip(rows, answers, strict=True)
+            ],  # those of each run are a hexadecimal digit
             "answers": [answer.answer for answer in last],
             "expected": [answer.expected for answer in last],
             "output": [answer.output for answer in last],
             "took": [answer.took for answer in last],
         },
     }
-
-
-def _dump_flags(row: LineRow, answers: Sequence[RunAnswer | None]) -> str:
-    """The flags of each run as a hexadecimal digit."""
-    flip = FLIP * row.is_flip
-    return "".join("0" if answer is None else f"{answer.flags | flip:x}" for answer in answers)
 
 
 def build_chunks(rows: Sequence[LineRow], runs: int) -> Iterator[Markup]:

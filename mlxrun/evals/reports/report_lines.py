@@ -39,10 +39,8 @@ class RunAnswer:
     score: float | None
     answer: str
     expected: str
-    error: str | None
     output: int
     took: float | None
-    tries: int
     shown: dict[str, Any]
 
 
@@ -190,10 +188,8 @@ def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], 
         score=line.score,
         answer=make_preview(line.error or text or ""),
         expected="" if expected is None else make_preview(dump_text(expected)),
-        error=line.error,
         output=output,
         took=None if timing is None else timing.took,
-        tries=1 if timing is None else timing.tries,
         shown=shown,
     )
 

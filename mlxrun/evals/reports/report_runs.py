@@ -157,16 +157,16 @@ def _read_lines(
     run.timings = list(read_timings(run.folder.paths.timings))
     by_key = {timing.key: timing for timing in run.timings}
     for line in run.folder.read_lines(lambda problem: run.problems.append(str(problem))):
-        key = str(line.record["id"]).removeprefix(ID_PREFIX)
-        answer = rows.add(number, task, line, by_key.get(key), thumbnails)
+        timing = by_key.get(str(line.record["id"]).removeprefix(ID_PREFIX))
+        answer = rows.add(number, task, line, timing, thumbnails)
         run.scores.add(line.record)
         run.counts["lines"] += 1
         run.counts["failed"] += answer.mark == FAILED
         run.counts["cut"] += bool(answer.flags & CUT)
         run.counts["empty"] += bool(answer.flags & EMPTY)
-        run.counts["retried"] += answer.tries > 1
-        if answer.error is not None:
-            message = answer.error[:300]
+        run.counts["retried"] += timing is not None and timing.tries > 1
+        if line.error is not None:
+            message = line.error[:300]
             reason = run.reasons.setdefault(message, FailureReason(message))
             reason.count += 1
             if len(reason.ids) < SHOWN_IDS:

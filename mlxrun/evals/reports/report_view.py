@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +24,14 @@ from mlxrun.evals.reports.shown_text import (
     pluralize_count,
 )
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
+from mlxrun.evals.suites.suite_manifest import read_suite_manifest
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
+# The sentence at the top, in parts; those marked are what one looks for.
+Lead = list[tuple[str, bool]]
 MOST_REASONS = 30
 MOST_DATED = 3  # runs whose times are listed one by one
 SHARE_DOMAIN = (0.0, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class LeadPart:
-    """A part of the sentence at the top; `strong` ones are what one looks for."""
-
-    text: str
-    strong: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,51 +84,135 @@ def get_interval(group: ScoreGroup) -> tuple[float, float] | None:
     return None if found is None else (found.low, found.high)
 
 
+@dataclass(frozen=True, slots=True)
+class VariantScore:
+    """The score of one run of a cell."""
+
+    name: str
+    score: float
+    interval: tuple[float, float] | None
+
+    @property
+    def plot(self) -> Markup:
+        return draw_interval(
+            self.score, self.interval, SHARE_DOMAIN, f"{self.name}: {format_share(self.score)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixCell:
+    """One model on one task. `missing`: what is not finished in it, and why."""
+
+    variants: list[VariantScore]
+    missing: list[str]
+
+    @property
+    def mean(self) -> float:
+        return sum(each.score for each in self.variants) / max(1, len(self.variants))
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteMatrix:
+    """Cells by model, in the order of `tasks`; None where a model was not run on a task. Models, tasks and
+    variants are in the order of the suite."""
+
+    tasks: list[str]
+    variants: list[str]
+    rows: list[tuple[str, list[MatrixCell | None]]]
+
+    @property
+    def has_variants(self) -> bool:
+        return len(self.variants) > 1
+
+
+def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
+    """The matrix of the cells among the runs; None if there are none. Cells of the suite that were not begun
+    are in it too."""
+    cells = [run for run in runs.runs if run.model]
+    if not cells:
+        return None
+    todo = _list_not_begun(runs)
+    tasks = list(dict.fromkeys([*(run.task for run in cells), *(each["task"] for each in todo)]))
+    models = list(dict.fromkeys([*(run.model for run in cells), *(each["model"] for each in todo)]))
+    rows = []
+    for model in models:
+        found = []
+        for task in tasks:
+            own = [run for run in cells if (run.model, run.task) == (model, task)]
+            missing = [each for each in todo if (each["model"], each["task"]) == (model, task)]
+            found.append(_build_cell(own, missing))
+        rows.append((model, found))
+    return SuiteMatrix(tasks, list(dict.fromkeys(run.variant for run in cells)), rows)
+
+
+def _list_not_begun(runs: ReportRuns) -> list[dict[str, Any]]:
+    """The records of the suite's cells that have no run."""
+    manifest = None if runs.suite is None else read_suite_manifest(runs.suite / "suite.json")
+    begun = {run.label for run in runs.runs}
+    known = ("model", "task", "variant", "state", "error")
+    records = [] if manifest is None else manifest["cells"]
+    return [{key: each.get(key) or "" for key in known} for each in records if each["name"] not in begun]
+
+
+def _build_cell(runs: Sequence[ReportRun], todo: Sequence[Mapping[str, Any]]) -> MatrixCell | None:
+    if not runs and not todo:
+        return None
+    scores = []
+    for run in runs:
+        if run.scores.groups:
+            total = run.scores.compute_total()
+            scores.append(VariantScore(run.variant, total.share, get_interval(total)))
+    left = sum(run.unfinished for run in runs)
+    missing = [f"{pluralize_count(left, 'line')} not finished"] if left else []
+    missing += [f"{each['variant']}: {each['error'] or each['state']}" for each in todo]
+    return MatrixCell(scores, missing)
+
+
 def list_reasons(runs: Sequence[ReportRun]) -> list[tuple[FailureReason, str]]:
     """The most common reasons of failures, with the label of the run."""
     found = [(reason, run.label) for run in runs for reason in run.list_reasons()]
     return sorted(found, key=lambda each: -each[0].count)[:MOST_REASONS]
 
 
-def build_lead(runs: ReportRuns) -> list[LeadPart]:
+def build_lead(runs: ReportRuns) -> Lead:
     """The sentence at the top of a report of one run, or of several."""
     if len(runs.runs) > 1:
         return _build_lead_of_many(runs)
     (run,) = runs.runs
     total = run.scores.compute_total() if run.scores.groups else None
-    parts: list[LeadPart] = []
+    parts: Lead = []
     if total is not None:
         parts += [
-            LeadPart(format_share(total.share), True),
-            LeadPart(f" of {pluralize_count(total.lines, 'line')}"),
+            (format_share(total.share), True),
+            (f" of {pluralize_count(total.lines, 'line')}", False),
         ]
         interval = get_interval(total)
-        parts.append(LeadPart(f", 95 % interval {format_bounds(interval)}. " if interval else ". "))
+        parts.append((f", 95 % interval {format_bounds(interval)}. " if interval else ". ", False))
     else:
-        parts += [LeadPart(format_count(run.answered), True)]
+        parts += [(format_count(run.answered), True)]
         parts.append(
-            LeadPart(f" of {pluralize_count(run.total, 'line')} answered; none has an expected answer. ")
+            (f" of {pluralize_count(run.total, 'line')} answered; none has an expected answer. ", False)
         )
     without = total is not None and total.lines != run.counts["lines"]  # lines without an `eval`
     unscored = 0 if total is None else total.unscored
-    return [*parts, LeadPart(_describe_trouble(run, of_all=without) + _describe_unscored(unscored))]
+    return [*parts, (_describe_trouble(run, of_all=without) + _describe_unscored(unscored), False)]
 
 
-def _build_lead_of_many(runs: ReportRuns) -> list[LeadPart]:
+def _build_lead_of_many(runs: ReportRuns) -> Lead:
     lines = sum(run.total for run in runs.runs)
     models, number = len({run.model for run in runs.runs}), pluralize_count(len(runs.runs), "run")
-    parts = [LeadPart(number, True)]
+    parts = [(number, True)]
     if runs.suite is not None:
         matrix = f"{pluralize_count(models, 'model')} on {pluralize_count(len(runs.tasks), 'task')}"
-        parts = [LeadPart(matrix, True), LeadPart(f", {number}")]
-    parts.append(LeadPart(f" with {pluralize_count(lines, 'line')} in all. "))
+        parts = [(matrix, True), (f", {number}", False)]
+    parts.append((f" with {pluralize_count(lines, 'line')} in all. ", False))
     flips = sum(row.is_flip for row in runs.rows)
     if flips:
-        parts.append(LeadPart(f"{pluralize_count(flips, 'line')} with different scores. "))
+        parts.append((f"{pluralize_count(flips, 'line')} with different scores. ", False))
     failed = sum(run.counts["failed"] for run in runs.runs)
     unscored = sum(run.scores.compute_total().unscored for run in runs.runs if run.scores.groups)
     text = f"{pluralize_count(failed, 'line')} failed." if failed else "No line failed."
-    return [*parts, LeadPart(text + _describe_unscored(unscored))]
+    return [*parts, (text + _describe_unscored(unscored), False)]
 
 
 def _describe_unscored(count: int) -> str:

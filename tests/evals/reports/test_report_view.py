@@ -14,7 +14,7 @@ from tests.helpers.report_jobs import mixed_lines, read_lines, run_lines, run_ot
 
 
 def read_lead(runs: ReportRuns) -> str:
-    return "".join(part.text for part in report_view.build_lead(runs)).replace("\u00a0", " ")
+    return "".join(text for text, _ in report_view.build_lead(runs)).replace("\u00a0", " ")
 
 
 async def test_one_run(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlxrun.evals.reports.report_runs import read_runs
-from mlxrun.evals.reports.suite_matrix import build_matrix
+from mlxrun.evals.reports.report_view import build_matrix
 from tests.helpers.batch_fakes import chats
 from tests.helpers.report_jobs import run_lines, run_other_answers, write_suite
 
