@@ -105,7 +105,7 @@ def parse_judge(value: Any, name: str, locate: Callable[[Sequence[str]], str] | 
         raise JobError(
             f"{name}: {unknown[0]!r} is not a variable of a judge: {', '.join(sorted(_VARIABLES))}"
         )
-    if "answer" not in template.variables | _read_row_use(template):
+    if not template.variables & {"answer", "row"}:  # `row` has the answer too
         raise JobError(f"{name}: the template does not show the answer; write {{{{ answer }}}}")
     text = json.dumps(dict(value), sort_keys=True, ensure_ascii=False, default=str)
     return Judge(name, dict(value), template, reader, hashlib.sha256(text.encode()).hexdigest())
@@ -131,11 +131,6 @@ def _find_problems(value: Any) -> Iterator[Problem]:
         for key in sorted(generation.keys() & {"id", "url", "eval", "prompt", "messages", "input", "n"}):
             yield ("generation", key), f"generation.{key} cannot be given"
     yield from find_verdict_problems(value.get("verdict"))
-
-
-def _read_row_use(template: LineTemplate) -> frozenset[str]:
-    """A template that uses `row` may read the answer from it."""
-    return frozenset(("answer",)) if "row" in template.variables else frozenset()
 
 
 def find_question(body: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ async def run_judge(
 
 
 def _score_run(run: RunFolder, judge: Judge, job: JobPaths) -> Scores:
-    verdicts = dict(_read_verdicts(job, judge))
+    verdicts = {each.id: _read_verdict(each, judge) for each in RunFolder.open(job.out).read_lines()}
     manifest = RunFolder.open(job.out).manifest
     parts = [[name, each.score, each.extracted, each.note] for name, each in sorted(verdicts.items())]
     digest = hashlib.sha256(json.dumps([judge.digest, parts]).encode()).hexdigest()
@@ -140,13 +140,8 @@ def _name_line(custom_id: str, index: int) -> str:
     return f"{index + 1}/{custom_id}"
 
 
-def _read_verdicts(job: JobPaths, judge: Judge) -> Iterator[tuple[str, Verdict]]:
-    """The verdict in each record of the judge's job. What failed, or cannot be read, has a note."""
-    for each in RunFolder.open(job.out).read_lines():
-        yield each.id, _read_verdict(each, judge)
-
-
 def _read_verdict(each: RunLine, judge: Judge) -> Verdict:
+    """The verdict in a record of the judge's job. One that failed, or cannot be read, has a note."""
     if each.answer is None:
         return Verdict(0, note=f"the judge failed: {each.error}"[:500])
     cut = " (it was cut at max_tokens)" if is_cut(each.response) else ""

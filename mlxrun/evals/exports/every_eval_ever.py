@@ -31,7 +31,9 @@ _NUMBERS = ("temperature", "top_p", "top_k")  # of a generation config that have
 def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
     """Write both files below `folder`; returns their paths, the aggregate first."""
     name = uuid.UUID(bytes=bytes.fromhex(run.digest[:32]), version=4)
-    place = Path("data", *(_make_component(each) for each in (run.task, *split_model_name(run))))
+    # Names become parts of a path on any system.
+    names = [re.sub(r"[^\w.+-]", "_", each).rstrip(".") for each in (run.task, *split_model_name(run))]
+    place = Path("data", *(each or "_" for each in names))
     (folder / place).mkdir(parents=True, exist_ok=True)
     lines = place / f"{name}_samples.jsonl"
     digest, rows = hashlib.sha256(), 0
@@ -60,11 +62,6 @@ def split_model_name(run: ExportedRun) -> tuple[str, str]:
     return developer.rpartition("/")[2] or UNKNOWN, name
 
 
-def _make_component(name: str) -> str:
-    """A name as a part of a path on any system."""
-    return re.sub(r"[^\w.+-]", "_", name).rstrip(".") or "_"
-
-
 def build_record(run: ExportedRun) -> Json:
     """The aggregate, without the reference to its lines."""
     ended = _get_timestamp(run.ended)
@@ -78,7 +75,7 @@ def build_record(run: ExportedRun) -> Json:
         results += [
             _build_result(run, name, group, group.scores, None) for name, group in sorted(groups.items())
         ]
-    status = "complete" if run.is_complete else f"partial: {run.summary.lines} of {run.total_lines} lines"
+    status = "complete" if run.is_complete else f"partial: {run.summary.lines} of {run.run.total} lines"
     details = {key: dump_text(value) for key, value in run.facts.items() if value is not None}
     return {
         "schema_version": SCHEMA_VERSION,
@@ -133,7 +130,7 @@ def _build_result(
     """One aggregate result: of a group's score, or of one of the named metrics of all lines."""
     shown = metric or name_metric(group)
     return {
-        "evaluation_result_id": _name_result(name, metric),
+        "evaluation_result_id": name if metric is None else f"{name}/{metric}",
         "evaluation_name": run.task if name == TOTAL else f"{run.task}/{name}",
         "source_data": _build_source(run, scores.count),
         "evaluation_timestamp": _get_timestamp(run.ended),
@@ -158,10 +155,6 @@ def _build_result(
         },
         "generation_config": _build_generation(run),
     }
-
-
-def _name_result(name: str, metric: str | None = None) -> str:
-    return name if metric is None else f"{name}/{metric}"
 
 
 def _build_source(run: ExportedRun, count: int) -> Json:
@@ -215,7 +208,7 @@ def build_row(run: ExportedRun, line: RunLine) -> Json:
         "evaluation_id": name_evaluation(run),
         "model_id": run.model,
         "evaluation_name": run.task,
-        "evaluation_result_id": _name_result(TOTAL),
+        "evaluation_result_id": TOTAL,
         "sample_id": line.id,
         "sample_hash": hashlib.sha256((prompt + "".join(targets)).encode("utf-8", "replace")).hexdigest(),
         "interaction_type": "single_turn",

@@ -119,10 +119,6 @@ class ExportedRun:
         return f"mlxrun/{self.model}"
 
     @property
-    def total_lines(self) -> int:
-        return self.run.total
-
-    @property
     def started(self) -> str:
         """When the first run began, in ISO 8601 and UTC."""
         return str(list_working_runs(self.manifest)[0]["started"])

@@ -73,7 +73,7 @@ def build_header(run: ExportedRun) -> Json:
         "dataset": {
             "name": run.names.dataset or run.task,
             "location": str(run.run.paths.job.absolute()),
-            "samples": run.total_lines,
+            "samples": run.run.total,
             "sample_ids": summary.ids,
             "shuffled": False,
         },
@@ -132,7 +132,7 @@ def _build_results(run: ExportedRun) -> Json:
         "metrics": metrics,
     }
     done = run.summary.lines - run.summary.failed
-    return {"total_samples": run.total_lines, "completed_samples": done, "scores": [scored]}
+    return {"total_samples": run.run.total, "completed_samples": done, "scores": [scored]}
 
 
 def _build_metrics(group: ScoreGroup, name: str) -> dict[str, Json]:

@@ -167,6 +167,9 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
     doc: Json = {"id": line.id, "body": line.body, "eval": wanted}
     target = ", ".join(line.targets)
     arguments = list(_list_arguments(line))
+    filtered = [response[0] for _, _, response in arguments]
+    if not line.option_logprobs and line.extracted is not None:
+        filtered = [line.extracted]
     scores = {name_metric(group): line.score, **line.metrics}
     return {
         "doc_id": (line.number or 0) - 1,
@@ -177,7 +180,7 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
             for at, (prompt, rest, _) in enumerate(arguments)
         },
         "resps": [response for _, _, response in arguments],
-        "filtered_resps": _filter_responses(line, arguments),
+        "filtered_resps": filtered,
         "filter": FILTER,
         "metrics": list(scores),
         "doc_hash": _hash(dump_json(doc)),
@@ -195,12 +198,6 @@ def _list_arguments(line: RunLine) -> Iterator[tuple[str, Any, list[Any]]]:
         yield context, continuation, [[str(logprob), "unknown"]]
     if not options:
         yield line.prompt, line.generation, line.answers or [""]
-
-
-def _filter_responses(line: RunLine, arguments: list[tuple[str, Any, list[Any]]]) -> list[Any]:
-    if line.option_logprobs:
-        return [response[0] for _, _, response in arguments]
-    return [line.extracted if line.extracted is not None else (line.answers or [""])[0]]
 
 
 def _hash(text: str) -> str:

@@ -124,7 +124,7 @@ def _build_metric(run: ExportedRun, group: ScoreGroup, name: str) -> Json:
     if run.cell is not None:
         facts["cell"] = run.cell
     if not run.is_complete:
-        facts["lines_of_the_job"] = run.total_lines
+        facts["lines_of_the_job"] = run.run.total
     metric, value = name_metric(group), round(group.share, _DIGITS)
     return {"type": metric, "value": value, "name": name, "args": facts}
 
@@ -152,7 +152,7 @@ def build_entry(run: ExportedRun) -> Json:
     if total.unscored:
         texts.append(f"{total.unscored} unscored")
     if not run.is_complete:
-        texts.append(f"partial: of {run.total_lines} lines")
+        texts.append(f"partial: of {run.run.total} lines")
     found: Json = {"id": dataset, "task_id": run.task} | ({"revision": revision} if revision else {})
     value = round(total.scores.mean, _DIGITS)
     return {"dataset": found, "value": value, "date": run.ended, "notes": "; ".join(texts)}

@@ -66,7 +66,9 @@ def build_chat_body(
     if "logit_bias" in config:
         body["logit_bias"] = {str(token): bias for token, bias in config["logit_bias"].items()}
     if "response_schema" in config:
-        body["response_format"] = {"type": "json_schema", "json_schema": _build_schema(config)}
+        schema = dict(config["response_schema"])
+        schema = {"schema": schema.pop("json_schema"), **schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": schema}
     if tools:
         # As with Inspect over HTTP, so that both give the same prompt.
         body["tools"] = [{"type": "function", "function": {**tool, "strict": True}} for tool in tools]
@@ -74,11 +76,6 @@ def build_chat_body(
         if "parallel_tool_calls" in config:
             body["parallel_tool_calls"] = config["parallel_tool_calls"]
     return body | config.get("extra_body", {})
-
-
-def _build_schema(config: Mapping[str, Any]) -> Json:
-    schema = dict(config["response_schema"])
-    return {"schema": schema.pop("json_schema"), **schema}
 
 
 def _build_tool_choice(choice: Any) -> Any:

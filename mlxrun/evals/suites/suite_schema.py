@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from mlxrun.config.schema import DIALECT
-from mlxrun.config.setting_annotations import Range
 from mlxrun.config.setting_fields import join_lines, read_docstrings
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
@@ -88,7 +87,8 @@ def _describe_type(hint: Any) -> Json:
         return _describe_settings(hint)  # type: ignore[arg-type]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _describe_type(arguments[0]) | _describe_range(arguments[1])
+        bounds = {"minimum": arguments[1].low, "maximum": arguments[1].high}
+        return _describe_type(arguments[0]) | {key: each for key, each in bounds.items() if each is not None}
     if origin is Literal:
         return {"enum": list(arguments)}
     if origin is tuple:
@@ -99,11 +99,6 @@ def _describe_type(hint: Any) -> Json:
     parts = [_describe_type(each) for each in arguments]
     merged = {key: value for part in parts for key, value in part.items()}
     return merged | {"type": [part["type"] for part in parts]}
-
-
-def _describe_range(bounds: Range) -> Json:
-    found = {"minimum": bounds.low, "maximum": bounds.high}
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _describe_settings(cls: type) -> Json:
