@@ -112,7 +112,6 @@ def parse_judge(value: Any, name: str, locate: Callable[[Sequence[str]], str] | 
 
 
 def _find_problems(value: Any) -> Iterator[Problem]:
-    """What is wrong with a judge, besides its template."""
     if not isinstance(value, Mapping):
         yield (), "a judge is a mapping with prompt or messages, generation and verdict"
         return

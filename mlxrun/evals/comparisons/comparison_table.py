@@ -180,7 +180,6 @@ def _describe_rest(comparison: Comparison) -> Iterator[str]:
 
 
 def _describe_result(group: ComparedGroup) -> str:
-    """The comparison in a sentence."""
     result = group.result
     text = "the scores are the same"
     if result.difference:

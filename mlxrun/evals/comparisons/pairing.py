@@ -232,7 +232,6 @@ def _are_different(before: bytes | None, after: bytes | None) -> bool:
 
 
 def _explain(found: Sequence[str], first: RunFolder, second: RunFolder, same: int) -> str:
-    """The message for runs that are not of the same lines."""
     unfinished = [f"{run.paths.out} is {run.state}" for run in (first, second) if run.state != DONE]
     hint = f" ({'; '.join(unfinished)})" if unfinished else ""
     same_lines = f"--common compares the {pluralize(same, 'line')} that are the same"

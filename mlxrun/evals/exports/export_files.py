@@ -44,7 +44,6 @@ def export_runs(
 
 
 def _choose_place(path: Path, runs: Sequence[ExportedRun], form: str) -> Path:
-    """Where an export goes by default."""
     folder = runs[0].run.paths.folder
     if len(runs) > 1:
         folder = path.with_suffix(".out") if path.is_file() else path

@@ -95,7 +95,6 @@ def _choose_domain(intervals: Sequence[Bounds]) -> Bounds:
 
 
 def _state_result(found: ComparisonSet) -> str:
-    """The result for all lines, in one sentence."""
     if len(found.comparisons) != 1:
         changed = sum(each.total.is_significant for each in found.comparisons)
         return f"{changed} of {len(found.comparisons)} cells differ significantly (p < 0.05, adjusted)."

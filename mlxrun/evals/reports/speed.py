@@ -43,15 +43,14 @@ class SpeedSeries:
 @dataclass(frozen=True, slots=True)
 class SpeedTotals:
     """One run, or all runs of a job: lines, seconds in which any was under way, prompt tokens that were
-    computed and reused, output tokens, lines that needed more than one try. Times of lines in seconds:
-    waiting, until the first output token, and in all but waiting; medians and 95th percentiles."""
+    computed and reused, and output tokens. Times of lines in seconds, without those that they waited: until
+    the first output token, and until the end; medians and 95th percentiles."""
 
     lines: int
     seconds: float
     computed: int
     reused: int
     output: int
-    retried: int
     first: tuple[float, float] | None
     latency: tuple[float, float] | None
 
@@ -148,7 +147,6 @@ def measure_totals(timings: Sequence[LineTiming]) -> SpeedTotals | None:
         computed=sum(each.computed for each in timings),
         reused=sum(each.reused for each in timings),
         output=sum(each.output for each in timings),
-        retried=sum(each.tries > 1 for each in timings),
         first=_take_two(first),
         latency=_take_two(latency),
     )

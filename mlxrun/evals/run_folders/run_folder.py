@@ -154,7 +154,6 @@ class _LineReader:
             self._report_missing(total, is_same)
 
     def _check_job(self) -> bool:
-        """Whether the job file is that of the run."""
         job = self.run.paths.job
         digest = hash_file(job) if job.is_file() else None
         if digest == self.run.manifest["input"]["sha256"]:

@@ -168,7 +168,6 @@ def _build_seeds(
 
 
 def _change_task(task: SuiteTask, values: Mapping[str, Any]) -> SuiteTask:
-    """The task with values of `vary`."""
     for key, value in values.items():
         if key == "prompt":
             task = replace(task, prompt=task.prompts[value], prompts={})

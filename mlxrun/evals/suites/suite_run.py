@@ -151,7 +151,6 @@ class SuiteRun:
             record["state"] = "done" if is_same else CHANGED
 
     async def _run_group(self, cells: Sequence[Cell]) -> None:
-        """Run cells that can share an engine."""
         first = cells[0]
         cache = self.folder / "cache" / first.engine_key[:16]
         try:

@@ -78,7 +78,6 @@ def get_default(item: Field[Any]) -> Any:
 
 
 def _describe_type(hint: Any) -> Json:
-    """The schema of the values of a type."""
     if hint is Any:
         return {}
     if hint in _PLAIN:

@@ -70,7 +70,6 @@ class TaskTemplate:
         return str(check_cell(answer, "few_shot.answer"))
 
     def _render_example(self, example: tuple[int, Row]) -> str:
-        """An example of a completion."""
         prompt = self._render_question(example[1], example[0])["prompt"]
         assert self.task.few_shot is not None
         answer = self._render_answer(example)
@@ -160,7 +159,6 @@ class TaskTemplate:
 
 
 def _count_system(messages: Sequence[Any]) -> int:
-    """The number of system messages at the beginning."""
     roles = [each.get("role") if isinstance(each, Mapping) else None for each in messages]
     return next((at for at, role in enumerate(roles) if role not in ("system", "developer")), len(roles))
 

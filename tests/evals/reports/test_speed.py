@@ -18,7 +18,7 @@ def test_totals() -> None:
         make_timings({}, {"reused": 100, "computed": 0, "tries": 2}, {"failed": True, "first": None})
     )
     assert totals is not None
-    assert (totals.lines, totals.seconds, totals.retried) == (3, 4.0, 1)
+    assert (totals.lines, totals.seconds) == (3, 4.0)
     assert (totals.computed, totals.reused, totals.output) == (200, 100, 60)
     assert totals.reused_share == pytest.approx(1 / 3)
     assert totals.first == (1.0, 1.0) and totals.latency == (3.0, 3.0), "without the time that lines waited"
