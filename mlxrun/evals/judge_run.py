@@ -28,7 +28,7 @@ from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
 from mlxrun.jobs.run.stop_signals import StopSignals
 from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.scoring.eval_spec import EvalReader, count_choices
-from mlxrun.jobs.scoring.limited_calls import LineTries, run_scorers
+from mlxrun.jobs.scoring.line_scores import LineTries, run_scorers
 from mlxrun.jobs.scoring.score_groups import Scores
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 

@@ -9,10 +9,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from mlxrun.config.validation import find_closest, suggest_word
-from mlxrun.jobs.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
+from mlxrun.jobs.scoring.answer_values import (
+    MISSING,
+    check_schema,
+    find_json,
+    find_last_number,
+    find_schema_problem,
+)
 from mlxrun.jobs.scoring.letter_choice import find_letters, normalize_option
-from mlxrun.jobs.scoring.limited_calls import OWN
-from mlxrun.jobs.scoring.numbers import find_last_number
+from mlxrun.jobs.scoring.line_scores import OWN
 
 Problem = tuple[tuple[str, ...], str]  # the path of a value in a judge, and what is wrong with it
 _KEYS = ("choices", "number", "json", "schema", "after")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mlxrun.core.workers import Lane
-from mlxrun.jobs.scoring import limited_calls
+from mlxrun.jobs.scoring import line_scores
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.batch_fakes import chat, run_in_process
 from tests.helpers.batches_server import ServerSetup
@@ -31,7 +31,7 @@ def make_bomb_schema(levels: int = LEVELS) -> dict[str, Any]:
 def set_limits(patch: pytest.MonkeyPatch, seconds: float, memory: int = 1_000_000_000) -> ScorerPool:
     """Replace the limits of mlxrun's own scorers."""
     pool = ScorerPool(ScorerLimits(seconds, memory))
-    patch.setattr(limited_calls, "OWN", pool)
+    patch.setattr(line_scores, "OWN", pool)
     return pool
 
 
@@ -51,8 +51,8 @@ class SameProcess(ScorerPool):
 def set_guard(seconds: float) -> None:
     """In a process of its own: the limit of time of scorers; 0: they have no process."""
     limits = ScorerLimits(seconds, 1_000_000_000)
-    limited_calls.OWN = ScorerPool(limits) if seconds else SameProcess(limits)
-    limited_calls.SCORES = Lane("scores", 4)
+    line_scores.OWN = ScorerPool(limits) if seconds else SameProcess(limits)
+    line_scores.SCORES = Lane("scores", 4)
 
 
 def run_job(job: Path, seconds: float) -> None:
@@ -83,7 +83,7 @@ def list_scorers(parent: int) -> list[int]:
     return [
         int(pid)
         for pid, ppid, stat, args in rows
-        if int(ppid) == parent and not stat.startswith("Z") and "mlxrun.jobs.scoring.scorer_child" in args
+        if int(ppid) == parent and not stat.startswith("Z") and "mlxrun.jobs.scoring.scorer_process" in args
     ]
 
 

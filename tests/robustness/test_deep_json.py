@@ -17,7 +17,7 @@ from mlxrun.core import limited_json
 from mlxrun.evals.exports.inspect_log import _build_call
 from mlxrun.evals.suites.suite_manifest import read_suite_manifest
 from mlxrun.jobs.scoring.answer_text import extract_answer
-from mlxrun.jobs.scoring.json_values import MISSING, find_json
+from mlxrun.jobs.scoring.answer_values import MISSING, find_json
 from tests.cli.conftest import fake_engine  # noqa: F401
 from tests.helpers.batch_fakes import chats, write_job
 from tests.helpers.parser_driver import make_tool_call_parser, run_parser

@@ -135,7 +135,7 @@ async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals:
     from mlxrun.jobs.run.job_run import JobRun
     from mlxrun.jobs.run.progress import pluralize
     from mlxrun.jobs.run.stop_signals import StopSignals
-    from mlxrun.jobs.scoring.score_table import print_scores
+    from mlxrun.jobs.scoring.score_groups import print_scores
 
     setup = replace(setup, evals=evals)
     outcome = await JobRun(paths, setup, options, say, StopSignals(say)).run()

@@ -149,7 +149,7 @@ def _report(run: RunFolder, scores: Scores) -> int:
     """Print the scores of a run; the exit code."""
     from mlxrun.evals.suites.suite_manifest import update_cell_scores
     from mlxrun.jobs.run.progress import pluralize
-    from mlxrun.jobs.scoring.score_table import print_scores
+    from mlxrun.jobs.scoring.score_groups import print_scores
 
     print_line(f"{run.name}:")
     if not scores.groups:

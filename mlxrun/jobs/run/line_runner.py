@@ -26,7 +26,7 @@ from mlxrun.jobs.records.output_writer import OutputWriter
 from mlxrun.jobs.run.line_answerer import Answerer, find_first_error
 from mlxrun.jobs.run.partial_answers import WRITE_EVERY
 from mlxrun.jobs.run.progress import ProgressMeter
-from mlxrun.jobs.scoring.limited_calls import run_scorers, runs_long
+from mlxrun.jobs.scoring.line_scores import run_scorers, runs_long
 from mlxrun.jobs.scoring.score_groups import Scores
 
 log = logging.getLogger(__name__)

@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mlxrun.config.validation import find_closest, suggest_word
+from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
 from mlxrun.jobs.scoring.choice_metrics import check_metric
-from mlxrun.jobs.scoring.json_values import check_schema
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
-from mlxrun.jobs.scoring.numbers import check_tolerance, parse_number
-from mlxrun.jobs.scoring.timed_regex import check_pattern
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
 
 MATCHES = (

@@ -11,11 +11,19 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mlxrun.jobs.scoring.answer_values import (
+    MISSING,
+    SEARCH_SECONDS,
+    SearchTimer,
+    find_json,
+    find_last_number,
+    find_schema_problem,
+    is_close,
+    is_equal,
+    limit_depth,
+)
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, find_option, list_alternatives
-from mlxrun.jobs.scoring.json_values import MISSING, find_json, find_schema_problem, is_equal, limit_depth
 from mlxrun.jobs.scoring.letter_choice import find_letters, name_option
-from mlxrun.jobs.scoring.numbers import find_last_number, is_close
-from mlxrun.jobs.scoring.timed_regex import SEARCH_SECONDS, SearchTimer
 from mlxrun.jobs.scoring.verdict import Verdict
 
 _SCALARS = {"string", "number", "integer", "boolean", "null"}  # types of a JSON Schema

@@ -2,7 +2,8 @@
 
 Schemas, patterns and users' code cannot be interrupted within a process. A child is started by the first call
 and kept for the next ones; it is killed if it takes too long, or if nobody waits for its result any more. It
-ends by itself as soon as this process has ended, however that was. Results are passed as JSON.
+ends by itself as soon as this process has ended, however that was: a thread waits for requests, and so sees
+at once that the socket was closed. Results are passed as JSON.
 
 Limits count time in which this process runs. The alarm of the kernel that ends a child, in case this process
 does not, counts all time: if both were suspended, the call begins anew with another child.
@@ -11,12 +12,16 @@ does not, counts all time: if both were suspended, the call begins anew with ano
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
+import queue
+import resource
 import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -24,7 +29,7 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from mlxrun.core.child_process import start_module
 from mlxrun.core.running_clock import STEP, RunningClock
@@ -114,7 +119,7 @@ class _Child:
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = start_module(
-                "mlxrun.jobs.scoring.scorer_child",
+                "mlxrun.jobs.scoring.scorer_process",
                 *(theirs.fileno(), limits.memory),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -190,3 +195,47 @@ class _Child:
         self.kill()
         self._process.wait()
         self._socket.close()
+
+
+# The child.
+
+NICENESS = 5
+_GRACE = 1.0  # seconds in which the parent ends a call that takes too long, before the kernel does
+
+
+def main(channel: socket.socket, memory: int) -> None:
+    """Answer requests until the parent has gone."""
+    os.nice(NICENESS)
+    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
+        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    requests: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(channel.makefile("rb"), requests), daemon=True).start()
+    channel.sendall(READY)
+    while True:
+        seconds, request = requests.get()
+        signal.setitimer(signal.ITIMER_REAL, seconds + _GRACE)
+        try:
+            reply = _answer(request)
+        except MemoryError:
+            os._exit(OUT_OF_MEMORY)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        channel.sendall(SIZE.pack(len(reply)) + reply)
+
+
+def _read(source: BinaryIO, requests: queue.SimpleQueue[tuple[float, bytes]]) -> None:
+    with contextlib.suppress(OSError):  # reset, if the parent has gone without reading a reply
+        while len(head := source.read(HEAD.size)) == HEAD.size:
+            seconds, size = HEAD.unpack(head)
+            requests.put((seconds, source.read(size)))
+    os._exit(0)
+
+
+def _answer(request: bytes) -> bytes:
+    target, arguments = json.loads(request)
+    module, _, name = target.partition(":")
+    result = getattr(importlib.import_module(module), name)(*arguments)
+    return json.dumps(result).encode()
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))

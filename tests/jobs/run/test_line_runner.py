@@ -11,7 +11,7 @@ import pytest
 from mlxrun.core.errors import EngineDead, JobError
 from mlxrun.jobs.run.line_runner import LOAD_LINES, UPDATE_EVERY
 from mlxrun.jobs.run.progress import ProgressView
-from mlxrun.jobs.scoring.timed_regex import SearchTimer
+from mlxrun.jobs.scoring.answer_values import SearchTimer
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
 from tests.helpers.raw_clients import until
 

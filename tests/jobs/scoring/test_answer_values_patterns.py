@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.jobs.scoring import timed_regex
-from mlxrun.jobs.scoring.timed_regex import SearchTimer, check_pattern
+from mlxrun.jobs.scoring import answer_values
+from mlxrun.jobs.scoring.answer_values import SearchTimer, check_pattern
 
 
 @pytest.mark.parametrize("pattern", ["(", "((a{1000}){1000}){1000}", "a{9999999999999999999999}"])
@@ -15,7 +15,7 @@ def test_patterns_that_are_refused(pattern: str) -> None:
 
 
 def test_a_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_regex, "SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(answer_values, "SEARCH_SECONDS", 0.1)
     timer = SearchTimer()
     assert timer.search("b+", "abba").group() == "bb"
     with pytest.raises(TimeoutError):

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.jobs.scoring import timed_regex
-from mlxrun.jobs.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
+from mlxrun.jobs.scoring import answer_values
+from mlxrun.jobs.scoring.answer_values import MISSING, check_schema, find_json, find_schema_problem
 
 PERSON = {
     "type": "object",
@@ -55,7 +55,7 @@ def test_nothing_is_fetched() -> None:
 
 
 def test_a_slow_pattern_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_regex, "SEARCH_SECONDS", 0.1)
+    monkeypatch.setattr(answer_values, "SEARCH_SECONDS", 0.1)
     with pytest.raises(TimeoutError):
         find_schema_problem({"pattern": "^(a|aa)+$"}, "a" * 200 + "!")
 

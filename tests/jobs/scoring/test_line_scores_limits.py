@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from mlxrun.jobs.scoring import limited_calls
+from mlxrun.jobs.scoring import line_scores
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, parse_eval
-from mlxrun.jobs.scoring.limited_calls import LineTries, match_limited, runs_long
-from mlxrun.jobs.scoring.line_scores import score_response
+from mlxrun.jobs.scoring.line_scores import LineTries, match_limited, runs_long, score_response
 from mlxrun.jobs.scoring.matching import match_answer
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded
 from mlxrun.jobs.scoring.verdict import Verdict
@@ -54,7 +53,7 @@ def test_the_same_as_in_this_process(fields: dict[str, Any], texts: list[str]) -
 
 def test_only_what_may_run_long_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr(limited_calls.OWN, "call", lambda target, *_: calls.append(target) or {"score": 1})
+    monkeypatch.setattr(line_scores.OWN, "call", lambda target, *_: calls.append(target) or {"score": 1})
     for spec in (read(expected="a"), read(expected=1, match="number"), read(expected=[1], match="json")):
         match_limited(spec, "a 1")
         assert not runs_long(spec)
@@ -112,6 +111,6 @@ def test_a_bug_of_a_library_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> Verdict:
         raise KeyError("lost")
 
-    monkeypatch.setattr(limited_calls, "match_answer", fail)
-    note = limited_calls.match_fields({"expected": "a"}, "a")["note"]
+    monkeypatch.setattr(line_scores, "match_answer", fail)
+    note = line_scores.match_fields({"expected": "a"}, "a")["note"]
     assert note == "the answer cannot be scored: KeyError: 'lost'"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 
-from mlxrun.jobs.scoring.score_groups import Scores
-from mlxrun.jobs.scoring.score_table import format_share, print_scores
+from mlxrun.jobs.scoring.score_groups import Scores, format_share, print_scores
 
 
 def test_the_table() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.jobs.scoring.numbers import check_tolerance, find_last_number, is_close, parse_number
+from mlxrun.jobs.scoring.answer_values import check_tolerance, find_last_number, is_close, parse_number
 
 
 @pytest.mark.parametrize(

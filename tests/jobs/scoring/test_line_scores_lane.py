@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from mlxrun.jobs.scoring.limited_calls import run_scorers
+from mlxrun.jobs.scoring.line_scores import run_scorers
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from tests.helpers.scorer_bombs import is_running, list_scorers
 

@@ -1,15 +1,62 @@
-"""JSON in answers: finding the first value, and comparing it with a value or a schema."""
+"""JSON, numbers and matches of patterns in answers: checks what is expected, finds it and compares.
+
+Patterns of users are compiled within limits, and searched for a limited time without the GIL.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import regex
+
 from mlxrun.core.limited_json import MAX_DEPTH, is_nested_deeper
-from mlxrun.jobs.scoring.timed_regex import SearchTimer, check_pattern
+
+SEARCH_SECONDS = 1.0  # for all patterns of a line together
+_MOST_REPEATS = 100_000  # of a pattern; `regex` writes "a{1000}" out, so more needs seconds and gigabytes
+_REPEAT = re.compile(r"(\)?)\s*\{\s*(\d+)")
+_ERRORS = (regex.error, RecursionError, OverflowError, ValueError)
+
+
+class SearchTimer:
+    """The time that is left to search the patterns of one line."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + SEARCH_SECONDS  # as `regex` counts: a suspended process takes none
+
+    def search(self, pattern: str, text: str) -> Any:
+        """The first match of a checked pattern, or None; TimeoutError if it takes too long."""
+        left = max(self._end - time.thread_time(), 1e-3)
+        return regex.search(pattern, text, timeout=left, concurrent=True)
+
+
+def check_pattern(pattern: str) -> Any:
+    """The compiled pattern; ValueError with the reason if it is none, or is too long once its repeats are
+    written out."""
+    try:
+        _check_repeats(pattern)
+        return regex.compile(pattern)
+    except _ERRORS as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+
+
+def _check_repeats(pattern: str) -> None:
+    """A count behind a bracket may multiply all others; so may each count if there can be comments in
+    between."""
+    length, times = len(pattern), 1
+    for bracket, count in _REPEAT.findall(pattern):
+        if bracket or "#" in pattern:
+            times *= max(1, int(count))
+        else:
+            length += int(count)
+    if length * times > _MOST_REPEATS:
+        raise ValueError(f"its repeats make it longer than {_MOST_REPEATS} characters")
+
 
 _MAX_SHOWN = 64  # levels of a JSON value that is written as `extracted`
 _MAX_STARTS = 1000  # positions at which a JSON value is searched; limits the time for "[[[[..."
@@ -127,3 +174,61 @@ def find_schema_problem(schema: Any, value: Any) -> str | None:
     except RecursionError as error:
         raise ValueError("the schema refers to itself without end") from error
     return None if problem is None else f"{problem.json_path}: {problem.message[:200]}"
+
+
+_NUMBER = re.compile(r"(?<![\d.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+|(?=\.\d))(?:\.\d*)?(?:[eE][-+]?\d+)?")
+# Thousands apart by LaTeX's comma or thin space, by a no-break or thin space, or by an apostrophe.
+_THOUSANDS = re.compile(
+    r"(?<![\d.,'])\d{1,3}(?:(?:\{,\}\d{3})+|(?:\\,\d{3})+|(?:[\u00a0\u2009\u202f]\d{3})+|(?:['\u2019]\d{3})+)(?!\d)"
+)
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*%\s*")
+_ROUNDING = 1e-9  # relative; the tolerance where none is given
+
+
+def find_last_number(text: str) -> float | None:
+    """The last number in a text, without marks between thousands; None if there is none. A plain space is
+    no such mark, as it may separate two numbers."""
+    text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text.replace("\N{MINUS SIGN}", "-"))
+    found = _NUMBER.findall(text)
+    return parse_number(found[-1]) if found else None
+
+
+def parse_number(value: Any) -> float | None:
+    """A finite number; an integer keeps all its digits."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    text = value.replace(",", "") if isinstance(value, str) else str(value)
+    try:
+        if not math.isfinite(float(text)):
+            return None
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except (ValueError, OverflowError):
+        return None
+
+
+def check_tolerance(value: Any) -> None:
+    """ValueError if a tolerance is neither a number from 0 on (absolute) nor a text such as "1%"."""
+    if isinstance(value, str) and _PERCENT.fullmatch(value):
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError(
+            "must be a number from 0 on, which is absolute, or relative to what is expected: '1%'"
+        )
+
+
+def is_close(got: float, expected: Sequence[Any], tolerance: Any = None) -> bool:
+    """Whether a number differs from one of `expected` by no more than the tolerance. None: by at most a
+    billionth of the larger one."""
+    values = [value for value in map(parse_number, expected) if value is not None]
+    if tolerance is None:
+        return any(math.isclose(got, value, rel_tol=_ROUNDING, abs_tol=0.0) for value in values)
+    return any(abs(got - value) <= _compute_margin(got, value, tolerance) for value in values)
+
+
+def _compute_margin(got: float, value: float, tolerance: Any) -> float:
+    """The absolute margin. It is widened by the rounding of binary fractions: 1.1 is within 0.1 of 1."""
+    percent = _PERCENT.fullmatch(tolerance) if isinstance(tolerance, str) else None
+    margin = float(percent[1]) / 100 * abs(value) if percent else float(tolerance)
+    if isinstance(got, int) and isinstance(value, int):
+        return margin * (1 + _ROUNDING)
+    return margin * (1 + _ROUNDING) + abs(value) * sys.float_info.epsilon
