@@ -25,15 +25,13 @@ from mlxrun.server.endpoints import (
     tokenize,
 )
 from mlxrun.server.endpoints.admin import HEALTH
+from mlxrun.server.endpoints.responses import cancel_background_responses
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
 from mlxrun.server.http.middleware import add_headers, handle_request
 from mlxrun.server.http.request_context import ACTIVE_IDS, CONFIG, CONFIG_HASH
-from mlxrun.server.http.routes import ROUTES, Routes
-from mlxrun.server.http.surface import Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
-from mlxrun.server.metrics import METRICS, RequestMetrics
-from mlxrun.server.responses.background_responses import cancel_background_responses
+from mlxrun.server.http.surface import ROUTES, Routes, Surface
+from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS, LiveRequests, RequestMetrics
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.status import StatusCollector
 

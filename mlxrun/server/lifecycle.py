@@ -30,7 +30,7 @@ from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
 from mlxrun.server.http.request_context import CONFIG
-from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.http.surface import ROUTES
 from mlxrun.server.live_requests import LIVE_REQUESTS
 
 log = logging.getLogger(__name__)

@@ -22,8 +22,7 @@ from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.http import access
 from mlxrun.server.http.access import ApiKeys
-from mlxrun.server.http.routes import ROUTES
-from mlxrun.server.http.surface import Endpoint
+from mlxrun.server.http.surface import ROUTES, Endpoint
 from mlxrun.server.lifecycle import listen
 from tests.helpers.server_fakes import Serving, run_server, server_config
 from tests.helpers.storm_counts import count, make_rng

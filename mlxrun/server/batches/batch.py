@@ -1,12 +1,29 @@
-"""One batch of either API, as the server stores it and as OpenAI's API describes it."""
+"""One batch of either API, as the server stores it and as OpenAI's API describes it; and its folder.
+
+ID/batch.json    the batch
+ID/job/          its input and the files of its run, until it has ended
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mlxrun.jobs.run.job_service import BatchStamp, JobCounts, LineProblem
+from mlxrun.server.batches.durable_files import (
+    StorageError,
+    convert_errors,
+    link_file,
+    read_object,
+    write_json,
+)
 
 FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
 STATUSES = ("validating", "in_progress", "finalizing", "cancelling", *FINAL_STATUSES)
@@ -86,3 +103,89 @@ class Batch:
         """End it as failed, with the reasons."""
         self.errors = {"object": "list", "data": [asdict(problem) for problem in problems]}
         self.status, self.failed_at = "failed", now
+
+
+log = logging.getLogger(__name__)
+MIN_COUNTED_BYTES = 4096  # that each file and batch counts as, or there could be any number of small ones
+
+
+class BatchFolders:
+    """All folders of batches, below `root`. All methods block: call them on a worker thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._save_lock = threading.Lock()
+
+    def find_job(self, batch: Batch) -> Path:
+        """The job file of a batch."""
+        return self.root / batch.id / "job" / f"{batch.id}.jsonl"
+
+    def create(self, batch: Batch, content: Path) -> None:
+        """Create the folder of a batch; `content` is its input file, which may be deleted afterwards."""
+        job = self.find_job(batch)
+        try:
+            job.parent.mkdir(mode=0o700, parents=True)
+            link_file(content, job)
+            self.save(batch)
+        except OSError as error:
+            shutil.rmtree(job.parent.parent, ignore_errors=True)
+            raise StorageError(f"{job.parent}: cannot be written: {error.strerror or error}") from error
+
+    def save(self, batch: Batch) -> None:
+        """Write the state of a batch."""
+        with self._save_lock:  # so that the newest state is written last
+            write_json(self.root / batch.id / "batch.json", asdict(batch))
+
+    def load(self) -> dict[str, Batch]:
+        """All batches by their ids. What a kill left incomplete, and jobs of ended batches, are removed."""
+        batches = {}
+        for folder in self._list_folders():
+            document = folder / "batch.json"
+            if not document.exists():  # the server was killed before it answered the request
+                shutil.rmtree(folder, ignore_errors=True)
+                continue
+            batch = read_object(document, Batch)
+            if batch is None or batch.id != folder.name or not batch.is_whole:
+                log.warning("%s: not a batch of this version of mlxrun; it is skipped", document)
+                continue
+            batches[batch.id] = batch
+            if batch.ended:
+                shutil.rmtree(folder / "job", ignore_errors=True)
+        return batches
+
+    def add_manifest(self, batch: Batch, manifest: Path) -> None:
+        """Keep the manifest of a job that is about to be removed."""
+        if manifest.exists():
+            link_file(manifest, self.root / batch.id / "manifest.json")
+
+    def delete(self, batch: Batch) -> None:
+        """Delete a batch that has ended. A folder without the batch is removed at the next start."""
+        folder = self.root / batch.id
+        with convert_errors(folder):
+            (folder / "batch.json").unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def remove_job(self, batch: Batch) -> None:
+        """Remove the job of a batch that has ended: its results are among the server's files."""
+        shutil.rmtree(self.find_job(batch).parent, ignore_errors=True)
+
+    def count_bytes(self) -> int:
+        """Bytes of all jobs, which grow as they run, without files that are among the server's files too."""
+        return sum(
+            max(MIN_COUNTED_BYTES, _count_own_bytes(folder / "job")) for folder in self._list_folders()
+        )
+
+    def _list_folders(self) -> list[Path]:
+        with convert_errors(self.root):
+            return sorted(path for path in self.root.glob("*batch_*") if path.is_dir())
+
+
+def _count_own_bytes(folder: Path) -> int:
+    """Bytes below a folder, without files that have a second name elsewhere."""
+    total = 0
+    for base, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # it was removed meanwhile
+                found = os.lstat(os.path.join(base, name))
+                total += found.st_size if found.st_nlink == 1 else 0
+    return total

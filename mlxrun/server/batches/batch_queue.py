@@ -23,7 +23,6 @@ from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_service import JobService, LineProblem
 from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 from mlxrun.server.batches.durable_files import StorageError
-from mlxrun.server.batches.file_reader import make_file_reader
 from mlxrun.server.batches.results import publish_files
 from mlxrun.server.batches.storage import Storage
 
@@ -211,7 +210,7 @@ class BatchQueue:
 
     async def _validate_and_run(self, service: JobService, batch: Batch) -> None:
         job = self.storage.batches.find_job(batch)
-        read_file = make_file_reader(self.storage, batch.owner)
+        read_file = self.storage.make_reader(batch.owner)
         if batch.status == "validating":
             async with self._check_lock:
                 checked = await service.check(job, batch.endpoint, read_file)
@@ -272,12 +271,3 @@ class BatchQueue:
 
 
 BATCH_QUEUE = web.AppKey("batch_queue", BatchQueue)
-
-
-async def get_open_queue(request: web.Request) -> BatchQueue:
-    """The server's batches and their files. StorageError if the storage cannot be opened."""
-    queue = request.app.get(BATCH_QUEUE)
-    if queue is None:
-        raise StorageError("this server was started without a folder for files and batches")
-    await queue.open()
-    return queue

@@ -20,8 +20,7 @@ from mlxrun.api.anthropic.fields import EXTRA, MESSAGES
 from mlxrun.core.errors import BodyTooLarge, RequestError
 from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, shorten
 from mlxrun.core.limited_json import NestedTooDeeply, check_depth
-from mlxrun.server.batches.storage import Storage
-from mlxrun.server.batches.stored_file import Upload
+from mlxrun.server.batches.storage import Storage, Upload
 from mlxrun.server.http.json_bodies import (
     DECODER,
     LONG_NUMBER,

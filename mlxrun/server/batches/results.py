@@ -15,8 +15,7 @@ from mlxrun.api.anthropic.batches import build_errored, build_succeeded, build_u
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.durable_files import convert_errors
-from mlxrun.server.batches.storage import Storage
-from mlxrun.server.batches.stored_file import StoredFile
+from mlxrun.server.batches.storage import Storage, StoredFile
 
 # How the requests without an answer ended, by the final status of their batch.
 UNANSWERED = {"completed": "errored", "failed": "errored", "cancelled": "canceled", "expired": "expired"}

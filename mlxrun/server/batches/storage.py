@@ -1,7 +1,7 @@
 """The server's folder on disk: uploaded files, and the folders of batches. One process at a time may use it.
 
     files/ID.jsonl + files/ID.json    a file and its description; one without the other is not a file
-    batches/                          see batch_folders.py
+    batches/                          see BatchFolders in batch.py
 
 Everything is complete before it gets its name, so a kill loses nothing that a client was told of. A file that
 has expired does not exist for clients, and is removed from the disk soon after. All methods block: call them
@@ -12,16 +12,21 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import mimetypes
 import os
 import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from mlxrun.core.errors import BodyTooLarge
-from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES, BatchFolders
+from mlxrun.api.stored_files import FileContent, ReadFile
+from mlxrun.core.errors import BodyTooLarge, NotFound
+from mlxrun.core.field_errors import quote
+from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, BatchFolders
 from mlxrun.server.batches.durable_files import (
     StorageError,
     convert_errors,
@@ -29,7 +34,83 @@ from mlxrun.server.batches.durable_files import (
     read_object,
     write_json,
 )
-from mlxrun.server.batches.stored_file import StoredFile, Upload
+from mlxrun.server.http.access import may_access
+
+UNKNOWN_TYPE = "application/octet-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """The description of a file. Times are seconds since 1970; None: it does not expire. `owner`: name of the
+    API key that it was sent with, empty without keys."""
+
+    id: str
+    filename: str
+    bytes: int
+    created_at: int
+    purpose: str
+    owner: str = ""
+    media_type: str = UNKNOWN_TYPE
+    expires_at: int | None = None
+
+    @property
+    def age_key(self) -> str:
+        """The part of the id that sorts after those of earlier files."""
+        return self.id[len("file-") :]
+
+    def has_expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+    def describe(self) -> dict[str, Any]:
+        """OpenAI's file object."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("owner", "media_type")}
+        return {"object": "file", **found, "status": "processed"}
+
+
+def guess_media_type(given: str | None, filename: str) -> str:
+    """The type that a client gave, or else the one that belongs to the file's name."""
+    if given and given != UNKNOWN_TYPE:
+        return given
+    return mimetypes.guess_type(filename)[0] or UNKNOWN_TYPE
+
+
+class Upload:
+    """A file that is being received, of at most `max_bytes`."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path = path
+        self.size = 0  # bytes received, some of which may not be written yet
+        self._max_bytes = max_bytes
+        self._file: BinaryIO = path.open("xb")
+
+    def receive(self, size: int) -> None:
+        """Count bytes that were received; BodyTooLarge if they are too many."""
+        self.size += size
+        self.check(0)
+
+    def check(self, more: int) -> None:
+        """BodyTooLarge if so many bytes more are too many."""
+        if self.size + more > self._max_bytes:
+            text = f"file: has more than {self._max_bytes} bytes (batch.max_file_bytes)"
+            raise BodyTooLarge(text, param="file")
+
+    def write(self, data: bytes) -> None:
+        with convert_errors(self.path):
+            self._file.write(data)
+
+    def finish(self) -> None:
+        """Make the file durable."""
+        with convert_errors(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def discard(self) -> None:
+        """Remove the file; does nothing if it was added to the storage."""
+        with suppress(OSError):  # a full disk: the unwritten rest is not needed
+            self._file.close()
+        self.path.unlink(missing_ok=True)
+
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +184,26 @@ class Storage:
         """The file, unless it has expired."""
         file = self._files.get(file_id)
         return None if file is None or file.has_expired(self.now()) else file
+
+    def find_own(self, key: str, file_id: str) -> StoredFile | None:
+        """The file, if requests with the API key of this name may see it."""
+        file = self.find(file_id)
+        return file if file is not None and may_access(key, file.owner) else None
+
+    def make_reader(self, key: str) -> ReadFile:
+        """Reads files for requests that were sent with the API key of this name."""
+
+        def read(file_id: str, max_bytes: int) -> FileContent:
+            file = self.find_own(key, file_id)
+            if file is None:
+                raise NotFound(f"there is no file {quote(file_id)}")
+            if file.bytes > max_bytes:
+                raise BodyTooLarge(f"the file has {file.bytes} bytes: the body would be too large with it")
+            content = self.find_content(file_id)
+            with convert_errors(content):
+                return FileContent(file.media_type, content.read_bytes())
+
+        return read
 
     def list_files(self) -> list[StoredFile]:
         """All files that have not expired, newest first."""

@@ -15,12 +15,9 @@ from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import API_KEYS, key_name, may_access
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
-from mlxrun.server.http.openapi import make_document
 from mlxrun.server.http.request_context import CONFIG, CONFIG_HASH
-from mlxrun.server.http.routes import OPENAPI_PATH, ROUTES
-from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS
-from mlxrun.server.metrics import METRICS
+from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Surface, make_document
+from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS
 from mlxrun.server.status import count_phases, describe_batches, describe_files, describe_limits
 
 _STATUS = {"loading": "loading", "shutting_down": "draining", "engine_unavailable": "dead"}

@@ -19,7 +19,7 @@ from mlxrun.api.anthropic.request import count_tokens, prepare_message
 from mlxrun.api.anthropic.response import build_error, get_error_status
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.core.errors import MlxrunError
-from mlxrun.server.batches.request_files import read_body_with_files
+from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import stream_deltas
 from mlxrun.server.http.json_bodies import json_response

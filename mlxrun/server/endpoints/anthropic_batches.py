@@ -22,10 +22,9 @@ from mlxrun.api.anthropic.batches import (
 from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_error, format_time, get_error_status
 from mlxrun.core.errors import NotFound, RequestError
-from mlxrun.server.batches.batch import Batch
-from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
-from mlxrun.server.batches.batch_queue import BatchQueue, InvalidState, get_open_queue
-from mlxrun.server.batches.own_batches import find_own_batch, list_own_batches
+from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
+from mlxrun.server.batches.batch_queue import BatchQueue, InvalidState
+from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, list_own_batches
 from mlxrun.server.batches.request_lines import receive_requests
 from mlxrun.server.batches.results import UNANSWERED
 from mlxrun.server.endpoints.files import open_upload

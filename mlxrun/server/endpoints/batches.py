@@ -15,11 +15,9 @@ from aiohttp import web
 from mlxrun.api.body_schema import METADATA, STRING, BodySchema, object_of
 from mlxrun.core.field_errors import quote, reject, reject_choice, reject_unsupported
 from mlxrun.jobs.run.job_service import URLS
-from mlxrun.server.batches.batch import Batch
-from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
-from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
-from mlxrun.server.batches.file_reader import find_own_file
-from mlxrun.server.batches.own_batches import find_own_batch, list_own_batches
+from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, list_own_batches
 from mlxrun.server.endpoints.file_shapes import OPENAI_SECONDS, PURPOSE
 from mlxrun.server.endpoints.files import ENDPOINTS
 from mlxrun.server.http.access import key_name
@@ -60,7 +58,7 @@ async def create_batch(request: web.Request) -> web.Response:
     if endpoint not in URLS:
         reject_choice("endpoint", endpoint, URLS)
     storage = queue.storage
-    file = find_own_file(storage, key_name(request), given["input_file_id"])
+    file = storage.find_own(key_name(request), given["input_file_id"])
     if file is None:
         reject("input_file_id", f"there is no file {quote(given['input_file_id'])}", code="not_found")
     if file.purpose != PURPOSE:

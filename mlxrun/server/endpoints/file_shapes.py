@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from aiohttp import web
 
 from mlxrun.api.anthropic.response import format_time
 from mlxrun.core.field_errors import quote, reject
-from mlxrun.server.batches.stored_file import StoredFile
+from mlxrun.server.batches.storage import StoredFile
 from mlxrun.server.http.pagination import (
     make_anthropic_page,
     make_page,
@@ -30,40 +29,14 @@ _MOST_IDS = 100
 Json = dict[str, Any]
 
 
-class FileShape(ABC):
-    """How one API writes files. `fields`: of the form, besides the file; `id_prefix`: of new files."""
-
-    fields: ClassVar[tuple[str, ...]]
-    id_prefix: ClassVar[str]
-
-    @abstractmethod
-    def check_field(self, name: str, text: str) -> None:
-        """Check one field of a form, before the rest of the form has arrived."""
-
-    @abstractmethod
-    def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:
-        """The purpose of a file, and the seconds until it expires, from the fields of its form."""
-
-    @abstractmethod
-    def describe(self, file: StoredFile) -> Json:
-        """The object of a file."""
-
-    @abstractmethod
-    def describe_deleted(self, file_id: str) -> Json:
-        """The object of a file that was deleted."""
-
-    @abstractmethod
-    def make_page(self, request: web.Request, files: Sequence[StoredFile]) -> Json:
-        """The page of `files`, newest first, that the URL asks for."""
-
-
-class OpenAIFiles(FileShape):
-    """OpenAI's files."""
+class OpenAIFiles:
+    """OpenAI's files. `fields`: of the form, besides the file; `id_prefix`: of new files."""
 
     fields = ("purpose", ANCHOR, SECONDS)
     id_prefix = "file-"
 
     def check_field(self, name: str, text: str) -> None:
+        """Check one field of a form, before the rest of the form has arrived."""
         allowed = {"purpose": (PURPOSE, USER_DATA), ANCHOR: ("created_at",)}.get(name)
         if allowed is None:
             _check_seconds(text, name, OPENAI_SECONDS)
@@ -72,6 +45,7 @@ class OpenAIFiles(FileShape):
             reject(name, f"only {names} {'is' if len(allowed) == 1 else 'are'} supported, not {quote(text)}")
 
     def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:
+        """The purpose of a file, and the seconds until it expires, from the fields of its form."""
         expires = ANCHOR in given or SECONDS in given
         for name in ("purpose", *((ANCHOR, SECONDS) if expires else ())):
             if name not in given:
@@ -85,13 +59,14 @@ class OpenAIFiles(FileShape):
         return {"id": file_id, "object": "file", "deleted": True}
 
     def make_page(self, request: web.Request, files: Sequence[StoredFile]) -> Json:
+        """The page of `files`, newest first, that the URL asks for."""
         query = read_query(request, ("after", "limit", "order", "purpose"))
         purpose = query.get("purpose")
         found = [file for file in files if purpose in (None, file.purpose)]
         return make_page(sort_by_order(found, query), query, self.describe, default=10_000, most=10_000)
 
 
-class AnthropicFiles(FileShape):
+class AnthropicFiles:
     """Anthropic's files. Their purpose is OpenAI's for files of any use."""
 
     fields = ("expires_in_seconds",)
@@ -144,6 +119,7 @@ def _check_seconds(text: str, name: str, limits: tuple[int, int]) -> None:
     parse_number(text, name, *limits, "a number of seconds")
 
 
+FileShape = OpenAIFiles | AnthropicFiles
 OPENAI, ANTHROPIC = OpenAIFiles(), AnthropicFiles()
 
 

@@ -17,12 +17,11 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxrun.core.errors import NotFound, RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unknown, shorten
-from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
-from mlxrun.server.batches.batch_queue import BatchQueue, get_open_queue
+from mlxrun.server.batches.batch import MIN_COUNTED_BYTES
+from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.durable_files import StorageError
-from mlxrun.server.batches.file_reader import find_own_file
-from mlxrun.server.batches.storage import Storage
-from mlxrun.server.batches.stored_file import UNKNOWN_TYPE, StoredFile, Upload, guess_media_type
+from mlxrun.server.batches.queue_access import get_open_queue
+from mlxrun.server.batches.storage import UNKNOWN_TYPE, Storage, StoredFile, Upload, guess_media_type
 from mlxrun.server.endpoints.file_shapes import FileShape, choose_shape
 from mlxrun.server.http.access import key_name, may_access
 from mlxrun.server.http.json_bodies import BODY_TIMEOUT, json_response
@@ -194,7 +193,7 @@ async def delete_file(request: web.Request) -> web.Response:
 
 async def _find(request: web.Request) -> tuple[BatchQueue, StoredFile]:
     queue = await get_open_queue(request)
-    file = find_own_file(queue.storage, key_name(request), request.match_info["id"])
+    file = queue.storage.find_own(key_name(request), request.match_info["id"])
     if file is None:
         raise NotFound(f"there is no file {quote(request.match_info['id'])}", param="id")
     return queue, file

@@ -19,7 +19,7 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import reject
-from mlxrun.server.batches.request_files import read_body_with_files
+from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE, EngineState, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.json_bodies import json_response

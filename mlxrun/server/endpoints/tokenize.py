@@ -22,7 +22,7 @@ from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.api.text.tokens.tokens import tokenize
 from mlxrun.core.field_errors import check_type, reject
 from mlxrun.core.workers import run_on_text
-from mlxrun.server.batches.request_files import read_body_with_files
+from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.surface import Endpoint, Surface

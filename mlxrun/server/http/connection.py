@@ -17,7 +17,7 @@ from mlxrun.core.errors import MlxrunError, RequestError
 from mlxrun.core.field_errors import quote, shorten
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.request_context import ID_HEADER, request_id
-from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.http.surface import ROUTES
 
 
 class HttpConnection(web.RequestHandler):

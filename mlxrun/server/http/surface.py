@@ -1,16 +1,24 @@
-"""What an API surface is: its endpoints, and the shape of its errors. Each surface module has a `SURFACE`."""
+"""What an API surface is: its endpoints, and the shape of its errors. Each surface module has a `SURFACE`.
+
+`Routes` finds the surface and endpoint of a request. /openapi.json is made of the endpoints that are switched
+on and of the schemas that validate their bodies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 from aiohttp import web
 
+from mlxrun import __version__
 from mlxrun.api.anthropic import response as anthropic
 from mlxrun.api.openai.response import build_error
-from mlxrun.core.errors import get_http_status
+from mlxrun.core.errors import NotFound, get_http_status
+from mlxrun.core.field_errors import suggest
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -57,3 +65,131 @@ class Surface:
 def is_anthropic(request: web.Request) -> bool:
     """Whether a request is from a client of Anthropic's API, by its headers. Some paths serve both APIs."""
     return "anthropic-version" in request.headers or "anthropic-beta" in request.headers
+
+
+UNKNOWN_SURFACE = Surface("unknown", ())
+OPENAPI_PATH = "/openapi.json"
+MOST_SUGGESTED = 5  # paths that the error for an unknown one names
+
+
+class Routes:
+    """The surfaces that are on and off, and the endpoint of each of aiohttp's routes."""
+
+    def __init__(self, surfaces: Iterable[Surface], off: Iterable[Surface]) -> None:
+        self.surfaces = tuple(surfaces)
+        self._off = tuple(off)
+        self._endpoints: dict[web.AbstractRoute, tuple[Surface, Endpoint]] = {}
+
+    def register(self, router: web.UrlDispatcher) -> None:
+        """Add every endpoint to aiohttp's router."""
+        for surface in self.surfaces:
+            for endpoint in surface.endpoints:
+                for method in ("GET", "HEAD") if endpoint.method == "GET" else (endpoint.method,):
+                    route = router.add_route(method, endpoint.path, endpoint.handler)
+                    self._endpoints[route] = (surface, endpoint)
+
+    def find(self, request: web.Request) -> tuple[Surface, Endpoint | None]:
+        """The surface and endpoint of a request. If the path has other methods only, the surface alone."""
+        found = self._endpoints.get(request.match_info.route)
+        if found is not None:
+            return found
+        return _find_surface(self.surfaces, request.path) or UNKNOWN_SURFACE, None
+
+    def list_methods(self, path: str) -> list[str]:
+        """The methods of a path: those of its own endpoints, or else of the patterns that it matches."""
+        endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)
+        matching = [endpoint for endpoint in endpoints if _matches(endpoint.path, path)]
+        own = [endpoint for endpoint in matching if endpoint.path == path]
+        methods = {endpoint.method for endpoint in own or matching}
+        return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
+
+    def make_not_found(self, request: web.Request) -> NotFound:
+        """The error for a path that does not exist; it suggests others."""
+        off = _find_surface(self._off, request.path)
+        if off is not None:
+            keys = " or ".join(f"apis.{name}: false" for name in off.switches)
+            return NotFound(f"{request.path} is switched off ({keys})")
+        reason = self.find_lacking(request)
+        if reason is not None:
+            return NotFound(f"{request.path} is not supported: {reason}")
+        method = "GET" if request.method == "HEAD" else request.method
+        paths = self._list_paths(method)
+        near = get_close_matches(request.path[:80], paths, MOST_SUGGESTED, cutoff=0.0)
+        others = f"; paths for {method}: {', '.join(near)}" if near else f"; no path accepts {method[:20]}"
+        if len(near) < len(paths) or not near:
+            others += ", ..." if near else ""
+            others += f" ({OPENAPI_PATH} lists all paths)" if OPENAPI_PATH in self._list_paths("GET") else ""
+        name = request.path or request.raw_path  # CONNECT has a host and a port in place of a path
+        return NotFound(f"the path {name[:200]} does not exist{suggest(request.path, paths)}{others}")
+
+    def find_lacking(self, request: web.Request) -> str | None:
+        """Why there is no such path, although a pattern matches it; None if nobody says so."""
+        return next((s.lacking[request.path] for s in self.surfaces if request.path in s.lacking), None)
+
+    def _list_paths(self, method: str) -> list[str]:
+        endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)
+        return sorted({endpoint.path for endpoint in endpoints if endpoint.method == method})
+
+
+ROUTES = web.AppKey("routes", Routes)
+
+
+def _find_surface(surfaces: Iterable[Surface], path: str) -> Surface | None:
+    """The first surface that has an endpoint of this path, for whatever method."""
+    for surface in surfaces:
+        if any(_matches(endpoint.path, path) for endpoint in surface.endpoints):
+            return surface
+    return None
+
+
+def _matches(pattern: str, path: str) -> bool:
+    wanted, given = pattern.split("/"), path.split("/")
+    return len(wanted) == len(given) and all(
+        w == g or (w.startswith("{") and g) for w, g in zip(wanted, given, strict=True)
+    )
+
+
+def make_document(surfaces: Iterable[Surface], *, needs_keys: bool) -> dict[str, Any]:
+    """The OpenAPI 3.1 document. `needs_keys`: whether requests need an API key."""
+    paths: dict[str, dict[str, Any]] = {}
+    for surface in surfaces:
+        for endpoint in surface.endpoints:
+            operation = _make_operation(endpoint, surface.name, needs_keys and not endpoint.public)
+            paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation
+    found: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "mlxrun", "version": __version__},
+        "paths": paths,
+    }
+    if needs_keys:
+        found["components"] = {
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
+        }
+    return found
+
+
+def _make_operation(endpoint: Endpoint, tag: str, needs_key: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "summary": endpoint.summary,
+        "tags": [tag],
+        "responses": {
+            "200": {"description": "The answer."},
+            "4XX": {"description": "The request is refused; the body says why."},
+            "5XX": {"description": "It cannot be served now; the body says why."},
+        },
+    }
+    names = re.findall(r"\{(\w+)[^}]*\}", endpoint.path)
+    if names:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if endpoint.body is not None:
+        content = {"application/json": {"schema": dict(endpoint.body)}}
+        found["requestBody"] = {"required": True, "content": content}
+    if needs_key:
+        found["security"] = [{"bearer": []}, {"key": []}]
+    return found

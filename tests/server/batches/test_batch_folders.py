@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.server.batches.batch import Batch
-from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES, BatchFolders
+from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch, BatchFolders
 from mlxrun.server.batches.durable_files import StorageError
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import ServerSetup

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.server.batches.durable_files import StorageError
-from mlxrun.server.batches.storage import QuotaExceeded, Storage, find_data_folder
-from mlxrun.server.batches.stored_file import StoredFile
+from mlxrun.server.batches.storage import QuotaExceeded, Storage, StoredFile, find_data_folder
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import Clock, ServerSetup
 from tests.helpers.plain_user import obey_permissions

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import stored_file
+from mlxrun.server.batches import storage
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
@@ -243,9 +243,9 @@ async def test_a_million_lines_are_not_held_in_memory(
     line = json.dumps({"custom_id": "0000000", "body": {"a": 1}}).encode() + b"\n"
     block, count = line * 10_000, 100
     writes: list[int] = []
-    write = stored_file.Upload.write
+    write = storage.Upload.write
 
-    def counted(self: stored_file.Upload, data: bytes) -> None:
+    def counted(self: storage.Upload, data: bytes) -> None:
         writes.append(len(data))
         write(self, data)
 
@@ -253,7 +253,7 @@ async def test_a_million_lines_are_not_held_in_memory(
         for _ in range(count):
             yield block
 
-    monkeypatch.setattr(stored_file.Upload, "write", counted)
+    monkeypatch.setattr(storage.Upload, "write", counted)
     million = aiohttp.FormData({"purpose": "batch"})
     million.add_field("file", lines(), filename="million.jsonl")
     async with place.run() as site:
@@ -301,7 +301,7 @@ async def test_a_full_disk(place: ServerSetup, monkeypatch: pytest.MonkeyPatch) 
 
     start_upload = Storage.start_upload
 
-    def full(self: Storage, max_bytes: int) -> stored_file.Upload:
+    def full(self: Storage, max_bytes: int) -> storage.Upload:
         found = start_upload(self, max_bytes)
         found._file = Full(found._file)  # type: ignore[assignment]
         return found
@@ -320,14 +320,14 @@ async def test_the_event_loop_is_not_blocked_by_the_disk(place: ServerSetup) -> 
     blocked = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def slow(self: stored_file.Upload) -> None:
+    def slow(self: storage.Upload) -> None:
         loop.call_soon_threadsafe(blocked.set)
         asyncio.run_coroutine_threadsafe(answered.wait(), loop).result(10)
 
     answered = asyncio.Event()
     async with place.run() as site:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stored_file.Upload, "finish", slow)
+            patch.setattr(storage.Upload, "finish", slow)
             upload = asyncio.create_task(site.send("POST", "/v1/files", data=form()))
             await blocked.wait()
             assert (await site.send("GET", "/v1/files"))["data"] == []

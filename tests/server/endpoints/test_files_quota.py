@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.server.batches import storage, stored_file
-from mlxrun.server.batches.batch_folders import MIN_COUNTED_BYTES
+from mlxrun.server.batches import storage
+from mlxrun.server.batches.batch import MIN_COUNTED_BYTES
 from mlxrun.server.endpoints import files
 from tests.helpers.batch_fakes import chats, make_config
 from tests.helpers.batches_server import RunningServer, ServerSetup
@@ -80,10 +80,10 @@ async def test_the_default_quota(tmp_path: Path) -> None:
 async def test_an_upload_with_a_length_is_refused_before_it_arrives(
     place: ServerSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(self: stored_file.Upload, data: bytes) -> None:
+    def write(self: storage.Upload, data: bytes) -> None:
         raise AssertionError("something of it was written")
 
-    monkeypatch.setattr(stored_file.Upload, "write", write)
+    monkeypatch.setattr(storage.Upload, "write", write)
     async with place.run() as site:
         assert refused(await put(site, form(b"x" * 90_000)))
     assert in_folder(place) == []
@@ -169,7 +169,7 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
     begin, drop = storage.Storage.start_upload, files._discard
     drops: list[asyncio.Task[None]] = []
 
-    def late(self: storage.Storage, max_bytes: int) -> stored_file.Upload:
+    def late(self: storage.Storage, max_bytes: int) -> storage.Upload:
         begun.set()
         assert gate.wait(60)
         return begin(self, max_bytes)

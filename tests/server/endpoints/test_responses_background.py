@@ -10,8 +10,8 @@ import pytest
 
 from mlxrun.core.errors import EngineDead, Overloaded
 from mlxrun.core.request import Request
+from mlxrun.server.endpoints import responses
 from mlxrun.server.lifecycle import drain
-from mlxrun.server.responses import background_responses
 from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.server_fakes import Reply, Serving, make_script, parse_events, run_server, server_config
 
@@ -109,7 +109,7 @@ async def test_a_client_that_vanishes_ends_nothing() -> None:
 
 async def test_a_client_that_vanishes_at_once_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before it was told the response's id."""
-    monkeypatch.setattr(background_responses, "START_SECONDS", 60.0)
+    monkeypatch.setattr(responses, "START_SECONDS", 60.0)
     go = asyncio.Event()
     async with run_server(script=make_script(go.wait, "lo")) as s:
         asking = asyncio.create_task(s.post(URL, BODY))
@@ -187,7 +187,7 @@ async def test_an_incomplete_response_says_why() -> None:
 
 async def test_an_error_at_once_is_that_of_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a client that is told to retry does; nothing is stored."""
-    monkeypatch.setattr(background_responses, "START_SECONDS", 60.0)
+    monkeypatch.setattr(responses, "START_SECONDS", 60.0)
     for error, status in ((Overloaded("full"), 429), (EngineDead("dead"), 503)):
         async with run_server(script=make_script(error)) as s:
             for streaming in (False, True):

@@ -8,7 +8,7 @@ import pytest
 from openai.types import FileObject
 
 from mlxrun.core.errors import BodyTooLarge
-from mlxrun.server.batches.stored_file import StoredFile, Upload, guess_media_type
+from mlxrun.server.batches.storage import StoredFile, Upload, guess_media_type
 
 
 def test_what_clients_see() -> None:

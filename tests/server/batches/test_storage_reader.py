@@ -8,9 +8,7 @@ import pytest
 
 from mlxrun.core.errors import BodyTooLarge, NotFound
 from mlxrun.server.batches.durable_files import StorageError
-from mlxrun.server.batches.file_reader import make_file_reader
-from mlxrun.server.batches.storage import Storage
-from mlxrun.server.batches.stored_file import StoredFile
+from mlxrun.server.batches.storage import Storage, StoredFile
 from tests.helpers.batches_server import Clock
 
 
@@ -38,7 +36,7 @@ def add_file(store: Storage, owner: str) -> str:
 def test_who_may_read(store: Storage, key: str, owner: str, found: bool) -> None:
     """The rule of /v1/files: for other keys a file does not exist."""
     name = add_file(store, owner)
-    read = make_file_reader(store, key)
+    read = store.make_reader(key)
     if found:
         content = read(name, 5)
         assert (content.media_type, content.data) == ("text/plain", b"notes")
@@ -49,7 +47,7 @@ def test_who_may_read(store: Storage, key: str, owner: str, found: bool) -> None
 
 def test_what_cannot_be_read(store: Storage) -> None:
     name = add_file(store, "")
-    read = make_file_reader(store, "")
+    read = store.make_reader("")
     with pytest.raises(BodyTooLarge, match="5 bytes"):
         read(name, 4)
     store.find_content(name).unlink()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mlxrun.server.endpoints import admin, openai
-from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.http.surface import ROUTES
 from tests.helpers.server_fakes import MINI, Serving, run_server
 
 ONLY = [MINI, admin.SURFACE]

@@ -14,7 +14,7 @@ from mlxrun.server.endpoints import admin
 from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
 from tests.helpers.timers import fire_timers
-from tests.server.test_metrics import metric
+from tests.server.test_live_requests_metrics import metric
 
 ONLY = [MINI, admin.SURFACE]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxrun.server.http.routes import ROUTES
+from mlxrun.server.http.surface import ROUTES
 from tests.helpers.server_fakes import (
     run_server,
     server_config,
