@@ -18,7 +18,7 @@ from benchmarks.reproduce.processes import ON_RAY, THREADS, run_batch, run_hande
 from benchmarks.reproduce.twins import PREEMPTED_TWINS, list_twins
 from mlxrun.config.conversion import build_config
 from mlxrun.config.settings import Config
-from mlxrun.jobs.records.manifest_environment import list_versions
+from mlxrun.jobs.records.manifest_checks import list_versions
 from mlxrun.jobs.run.progress import pluralize
 
 ALONE, TOGETHER, SHUFFLED = "alone", "64 wide", "shuffled"

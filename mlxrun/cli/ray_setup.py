@@ -63,7 +63,7 @@ async def run_on_ray(
     from mlxrun.cluster.ray.ray_workers import RayJob
     from mlxrun.cluster.worker_checks import check_worker
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-    from mlxrun.jobs.records.manifest_environment import list_versions
+    from mlxrun.jobs.records.manifest_checks import list_versions
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.jobs.run.progress import pluralize
 
@@ -102,7 +102,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     from mlxrun.cluster.servers.server_relay import make_front
     from mlxrun.engine.client import EngineClient
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-    from mlxrun.jobs.records.manifest_environment import list_versions
+    from mlxrun.jobs.records.manifest_checks import list_versions
     from mlxrun.jobs.run.progress import pluralize
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run

@@ -27,7 +27,7 @@ def report_machine(run: RunFolder) -> list[str]:
     """Print why bytes may differ here: what of this machine is not as on that of the run. Returns it."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
     from mlxrun.evals.replay import list_machine_differences, read_engine_settings
-    from mlxrun.jobs.records.manifest_environment import RunEnvironment, list_versions
+    from mlxrun.jobs.records.manifest_checks import RunEnvironment, list_versions
     from mlxrun.model.machine.device import describe_device
 
     here = RunEnvironment(list_versions(), describe_device(read_engine_settings(run)))

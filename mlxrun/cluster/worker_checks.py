@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxrun.cluster.messages import PROTOCOL, WorkerFacts, WorkerRefused
-from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.manifest_checks import RunEnvironment
 
 
 def check_worker(facts: WorkerFacts, first: WorkerFacts, *, mixed: bool) -> list[str]:

@@ -28,8 +28,7 @@ from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.manifest import hash_file
-from mlxrun.jobs.records.manifest_checks import UNREADABLE, describe_changes
-from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.manifest_checks import UNREADABLE, RunEnvironment, describe_changes
 from mlxrun.jobs.records.output_records import dump_record
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup

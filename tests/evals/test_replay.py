@@ -21,7 +21,7 @@ from mlxrun.evals.replay import (
 )
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.jobs.lines.line_keys import collect_settings
-from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.manifest_checks import RunEnvironment
 from mlxrun.jobs.records.output_records import BatchStamp
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobSetup

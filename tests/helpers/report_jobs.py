@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
 from mlxrun.jobs.lines.line_keys import digest_short
-from mlxrun.jobs.records.line_times import LineTiming
+from mlxrun.jobs.records.journal import LineTiming
 from mlxrun.jobs.records.output_records import dump_record
 from tests.helpers.batch_fakes import Bench, chat, write_job
 

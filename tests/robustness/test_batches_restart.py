@@ -113,9 +113,9 @@ async def test_a_dead_engine_loses_nothing(place: ServerSetup) -> None:
 
 async def test_a_full_disk_is_waited_for(place: ServerSetup, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be written is tried again: nothing is lost, and others get their turn."""
-    from mlxrun.jobs.lines import line_files as lines
+    from mlxrun.jobs.records import run_paths as files
 
-    write, fails = lines.os.write, [3]
+    write, fails = files.os.write, [3]
 
     def full(handle: int, data: bytes) -> int:
         if bytes(data).startswith(b'{"id"') and fails[0]:
@@ -123,7 +123,7 @@ async def test_a_full_disk_is_waited_for(place: ServerSetup, monkeypatch: pytest
             raise OSError(28, "No space left on device")
         return write(handle, data)
 
-    monkeypatch.setattr(lines.os, "write", full)
+    monkeypatch.setattr(files.os, "write", full)
     async with place.run() as site:
         done = await site.wait_until_ended((await site.create(await site.upload(chats(6))))["id"])
         assert (done["status"], done["request_counts"]["completed"]) == ("completed", 6)

@@ -95,8 +95,8 @@ def command(
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.signal_loop import run_async
     from mlxrun.engine.prefix_cache.cache_folder import get_default_folder
+    from mlxrun.jobs.lines.job_check import make_eval_reader, report_likelihood_lines
     from mlxrun.jobs.lines.job_file import check_job_file
-    from mlxrun.jobs.lines.line_scorers import make_eval_reader, report_likelihood_lines
     from mlxrun.jobs.run.job_run import JobOptions
     from mlxrun.jobs.run.remote_job import open_paths
 
@@ -131,7 +131,7 @@ async def _run(
 
 
 async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals: EvalReader) -> int:
-    from mlxrun.jobs.lines.line_files import list_common_reasons
+    from mlxrun.jobs.records.run_paths import list_common_reasons
     from mlxrun.jobs.run.job_run import JobRun
     from mlxrun.jobs.run.progress import pluralize
     from mlxrun.jobs.run.stop_signals import StopSignals

@@ -119,7 +119,7 @@ def make(
 
 
 def _write_file(maker: JobMaker, data: Path, output: Path, force: bool) -> int:
-    from mlxrun.jobs.lines.line_files import replace_file
+    from mlxrun.jobs.records.run_paths import replace_file
 
     temp = output.with_name(output.name + ".tmp")
     with interrupt_on_sigterm():

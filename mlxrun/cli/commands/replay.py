@@ -59,7 +59,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     from mlxrun.core.errors import JobError
     from mlxrun.evals.replay import find_job, replay_job
     from mlxrun.evals.run_folders.run_folder import RunFolder
-    from mlxrun.jobs.lines.line_scorers import make_eval_reader
+    from mlxrun.jobs.lines.job_check import make_eval_reader
     from mlxrun.jobs.records.run_paths import JobPaths
     from mlxrun.jobs.run.job_cache import choose_engine_config
     from mlxrun.jobs.run.job_run import JobOptions

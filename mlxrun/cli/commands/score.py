@@ -108,8 +108,8 @@ def command(
 
 def _leave_likelihoods(runs: list[RunFolder]) -> list[RunFolder]:
     """The runs that have answers to be scored. Lines that compare likelihoods have none, and are named."""
+    from mlxrun.jobs.lines.job_check import report_likelihood_lines
     from mlxrun.jobs.lines.job_file import check_job_file
-    from mlxrun.jobs.lines.line_scorers import report_likelihood_lines
 
     for each in runs:
         check_job_file(each.paths.job)
@@ -121,8 +121,8 @@ def _leave_likelihoods(runs: list[RunFolder]) -> list[RunFolder]:
 
 def _score_runs(runs: list[RunFolder], scorer: str | None, changes: dict[str, Any]) -> int:
     from mlxrun.evals.rescoring import rescore
+    from mlxrun.jobs.lines.job_check import make_eval_reader
     from mlxrun.jobs.lines.job_file import check_job_file
-    from mlxrun.jobs.lines.line_scorers import make_eval_reader
 
     readers = []
     for each in runs:  # all scorers are loaded before anything is written

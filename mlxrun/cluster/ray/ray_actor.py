@@ -54,7 +54,7 @@ def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
     """What a worker with this config is in this process, and its model without weights. ModelLoadError."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-    from mlxrun.jobs.records.manifest_environment import list_versions
+    from mlxrun.jobs.records.manifest_checks import list_versions
     from mlxrun.jobs.run.line_answerer import count_lines_at_once
     from mlxrun.model.load.model_info import load_model_info
     from mlxrun.model.machine.device import describe_device

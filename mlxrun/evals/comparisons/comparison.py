@@ -31,8 +31,7 @@ from mlxrun.evals.statistics import (
     compare_scores,
     compute_equivalence,
 )
-from mlxrun.jobs.records.manifest_checks import describe_changes, flatten_settings
-from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.manifest_checks import RunEnvironment, describe_changes, flatten_settings
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 

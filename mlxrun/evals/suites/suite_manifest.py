@@ -17,8 +17,7 @@ from mlxrun.core.terminal import open_console
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_file import SuiteFile
-from mlxrun.jobs.records.manifest_checks import UNREADABLE
-from mlxrun.jobs.records.manifest_environment import list_versions
+from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
 from mlxrun.jobs.records.run_paths import wrap_write_errors, write_atomically
 from mlxrun.jobs.run.progress import format_now
 

@@ -25,7 +25,7 @@ from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest
 from mlxrun.evals.suites.task_template import parse_task_judge
-from mlxrun.jobs.lines.line_scorers import make_eval_reader
+from mlxrun.jobs.lines.job_check import make_eval_reader
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from mlxrun.jobs.run.job_cache import delete_cache
 from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup

@@ -1,14 +1,20 @@
-"""journal.jsonl: the finished lines, each written right after its record.
+"""journal.jsonl: the finished lines, each written right after its record; and timings.jsonl, their times.
 
 The first line has the format and the settings digest; each further line is an entry for one finished line.
 `check` is a digest of the record's bytes, so an edited or damaged record is detected. A broken entry is
 skipped and reported (its record is checked by itself); another format is refused.
+
+timings.jsonl has when each line began, had its first token and was finished; only reports read it. It is
+appended to and never rewritten, so that it has the lines of all runs. A damaged entry is skipped, and a file
+that cannot be written loses nothing else: answers and journal do not depend on it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import logging
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +22,9 @@ from typing import Any
 import orjson
 
 from mlxrun.core.errors import JobError
+from mlxrun.jobs.records.run_paths import Appender
 
+log = logging.getLogger(__name__)
 FORMAT = 1
 MOST_PROBLEMS = 20
 _TYPES = (int, str, str | None, int | None, str, str, str, int, int)
@@ -35,11 +43,6 @@ class JournalEntry:
     eval: str
     computed: int = 0
     reused: int = 0
-
-    def dump(self) -> bytes:
-        """The entry as a line of the journal."""
-        # asdict takes ten times as long.
-        return dump_line({name: getattr(self, name) for name in self.__slots__})
 
 
 class Journal:
@@ -91,8 +94,14 @@ def dump_line(value: dict[str, Any]) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
+def dump_entry(entry: JournalEntry | LineTiming) -> bytes:
+    """An entry as a line of its file."""
+    # asdict takes ten times as long.
+    return dump_line({name: getattr(entry, name) for name in entry.__slots__})
+
+
 def parse_entry(data: bytes) -> JournalEntry:
-    """ValueError if `data` is not what `dump` writes."""
+    """ValueError if `data` is not what `dump_entry` writes."""
     value = _parse_json(data)
     names = JournalEntry.__slots__
     if not isinstance(value, dict) or tuple(value) != names:
@@ -110,3 +119,102 @@ def _parse_json(data: bytes) -> Any:
         return json.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise ValueError("not JSON") from error
+
+
+@dataclass(slots=True)
+class LineTimes:
+    """How far one line got, in seconds of the job's clock; None: not yet. `tries`: how often it was sent to
+    the engine; `computed` and `answered`: its first prompt tokens and its first output token."""
+
+    started: float = 0.0
+    computed: float | None = None
+    answered: float | None = None
+    tries: int = 0
+
+    def mark_progress(self, now: float, output: int) -> None:
+        """Record an event of the engine that brought `output` tokens."""
+        if self.computed is None:
+            self.computed = now
+        if output and self.answered is None:
+            self.answered = now
+
+
+@dataclass(frozen=True, slots=True)
+class LineTiming:
+    """An entry of the file. `started`: seconds since 1970; `waited`, `first` and `took`: seconds from there
+    until the first prompt tokens were computed, the first output token came and the line was finished.
+    `computed` and `reused`: prompt tokens, `output`: output tokens of this run, all tries together."""
+
+    run: int
+    key: str
+    failed: bool
+    started: float
+    waited: float | None
+    first: float | None
+    took: float
+    computed: int
+    reused: int
+    output: int
+    tries: int
+
+
+class TimingFile:
+    """Appends the entries of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self._file: Appender | None = Appender(path)
+
+    def add(self, timings: Iterable[LineTiming]) -> None:
+        """Append entries; once that has failed, no more are written."""
+        if self._file is None:
+            return
+        try:
+            self._file.append(b"".join(map(dump_entry, timings)))
+        except JobError as error:
+            log.warning("%s; reports will lack the times of the lines from here on", error)
+            self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_timings(path: Path) -> Iterator[LineTiming]:
+    """All entries that are whole, in the order in which lines were finished; none if there is no file."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        for data in file:
+            try:
+                yield _parse_timing(json.loads(data))
+            except (ValueError, TypeError, RecursionError):
+                continue  # a kill interrupted its writing
+
+
+def _parse_timing(value: object) -> LineTiming:
+    """ValueError or TypeError if it is not what `add` writes."""
+    if not isinstance(value, dict):
+        raise TypeError("an entry is an object")
+    timing = LineTiming(**value)
+    numbers = (timing.run, timing.started, timing.took, timing.computed, timing.reused, timing.output)
+    maybe = (each for each in (timing.waited, timing.first) if each is not None)
+    if not all(isinstance(each, int | float) for each in (*numbers, *maybe)) or timing.took < 0:
+        raise TypeError("times and tokens are numbers")
+    return timing
+
+
+def make_timing(
+    run: int, key: str, failed: bool, times: LineTimes, now: float, tokens: tuple[int, int, int]
+) -> LineTiming:
+    """The entry of a line that is finished `now`, by the job's clock; `tokens`: computed, reused, output."""
+
+    def measure(at: float | None) -> float | None:
+        return None if at is None else round(at - times.started, 3)
+
+    took = round(now - times.started, 3)
+    started = round(time.time() - took, 3)
+    waits = measure(times.computed), measure(times.answered)
+    return LineTiming(run, key, failed, started, *waits, took, *tokens, times.tries)

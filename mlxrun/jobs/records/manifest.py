@@ -23,8 +23,7 @@ from mlxrun.config.conversion import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.line_index import DONE, FAILED, LineIndex
-from mlxrun.jobs.records.manifest_checks import UNREADABLE, flatten_settings
-from mlxrun.jobs.records.manifest_environment import RunEnvironment, list_versions
+from mlxrun.jobs.records.manifest_checks import UNREADABLE, RunEnvironment, flatten_settings, list_versions
 from mlxrun.jobs.records.reconciliation import RunTotals
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors, write_atomically
 from mlxrun.jobs.run import job_cache

@@ -17,7 +17,7 @@ from typing import Any
 from mlxrun.core.errors import get_http_status, shorten_message
 from mlxrun.jobs.lines.job_file import MESSAGE, BadLine, JobLine
 from mlxrun.jobs.lines.line_index import IndexedLine
-from mlxrun.jobs.records.line_times import LineTimes
+from mlxrun.jobs.records.journal import LineTimes
 from mlxrun.jobs.scoring.answer_text import extract_answer
 from mlxrun.jobs.scoring.line_scores import score_response
 from mlxrun.jobs.scoring.score_groups import Scores

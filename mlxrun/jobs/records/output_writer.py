@@ -18,14 +18,12 @@ from typing import Any, NamedTuple
 
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.job_file import BadLine
-from mlxrun.jobs.lines.line_files import Appender, sort_lines
 from mlxrun.jobs.lines.line_index import DONE, FAILED, IndexedLine, LineIndex
 from mlxrun.jobs.lines.line_keys import digest_short
 from mlxrun.jobs.records import output_records
-from mlxrun.jobs.records.journal import JournalEntry
-from mlxrun.jobs.records.line_times import LineTiming, TimingFile, make_timing
+from mlxrun.jobs.records.journal import JournalEntry, LineTiming, TimingFile, dump_entry, make_timing
 from mlxrun.jobs.records.output_records import LineTokens
-from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
+from mlxrun.jobs.records.run_paths import Appender, JobPaths, sort_lines, wrap_write_errors
 
 
 class _FinishedLine(NamedTuple):
@@ -85,7 +83,7 @@ class OutputWriter:
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._flush_quietly)
         state = FAILED if failed else DONE
-        self._unwritten.append(_FinishedLine(indexed.position, state, data, entry.dump(), timing))
+        self._unwritten.append(_FinishedLine(indexed.position, state, data, dump_entry(entry), timing))
 
     def _flush_quietly(self) -> None:
         """What fails is raised by the next `add`, `commit` or `close`."""

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxrun.core.errors import JobError
-from mlxrun.jobs.lines.line_files import filter_lines, replace_file
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import SHORT_BYTES, digest_short
 from mlxrun.jobs.records import output_records
-from mlxrun.jobs.records.journal import FORMAT, Journal, JournalEntry, dump_line
-from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
+from mlxrun.jobs.records.journal import FORMAT, Journal, JournalEntry, dump_entry, dump_line
+from mlxrun.jobs.records.run_paths import JobPaths, filter_lines, replace_file, wrap_write_errors
 from mlxrun.jobs.scoring.score_groups import Scores
 
 _REASONS = {
@@ -219,7 +218,7 @@ class Reconciler:
             position = self._classify(data, record, state)
             if isinstance(position, int) and record is not None:
                 kept, entry = self._keep_record(position, data, record, state)
-                new.write(entry.dump())
+                new.write(dump_entry(entry))
                 return kept
             self.state.discarded[str(position)] += 1
             if state == DONE and complete:

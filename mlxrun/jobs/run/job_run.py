@@ -10,13 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.conversion import to_plain
+from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError, JobError, MlxrunError, ModelLoadError
 from mlxrun.jobs.lines.job_check import check_chats, check_evals, check_lines
+from mlxrun.jobs.lines.job_file import NO_SCORERS
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, collect_settings, digest_settings
 from mlxrun.jobs.records.manifest import Manifest
@@ -25,14 +28,13 @@ from mlxrun.jobs.records.output_writer import OutputWriter, sort_outputs
 from mlxrun.jobs.records.reconciliation import JobState, Reconciler
 from mlxrun.jobs.records.run_paths import JobPaths, lock_run_folder
 from mlxrun.jobs.run import job_cache
-from mlxrun.jobs.run.job_setup import JobSetup as JobSetup
-from mlxrun.jobs.run.job_setup import WorkerPool
-from mlxrun.jobs.run.line_answerer import Answerer, LineAnswerer, get_base_seed
+from mlxrun.jobs.run.line_answerer import Answerer, LineAnswerer, LinePreparer, WorkerPool, get_base_seed
 from mlxrun.jobs.run.line_runner import BACKOFF, LineRunner
 from mlxrun.jobs.run.partial_answers import PartialAnswers
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view, pluralize
 from mlxrun.jobs.run.status_file import StatusFile
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
+from mlxrun.jobs.scoring.eval_spec import EvalReader
 from mlxrun.jobs.scoring.score_groups import Scores
 from mlxrun.jobs.scoring.scorer_process import end_scorers_by
 
@@ -40,6 +42,25 @@ if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JobSetup:
+    """What a job runs on. `start` is called if a line is left to run; `device` describes the machine.
+    `shared_engine`: requests yield to those of other clients, and the engine is not closed; `keep_engine`: it
+    is not closed, as others run on it afterwards; `evals`: how the `eval` of lines is read; `pool`: answers
+    the lines in place of the engine of `start`."""
+
+    config: Config
+    config_hash: str
+    model_info: ModelInfo
+    preparer: LinePreparer
+    start: Callable[[], Coroutine[Any, Any, EngineClient]]
+    device: Callable[[], Mapping[str, Any]]
+    shared_engine: bool = False
+    keep_engine: bool = False
+    evals: EvalReader = NO_SCORERS
+    pool: WorkerPool | None = None
 
 
 @dataclass(frozen=True, slots=True)

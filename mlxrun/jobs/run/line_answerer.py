@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -115,6 +115,22 @@ class Answerer(Protocol):
 
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
         """The response body of `line`; `tokens` counts what it costs, also if it fails."""
+
+
+class WorkerPool(Protocol):
+    """Engines in other processes, which answer the lines in place of one in this process."""
+
+    async def start(self, meter: ProgressMeter, answers: PartialAnswers) -> Answerer:
+        """Start the engines, and return what hands lines to them."""
+
+    def list_workers(self) -> list[dict[str, Any]]:
+        """The workers as status and manifest contain them, each with its `state`."""
+
+    def read_cache_counters(self) -> Mapping[str, int]:
+        """The sums of the engines' counters."""
+
+    async def close(self) -> None:
+        """Stop the engines."""
 
 
 def count_lines_at_once(config: Config) -> int:

@@ -20,7 +20,7 @@ from mlxrun.jobs.lines.job_file import BadLine, JobLine
 from mlxrun.jobs.lines.line_index import TODO, IndexedLine, LineIndex
 from mlxrun.jobs.lines.lookahead import Lookahead
 from mlxrun.jobs.records import output_records
-from mlxrun.jobs.records.line_times import LineTimes
+from mlxrun.jobs.records.journal import LineTimes
 from mlxrun.jobs.records.output_records import LineTokens
 from mlxrun.jobs.records.output_writer import OutputWriter
 from mlxrun.jobs.run.line_answerer import Answerer, find_first_error

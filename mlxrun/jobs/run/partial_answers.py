@@ -22,9 +22,8 @@ from pathlib import Path
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import FinishReason, Request, TokenEvent, TokenLogprob
-from mlxrun.jobs.lines.line_files import Appender
 from mlxrun.jobs.lines.line_index import TODO, LineIndex
-from mlxrun.jobs.records.run_paths import write_atomically
+from mlxrun.jobs.records.run_paths import Appender, write_atomically
 
 log = logging.getLogger(__name__)
 WRITE_EVERY = 1.0  # seconds

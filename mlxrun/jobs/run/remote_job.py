@@ -3,22 +3,151 @@
 The job file is fetched if it has changed, and what the run wrote is published when the run ends, however it
 ends. The output comes last, so that where it is, all else is. The spool stays: the same command continues
 there. On another machine it continues from what was published.
+
+URLs are such as s3://bucket/a.jsonl or hf://datasets/org/name/a.jsonl, by fsspec (extra: `remote`). A file is
+written whole or not at all: object stores show an object once it is complete; elsewhere it gets its name at
+the end. Every problem is a ConfigError that says what is lacking, or a JobError.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from mlxrun.core.errors import JobError, MlxrunError
+from mlxrun.core.errors import ConfigError, JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
-from mlxrun.jobs.run.remote_files import RemoteFile, is_url
+
+INSTALL = "pip install 'mlxrun[remote]'"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
+_READ_ONLY = {"http", "https", "github", "data"}
+# Protocols whose writes are seen whole. A rename there would be a copy.
+_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "hf", "r2"}
+# What tells one content of a file from another one, in the names of the file systems.
+_VERSIONS = [
+    *("ETag", "etag", "mtime", "LastModified", "last_modified", "created", "updated", "modified"),
+    *("generation", "md5Hash", "blob_id", "sha256", "version_id", "VersionId"),
+]
+
+
+def is_url(text: str) -> bool:
+    """Whether a path is one of fsspec's URLs, and not a file of this machine."""
+    return _URL.match(text) is not None
+
+
+class RemoteFile:
+    """The file at one URL. ConfigError if nothing here can reach such URLs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        try:
+            fsspec = importlib.import_module("fsspec.core")
+        except ImportError as error:
+            raise ConfigError(f"{url}: URLs need fsspec, which is not installed: {INSTALL}") from error
+        try:
+            self._fs, self._path = fsspec.url_to_fs(url)
+        except ImportError as error:  # its text names the package
+            raise ConfigError(
+                f"{url}: beside mlxrun[remote], a package for such URLs is needed: {error}"
+            ) from error
+        except ValueError as error:
+            raise ConfigError(f"{url}: {error}") from error
+        except Exception as error:
+            raise ConfigError(f"{url}: {_describe(error)}") from error
+        protocol = self._fs.protocol
+        self._protocols = {protocol} if isinstance(protocol, str) else set(protocol)
+        if not self._path.rpartition("/")[2]:
+            raise ConfigError(f"{url}: it names no file")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return str(self._path.rpartition("/")[2])
+
+    def find_sibling(self, name: str) -> RemoteFile:
+        """The file of this name (it may have folders) in the same folder."""
+        return RemoteFile(self.url.rpartition("/")[0] + "/" + name)
+
+    def read_stamp(self) -> str | None:
+        """A text that changes with the content, as far as the file system tells; None: there is no file."""
+        with self._wrap_errors("read"):
+            self._fs.invalidate_cache()
+            try:
+                info = self._fs.info(self._path)
+            except FileNotFoundError:
+                return None
+        if info.get("type") == "directory":
+            raise JobError(f"{self.url}: it is a folder")
+        found = {name: str(info[name]) for name in _VERSIONS if info.get(name) is not None}
+        return json.dumps({"size": info.get("size"), **found}, sort_keys=True)
+
+    def download(self, local: Path) -> None:
+        """Copy it here; `local` is replaced once all of it has come. JobError if there is none."""
+        temp = local.with_name(local.name + ".tmp")
+        with self._wrap_errors("read"):
+            self._fs.get_file(self._path, str(temp))
+        temp.replace(local)
+
+    def upload(self, local: Path) -> None:
+        """Replace it by a file of this machine."""
+        temp = self._path if self._protocols & _WHOLE else self._path + ".tmp"
+        with self._wrap_errors("written"):
+            if temp != self._path:
+                self._fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
+            self._fs.put_file(str(local), temp)
+            if temp != self._path:
+                self._fs.mv(temp, self._path)
+            self._fs.invalidate_cache()
+            size = self._fs.info(self._path).get("size")
+        if size != local.stat().st_size:
+            raise JobError(f"{self.url}: {size} bytes arrived of {local.stat().st_size}")
+
+    def remove(self) -> None:
+        """Delete it, if it is there."""
+        with self._wrap_errors("written"):
+            if self._fs.exists(self._path):
+                self._fs.rm_file(self._path)
+
+    def check_writable(self) -> None:
+        """JobError if nothing can be written beside it. A file of no bytes is written and deleted."""
+        if self._protocols & _READ_ONLY:
+            raise ConfigError(f"{self.url}: nothing can be written to such URLs; give another -o")
+        if "memory" in self._protocols:
+            log.warning("%s: it is in the memory of this process, and lost when the command ends", self.url)
+        if "hf" in self._protocols:
+            return  # each write is a commit there
+        path = self._path + ".check"
+        with self._wrap_errors("written"):
+            if not self._protocols & _WHOLE:
+                self._fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            self._fs.pipe_file(path, b"")
+            self._fs.rm_file(path)
+
+    @contextmanager
+    def _wrap_errors(self, done: str) -> Iterator[None]:
+        """Turn what a file system raises, each its own kind, into a JobError."""
+        try:
+            yield
+        except MlxrunError:
+            raise
+        except FileNotFoundError as error:
+            if done == "written":  # where neither a folder nor a file can be made, such as below /proc
+                raise JobError(f"{self.url}: it cannot be written: nothing can be created there") from error
+            raise JobError(f"{self.url}: there is no such file or folder") from error
+        except Exception as error:
+            raise JobError(f"{self.url}: it cannot be {done}: {_describe(error)}") from error
+
+
+def _describe(error: Any) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
 
 log = logging.getLogger(__name__)
 _STATE = "published.json"
@@ -46,18 +175,12 @@ def open_paths(
         try:
             yield paths
         except BaseException:
-            with _report_second_error():
+            try:
                 remote.publish(say)
+            except MlxrunError as error:
+                log.warning("%s", error)
             raise
         remote.publish(say)
-
-
-@contextmanager
-def _report_second_error() -> Iterator[None]:
-    try:
-        yield
-    except MlxrunError as error:
-        log.warning("%s", error)
 
 
 class _OutputChanged(JobError):
@@ -99,7 +222,8 @@ class RemoteJob:
         stamp = job.read_stamp()
         if stamp is None:
             raise JobError(f"{job.url}: there is no such file")
-        if self._local_job.exists() and _names_version(stamp) and self._state.get("job") == stamp:
+        names_version = len(json.loads(stamp)) > 1  # it tells more than the size
+        if self._local_job.exists() and names_version and self._state.get("job") == stamp:
             return
         say(f"fetching {job.url}")
         with wrap_write_errors(self._local_job):
@@ -179,11 +303,6 @@ class RemoteJob:
         self._state |= values
         with wrap_write_errors(self.folder):
             write_atomically(self.folder / _STATE, json.dumps(self._state).encode())
-
-
-def _names_version(stamp: str) -> bool:
-    """Whether a stamp tells more than the size."""
-    return len(json.loads(stamp)) > 1
 
 
 def _stamp_file(path: Path) -> list[int] | None:

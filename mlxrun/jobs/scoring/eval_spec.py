@@ -12,9 +12,8 @@ from typing import Any
 
 from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
-from mlxrun.jobs.scoring.choice_metrics import check_metric
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
-from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
+from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer, check_metric
 
 MATCHES = (
     *("exact", "contains", "contains_all", "regex", "json", "number", "json_schema", "choice", "likeliest"),
@@ -31,7 +30,6 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "likeliest": ("context_chars", "normalize"),
 }
 _COMMON = ("expected", "match", "group", "cluster", "metrics", "scorer", "after")
-_STRINGS = ("exact", "contains", "contains_all", "regex")
 _MOST_OPTIONS = 26
 
 

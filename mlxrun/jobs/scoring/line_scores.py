@@ -14,12 +14,11 @@ from typing import Any, ParamSpec, TypeVar
 
 from mlxrun.core.workers import Lane, end_by
 from mlxrun.jobs.scoring.answer_text import extract_answers, strip_reasoning
-from mlxrun.jobs.scoring.choice_metrics import compute_metric, list_default_metrics
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, count_choices
 from mlxrun.jobs.scoring.likeliest import score_likeliest
 from mlxrun.jobs.scoring.matching import match_answer, votes_by_score
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
-from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
+from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict, compute_metric, list_default_metrics
 
 MOST_ENDS = 2  # of the scorer of one line: the machine may have been too busy for the first one
 SLOW_MATCHES = ("regex", "json_schema")

@@ -12,7 +12,7 @@ import pytest
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, JobError
-from mlxrun.jobs.run.remote_files import RemoteFile
+from mlxrun.jobs.run.remote_job import RemoteFile
 from tests.helpers.batch_fakes import FakeClient, chats
 
 pytestmark = pytest.mark.usefixtures("fake_engine")

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.jobs.lines.line_files import Appender
 from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import Journal
+from mlxrun.jobs.records.run_paths import Appender
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, make_config, read, write_job
 from tests.helpers.raw_clients import until
 

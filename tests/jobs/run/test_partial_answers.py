@@ -14,8 +14,8 @@ import pytest
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
-from mlxrun.jobs.lines.line_files import Appender
 from mlxrun.jobs.lines.line_index import DONE, TODO, IndexRow
+from mlxrun.jobs.records.run_paths import Appender
 from mlxrun.jobs.run import partial_answers
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, parse_records
 from tests.helpers.batch_fakes import Bench, chat, chats, make_config, write_job

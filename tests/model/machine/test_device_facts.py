@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mlxrun.config.settings import EngineSettings
-from mlxrun.jobs.records.manifest_environment import RunEnvironment
+from mlxrun.jobs.records.manifest_checks import RunEnvironment
 from mlxrun.model.machine import device
 from mlxrun.model.machine.device import (
     DECISIVE,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.jobs.records.line_times import LineTimes, LineTiming, TimingFile, make_timing, read_timings
+from mlxrun.jobs.records.journal import LineTimes, LineTiming, TimingFile, make_timing, read_timings
 from tests.helpers.batch_fakes import Bench, chats, finish_job, write_job
 
 TIMING = LineTiming(1, "ab", False, 1e9, 0.5, None, 2.0, 10, 3, 4, 1)

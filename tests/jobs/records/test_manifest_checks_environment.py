@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.jobs.records.manifest_environment import RunEnvironment, list_versions
+from mlxrun.jobs.records.manifest_checks import RunEnvironment, list_versions
 
 VERSIONS = {"python": "3.11.1", "mlx": "0.30.1", "numpy": "2.1.0", "nvidia-cublas": "13.0"}
 DEVICE = {

@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.api.parsers.registry import choose_formats
 from mlxrun.core.errors import JobError
-from mlxrun.jobs.lines.line_scorers import load_line_scorers, make_eval_reader
+from mlxrun.jobs.lines.job_check import load_line_scorers, make_eval_reader
 from mlxrun.jobs.run.job_run import JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, read, write_job

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from mlxrun.core.errors import ConfigError, JobError
-from mlxrun.jobs.run.remote_files import RemoteFile, is_url
+from mlxrun.jobs.run.remote_job import RemoteFile, is_url
 
 
 @pytest.fixture(params=["memory", "file"])

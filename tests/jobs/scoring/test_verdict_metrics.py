@@ -7,8 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from mlxrun.jobs.scoring.choice_metrics import check_metric, compute_metric, list_default_metrics
-from mlxrun.jobs.scoring.verdict import Verdict
+from mlxrun.jobs.scoring.verdict import Verdict, check_metric, compute_metric, list_default_metrics
 
 
 @pytest.mark.parametrize("passed", range(6))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mlxrun.jobs.lines.line_files import filter_lines, list_common_reasons, sort_lines
+from mlxrun.jobs.records.run_paths import filter_lines, list_common_reasons, sort_lines
 
 
 def test_rewriting_lines(tmp_path: Path) -> None:
