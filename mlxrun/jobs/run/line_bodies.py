@@ -8,8 +8,9 @@ are not stored, and a line that continues a stored response is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.api.anthropic import request as messages
 from mlxrun.api.anthropic.file_sources import inline_files
@@ -17,7 +18,7 @@ from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai import request as chats
 from mlxrun.api.openai import response as openai
-from mlxrun.api.openai.pooled import PreparedPooling, prepare_pooling
+from mlxrun.api.openai.pooled import prepare_pooling
 from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses import request as responses
@@ -33,16 +34,23 @@ Json = dict[str, Any]
 _STORED = ("previous_response_id", "conversation")  # fields that name what only a server stores
 
 
-class LineBody(Protocol):
-    """A prepared line and its answer as it grows."""
+@dataclass(frozen=True, slots=True)
+class LineBody:
+    """A prepared line and its answer as it grows. `feed`: adds the next deltas of a choice; those that end it
+    come once. `build`: makes the response body, once all choices have ended."""
 
     prepared: PreparedRequest
+    feed: Callable[[Choice, Sequence[Delta]], object]
+    build: Callable[[], Json]
 
-    def feed(self, choice: Choice, deltas: Sequence[Delta]) -> object:
-        """Add the next deltas of a choice; those that end the choice once."""
 
-    def build(self) -> Json:
-        """The response body, once all choices have ended."""
+@dataclass(frozen=True, slots=True)
+class PooledBody:
+    """Embeddings of texts, or scores of documents. `build`: makes the response body of the vectors of all
+    requests."""
+
+    prepared: PreparedRequest
+    build: Callable[[Sequence[bytes]], Json]
 
 
 async def prepare_line(
@@ -63,97 +71,64 @@ async def prepare_line(
     if line.url == MESSAGE:
         # A line has no headers, so it may use what clients switch on by one.
         message = await messages.prepare_message(body, context, interleaved=True)
-        return _MessageBody(message, key)
+        return _make_message_body(message, MessageWriter(message, f"msg_{key[:24]}"))
     if line.url in POOLED:
-        return PooledBody(await prepare_pooling(line.url, body, context), key)
+        pooling = await prepare_pooling(line.url, body, context)
+        return PooledBody(pooling.prepared, lambda vectors: pooling.build(vectors, key[:24]))
     if line.url == RESPONSE:
         created = CREATED if stamp is None else stamp.created_at
-        return await _ResponseBody.prepare(body, key, context, default_max_tokens, created)
+        return await _prepare_response(body, key, context, default_max_tokens, created)
     prepared = await chats.prepare_request(line.url, body, context, default_max_tokens=default_max_tokens)
-    return _ChoicesBody(prepared, key, stamp)
+    return _make_choices_body(prepared, key, stamp)
 
 
-class PooledBody:
-    """Embeddings of texts, or scores of documents."""
-
-    def __init__(self, pooling: PreparedPooling, key: str) -> None:
-        self.prepared = pooling.prepared
-        self._pooling = pooling
-        self._key = key
-
-    def build(self, vectors: Sequence[bytes]) -> Json:
-        """The response body with the vector of each request."""
-        return self._pooling.build(vectors, self._key[:24])
-
-
-class _ChoicesBody:
+def _make_choices_body(prepared: PreparedRequest, key: str, stamp: BatchStamp | None) -> LineBody:
     """A chat completion or a completion."""
+    choices: dict[int, Choice] = {}
 
-    def __init__(self, prepared: PreparedRequest, key: str, stamp: BatchStamp | None) -> None:
-        self.prepared = prepared
-        self._key = key
-        self._stamp = stamp
-        self._choices: dict[int, Choice] = {}
-
-    def feed(self, choice: Choice, deltas: Sequence[Delta]) -> None:
-        self._choices[choice.index] = choice
-
-    def build(self) -> Json:
-        choices = [self._choices[index] for index in sorted(self._choices)]
-        created = CREATED if self._stamp is None else self._stamp.created_at
-        body = openai.build_response(self.prepared, choices, make_request_id(self._key), created)
-        if self._stamp is None:
+    def build() -> Json:
+        created = CREATED if stamp is None else stamp.created_at
+        found = [choices[index] for index in sorted(choices)]
+        body = openai.build_response(prepared, found, make_request_id(key), created)
+        if stamp is None:
             details = body["usage"].pop("prompt_tokens_details")
             if "left_out_tokens" in details:  # by sparse prefill, which makes another answer
                 body["usage"]["prompt_tokens_details"] = {"left_out_tokens": details["left_out_tokens"]}
         return body
 
-
-class _MessageBody:
-    """A message of Anthropic's API."""
-
-    def __init__(self, message: messages.PreparedMessage, key: str) -> None:
-        self.prepared = message.prepared
-        self._writer = MessageWriter(message, f"msg_{key[:24]}")
-        self._choice: Choice | None = None
-
-    def feed(self, choice: Choice, deltas: Sequence[Delta]) -> None:
-        self._choice = choice
-        self._writer.feed(choice, deltas)
-
-    def build(self) -> Json:
-        assert self._choice is not None
-        return self._writer.build_message(self._choice)
+    return LineBody(prepared, lambda choice, _: choices.update({choice.index: choice}), build)
 
 
-class _ResponseBody:
+def _make_message_body(message: messages.PreparedMessage, writer: MessageWriter) -> LineBody:
+    """A message of Anthropic's API, which has one choice."""
+    choices: list[Choice] = []
+
+    def feed(choice: Choice, deltas: Sequence[Delta]) -> None:
+        choices[:] = [choice]
+        writer.feed(choice, deltas)
+
+    return LineBody(message.prepared, feed, lambda: writer.build_message(*choices))
+
+
+async def _prepare_response(
+    body: Json, key: str, context: ApiContext, default_max_tokens: int | None, created: int
+) -> LineBody:
     """A response of OpenAI's /v1/responses."""
+    for name in _STORED:
+        if body.get(name) is not None:
+            reject_unsupported(name, "a job has no stored responses; send all items in `input`")
+    request, prepared = await responses.prepare_response(
+        body, context, responses.ResponseLookup(), key, default_max_tokens=default_max_tokens
+    )
+    response = build_response(f"resp_{key}", created, request, prepared)
+    writer = ResponseWriter({**response, "store": False, "background": False}, request, prepared)
 
-    def __init__(
-        self, request: responses.ResponseRequest, prepared: PreparedRequest, key: str, created: int
-    ) -> None:
-        self.prepared = prepared
-        self._created = created
-        response = build_response(f"resp_{key}", created, request, prepared)
-        response |= {"store": False, "background": False}
-        self._writer = ResponseWriter(response, request, prepared)
+    def feed(choice: Choice, deltas: Sequence[Delta]) -> None:
+        writer.choice = choice
+        writer.feed(deltas)
 
-    @classmethod
-    async def prepare(
-        cls, body: Json, key: str, context: ApiContext, default_max_tokens: int | None, created: int
-    ) -> _ResponseBody:
-        for name in _STORED:
-            if body.get(name) is not None:
-                reject_unsupported(name, "a job has no stored responses; send all items in `input`")
-        request, prepared = await responses.prepare_response(
-            body, context, responses.ResponseLookup(), key, default_max_tokens=default_max_tokens
-        )
-        return cls(request, prepared, key, created)
+    def build() -> Json:
+        writer.end(created)
+        return writer.response
 
-    def feed(self, choice: Choice, deltas: Sequence[Delta]) -> None:
-        self._writer.choice = choice
-        self._writer.feed(deltas)
-
-    def build(self) -> Json:
-        self._writer.end(self._created)
-        return self._writer.response
+    return LineBody(prepared, feed, build)
