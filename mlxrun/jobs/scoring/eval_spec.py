@@ -15,20 +15,6 @@ from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer, check_metric
 
-MATCHES = (
-    *("exact", "contains", "contains_all", "regex", "json", "number", "json_schema", "choice", "likeliest"),
-    "judge",
-)
-# The keys that each match takes besides those of all.
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "exact": ("ignore_case",),
-    "contains": ("ignore_case",),
-    "contains_all": ("ignore_case",),
-    "regex": ("pattern", "capture", "ignore_case"),
-    "number": ("tolerance",),
-    "choice": ("options",),
-    "likeliest": ("context_chars", "normalize"),
-}
 _COMMON = ("expected", "match", "group", "cluster", "metrics", "scorer", "after")
 _MOST_OPTIONS = 26
 
@@ -85,7 +71,9 @@ class EvalReader:
         if compares_likelihoods(value) and (self.scorer is not None or "match" in self.changes):
             return parse_eval(value, self.scorers)
         if self.changes and isinstance(value, dict):
-            value = _change(value, self.changes)
+            if "match" in self.changes:  # the options of the former one, and its scorer, go with it
+                value = {key: each for key, each in value.items() if key in _COMMON and key != "scorer"}
+            value = {**value, **self.changes}
         if self.scorer is not None and isinstance(value, dict):
             return replace(parse_eval(value, self.scorers, self.scorer), match="exact")
         return parse_eval(value, self.scorers)
@@ -105,13 +93,6 @@ class EvalReader:
 def compares_likelihoods(value: Any) -> bool:
     """Whether the `eval` of a line scores the logprobs of its prompts, and not an answer."""
     return isinstance(value, dict) and value.get("match") == "likeliest" and value.get("scorer") is None
-
-
-def _change(value: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """An `eval` with keys replaced. Options of the former match, and its scorer, go with it."""
-    if "match" in changes:
-        value = {key: each for key, each in value.items() if key in _COMMON and key != "scorer"}
-    return {**value, **changes}
 
 
 def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer | None = None) -> EvalSpec:
@@ -147,7 +128,7 @@ def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer 
         scorer,
     )
     if not is_free:
-        _CHECKS[match](parsed)
+        _MATCHES[match][0](parsed)
     return parsed
 
 
@@ -164,11 +145,11 @@ def _find_scorer(name: Any, scorers: Mapping[str, Scorer] | None) -> Scorer:
 def find_unknown_key(keys: Iterable[str], match: str, is_free: bool) -> tuple[str, str] | None:
     """The first key that the `eval` of a line does not take, and what is wrong with it. `is_free`: a scorer
     or a judge decides, so `expected` may be anything."""
-    own = _OPTIONS.get(match, ())
+    own = _MATCHES[match][1]
     unknown = next((key for key in keys if key not in _COMMON and key not in own), None)
     if unknown is None:
         return None
-    of_others = [name for name, keys in _OPTIONS.items() if unknown in keys]
+    of_others = [name for name, (_, keys) in _MATCHES.items() if unknown in keys]
     if of_others:
         return unknown, f"belongs to the match {', '.join(of_others)}, not to {match}"
     known = ", ".join(("expected, match and group", "cluster, metrics, after, scorer", *own))
@@ -301,12 +282,17 @@ def count_choices(body: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) and count > 0 else 1
 
 
-_CHECKS: dict[str, Callable[[EvalSpec], None]] = {
-    **dict.fromkeys(("exact", "contains", "contains_all"), _check_strings),
-    "regex": _check_regex,
-    "number": _check_number,
-    "json": lambda _: None,
-    "json_schema": lambda spec: _check_field("expected", check_schema, spec.expected),
-    "choice": _check_choice,
-    "likeliest": _check_likeliest,
+# What checks the `eval` of each match, and the keys that it takes besides those of all.
+_MATCHES: dict[str, tuple[Callable[[EvalSpec], None], tuple[str, ...]]] = {
+    "exact": (_check_strings, ("ignore_case",)),
+    "contains": (_check_strings, ("ignore_case",)),
+    "contains_all": (_check_strings, ("ignore_case",)),
+    "regex": (_check_regex, ("pattern", "capture", "ignore_case")),
+    "json": (lambda _: None, ()),
+    "number": (_check_number, ("tolerance",)),
+    "json_schema": (lambda spec: _check_field("expected", check_schema, spec.expected), ()),
+    "choice": (_check_choice, ("options",)),
+    "likeliest": (_check_likeliest, ("context_chars", "normalize")),
+    "judge": (lambda _: None, ()),  # which decides, so `expected` may be anything
 }
+MATCHES = tuple(_MATCHES)
