@@ -29,7 +29,7 @@ from mlxrun.cluster.messages import (
 from mlxrun.cluster.prefix_queue import PrefixQueue
 from mlxrun.cluster.worker_slots import DispatchCounts, LineTicket, WorkerSlot, report_counts
 from mlxrun.core.errors import EngineDead, InternalError, JobError
-from mlxrun.jobs.run.line_answerer import find_first_error
+from mlxrun.core.workers import find_first_error
 
 log = logging.getLogger(__name__)
 MOST_DEATHS = 3  # of workers that had a line; then it fails

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property, partial
@@ -109,6 +109,24 @@ async def wait_until_done(future: asyncio.Future[Any]) -> None:
     while not future.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait((future,))
+
+
+async def run_together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of all. If one fails, the others are cancelled, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in work]
+    except BaseExceptionGroup as errors:
+        raise find_first_error(errors) from errors
+    return [task.result() for task in tasks]
+
+
+def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception in a group that is no group itself."""
+    found: BaseException = errors
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
 
 
 def _ignore_error(result: asyncio.Future[Any]) -> None:

@@ -45,8 +45,9 @@ from mlxrun.api.text.templates.template_support import get_message_support
 from mlxrun.api.text.tokens.tokens import tokenize
 from mlxrun.core.request import Request, SamplingParams, TokenLogprob
 from mlxrun.core.terminal import open_console
+from mlxrun.core.workers import find_first_error
 from mlxrun.evals.harnesses.local_engine import DEFAULT_NAME, LocalEngine, load_harness_config
-from mlxrun.jobs.run.line_answerer import derive_line_seed, find_first_error
+from mlxrun.jobs.run.line_answerer import derive_line_seed
 
 T = TypeVar("T")
 Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, or None; ids of context and continuation

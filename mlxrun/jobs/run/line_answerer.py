@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import hashlib
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.request import TokenEvent
+from mlxrun.core.workers import run_together
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, PartialAnswerTable
@@ -169,23 +170,11 @@ class LineAnswerer(Generic[Table]):
         max_tokens = sum(request.params.max_tokens for request in prepared.requests)
         self._meter.add_prompt(prepared.prompt_tokens, max_tokens)
         if isinstance(body, PooledBody):
-            return body.build(await self._compute_vectors(prepared.requests, tokens))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for at in range(len(prepared.requests)):
-                    group.create_task(self._answer_choice(body, at, key, tokens))
-        except BaseExceptionGroup as errors:
-            raise find_first_error(errors) from errors
+            # Vectors are not kept for a later run: the line then begins anew.
+            vectors = (self._compute_vector(request, tokens) for request in prepared.requests)
+            return body.build(await run_together(vectors))
+        await run_together(self._answer_choice(body, at, key, tokens) for at in range(len(prepared.requests)))
         return body.build()
-
-    async def _compute_vectors(self, requests: Sequence[Request], tokens: LineTokens) -> list[bytes]:
-        """The vector of each text of a line. They are not kept for a later run: the line then begins anew."""
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._compute_vector(request, tokens)) for request in requests]
-        except BaseExceptionGroup as errors:
-            raise find_first_error(errors) from errors
-        return [task.result() for task in tasks]
 
     async def _compute_vector(self, request: Request, tokens: LineTokens) -> bytes:
         request, vector = replace(request, background=self._background), b""
@@ -266,11 +255,3 @@ class _PromptProgress:
         self.done += more
         self.reused += reused
         return more - reused, reused
-
-
-def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first exception in a group that is no group itself."""
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

@@ -16,6 +16,7 @@ from typing import Any
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, JobError, MlxrunError, RequestError
+from mlxrun.core.workers import find_first_error
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
 from mlxrun.jobs.lines.line_index import TODO, IndexedLine, LineIndex
 from mlxrun.jobs.lines.lookahead import Lookahead
@@ -23,7 +24,7 @@ from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import LineTimes
 from mlxrun.jobs.records.output_records import LineTokens
 from mlxrun.jobs.records.output_writer import OutputWriter
-from mlxrun.jobs.run.line_answerer import Answerer, find_first_error
+from mlxrun.jobs.run.line_answerer import Answerer
 from mlxrun.jobs.run.partial_answers import WRITE_EVERY
 from mlxrun.jobs.run.progress import ProgressMeter
 from mlxrun.jobs.scoring.line_scores import run_scorers, runs_long

@@ -11,6 +11,7 @@ from mlxrun.api.openai.pooled import prepare_pooling
 from mlxrun.api.openai.pooled_fields import EMBEDDING, EMBEDDING_URL, RERANK, RERANK_URL
 from mlxrun.core.errors import Cancelled, MlxrunError
 from mlxrun.core.request import Request
+from mlxrun.core.workers import run_together
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.surface import Endpoint, Surface
@@ -45,17 +46,10 @@ async def collect_vectors(live: LiveRequest) -> list[bytes]:
         raise Cancelled("the request was cancelled")
 
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(compute(*pair)) for pair in enumerate(live.prepared.requests)]
-    except* MlxrunError as errors:
-        first = errors.exceptions[0]
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        assert isinstance(first, MlxrunError)
-        live.error = first
-    if live.error is not None:
-        raise live.error
-    return [task.result() for task in tasks]
+        return await run_together(compute(*pair) for pair in enumerate(live.prepared.requests))
+    except MlxrunError as error:
+        live.error = error
+        raise
 
 
 SURFACE = Surface(
