@@ -69,47 +69,28 @@ def iterate_texts(value: Any) -> Iterator[str]:
             yield f"{item}\n"
 
 
-class Lookahead:
-    """Yields positions so that lines with the same prefix are neighbours. `get_prefix_hash` is called once
-    for each position, `size` positions ahead at most."""
+def look_ahead(
+    positions: Iterator[int], get_prefix_hash: Callable[[int], int], size: int = WINDOW
+) -> Iterator[int]:
+    """All positions, so that lines with the same prefix are neighbours. `get_prefix_hash` is called once for
+    each position, `size` positions ahead at most."""
+    ranked = enumerate(positions)
+    following = next(ranked, None)
+    waiting: list[tuple[int, int, int]] = []  # rank, position, prefix hash; oldest first
+    last: int | None = None  # prefix hash of the last position
+    while True:
+        while following is not None and (not waiting or following[0] < waiting[0][0] + size):
+            waiting.append((*following, get_prefix_hash(following[1])))
+            following = next(ranked, None)
+        if not waiting:
+            return
+        _, position, last = waiting.pop(_pick([each[2] for each in waiting], last))
+        yield position
 
-    def __init__(
-        self, positions: Iterator[int], get_prefix_hash: Callable[[int], int], size: int = WINDOW
-    ) -> None:
-        self._positions = enumerate(positions)
-        self._get_prefix_hash = get_prefix_hash
-        self._size = size
-        self._waiting: list[tuple[int, int, int]] = []  # rank, position, prefix hash; oldest first
-        self._next: tuple[int, int] | None = None  # read, but not within the window yet
-        self._last: int | None = None  # prefix hash of the last position
 
-    def next(self) -> int | None:
-        """The next position; None after the last."""
-        self._fill()
-        if not self._waiting:
-            return None
-        _, position, self._last = self._waiting.pop(self._pick())
-        return position
-
-    def _fill(self) -> None:
-        """Add the positions that are less than a window behind the oldest."""
-        while True:
-            if self._next is None:
-                self._next = next(self._positions, None)
-            if self._next is None or (self._waiting and self._next[0] >= self._waiting[0][0] + self._size):
-                return
-            rank, position = self._next
-            self._waiting.append((rank, position, self._get_prefix_hash(position)))
-            self._next = None
-
-    def _pick(self) -> int:
-        """The index of the first line with the same prefix, else with the same system prompt, else 0."""
-        if self._last is None:
-            return 0
-        same_system: int | None = None
-        for at, (_, _, prefix_hash) in enumerate(self._waiting):
-            if prefix_hash == self._last:
-                return at
-            if same_system is None and prefix_hash >> 32 == self._last >> 32:
-                same_system = at
-        return same_system or 0
+def _pick(hashes: list[int], last: int | None) -> int:
+    """The index of the first line with the same prefix, else with the same system prompt, else 0."""
+    if last in hashes:
+        return hashes.index(last)
+    same_system = (at for at, each in enumerate(hashes) if last is not None and each >> 32 == last >> 32)
+    return next(same_system, 0)

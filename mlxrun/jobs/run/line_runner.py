@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from mlxrun.core.errors import EngineDead, JobError, MlxrunError, RequestError
 from mlxrun.core.workers import find_first_error
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
 from mlxrun.jobs.lines.line_index import TODO, IndexedLine, LineIndex
-from mlxrun.jobs.lines.lookahead import Lookahead
+from mlxrun.jobs.lines.lookahead import look_ahead
 from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import LineTimes
 from mlxrun.jobs.records.output_records import LineTokens
@@ -57,25 +57,25 @@ class LineRunner:
         """Run the lines before position `end`; EngineDead or JobError if they cannot all be finished.
         `update` is called several times a second."""
         todo = (at for at in range(end) if self.index.state[at] == TODO)
-        lookahead = Lookahead(todo, lambda position: self.index.get_row(position).prefix_hash)
+        positions = look_ahead(todo, lambda position: self.index.get_row(position).prefix_hash)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_regularly())
                 group.create_task(self._repeat(WRITE_EVERY, self.answerer.answers.write))
                 group.create_task(self._repeat(UPDATE_EVERY, update))
                 async with asyncio.TaskGroup() as lines:
-                    await self._start_lines(lookahead, lines)
+                    await self._start_lines(positions, lines)
                 self._finished.set()
                 self._commit_due.set()
         except BaseExceptionGroup as errors:
             raise find_first_error(errors) from errors
 
-    async def _start_lines(self, lookahead: Lookahead, lines: asyncio.TaskGroup) -> None:
+    async def _start_lines(self, positions: Iterator[int], lines: asyncio.TaskGroup) -> None:
         """Start each line in `lines` once there is room. The next ones are read meanwhile."""
         room = asyncio.Semaphore(self.answerer.concurrency)
-        loading = lines.create_task(self._load_next(lookahead))
+        loading = lines.create_task(self._load_next(positions))
         while loaded := await loading:
-            loading = lines.create_task(self._load_next(lookahead))
+            loading = lines.create_task(self._load_next(positions))
             for indexed in loaded:
                 await room.acquire()
                 lines.create_task(self._work(indexed)).add_done_callback(lambda _: room.release())
@@ -84,32 +84,30 @@ class LineRunner:
         tokens = LineTokens(times=LineTimes(self.meter.clock()))
         self.meter.start_line(tokens)
         try:
-            await self._run_line(indexed, tokens)
+            record = await self._make_record(indexed, tokens)
+            self.writer.add(indexed, record, tokens)
+            # A bad line may have the key of a running one that it copies.
+            if isinstance(indexed.line, JobLine):
+                self.answerer.answers.remove_line(indexed.key)
+            self.scores.add(record)
+            output_records.warn_unscored(record, indexed.line, self.index.path, self.scores)
+            prompt, output = output_records.read_usage(record)
+            self.meter.stop_line(tokens)
+            self.meter.finish_line(record["error"] is not None, prompt, output)
+            if self.writer.pending >= COMMIT_LINES:
+                self._commit_due.set()
         finally:
             self.meter.stop_line(tokens)
 
-    async def _load_next(self, lookahead: Lookahead) -> list[IndexedLine]:
+    async def _load_next(self, positions: Iterator[int]) -> list[IndexedLine]:
         """The next lines; none after the last. Short ones are read together, in a thread: a line that
         contains images can be long."""
-        positions: list[int] = []
+        chosen: list[int] = []
         size = 0
-        while len(positions) < LOAD_LINES and size < LOAD_BYTES and (at := lookahead.next()) is not None:
-            positions.append(at)
+        while len(chosen) < LOAD_LINES and size < LOAD_BYTES and (at := next(positions, None)) is not None:
+            chosen.append(at)
             size += self.index.get_size(at)
-        return await asyncio.to_thread(lambda: [self.index.load(at) for at in positions])
-
-    async def _run_line(self, indexed: IndexedLine, tokens: LineTokens) -> None:
-        record = await self._make_record(indexed, tokens)
-        self.writer.add(indexed, record, tokens)
-        if isinstance(indexed.line, JobLine):  # a bad line may have the key of a running one that it copies
-            self.answerer.answers.remove_line(indexed.key)
-        self.scores.add(record)
-        output_records.warn_unscored(record, indexed.line, self.index.path, self.scores)
-        prompt, output = output_records.read_usage(record)
-        self.meter.stop_line(tokens)
-        self.meter.finish_line(record["error"] is not None, prompt, output)
-        if self.writer.pending >= COMMIT_LINES:
-            self._commit_due.set()
+        return await asyncio.to_thread(lambda: [self.index.load(at) for at in chosen])
 
     async def _make_record(self, indexed: IndexedLine, tokens: LineTokens) -> dict[str, Any]:
         """The record of a line, with its answer or its error. Only errors that end the run are raised."""

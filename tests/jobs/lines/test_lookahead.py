@@ -10,18 +10,13 @@ from typing import Any
 import pytest
 
 from mlxrun.jobs.lines.job_file import JobLine
-from mlxrun.jobs.lines.lookahead import WINDOW, Lookahead, hash_prefix
+from mlxrun.jobs.lines.lookahead import WINDOW, hash_prefix, look_ahead
 from tests.helpers.batch_fakes import Bench, chat, make_config, write_job
 
 
 def order(marks: list[int], size: int = WINDOW) -> list[int]:
     """The positions of these likenesses as they are handed out."""
-    ahead = Lookahead(iter(range(len(marks))), marks.__getitem__, size)
-    found = []
-    while (position := ahead.next()) is not None:
-        found.append(position)
-    assert ahead.next() is None
-    return found
+    return list(look_ahead(iter(range(len(marks))), marks.__getitem__, size))
 
 
 def test_each_once_and_near_its_place() -> None:
@@ -53,9 +48,9 @@ def test_the_look_ahead_is_bounded() -> None:
         called.append(position)
         return 0
 
-    ahead = Lookahead(iter(range(10**9)), like)
+    ahead = look_ahead(iter(range(10**9)), like)
     for _ in range(50):
-        ahead.next()
+        next(ahead)
     assert len(called) < WINDOW + 50
 
 
