@@ -1,4 +1,5 @@
-"""Checks lines without an engine: `--dry-run` counts them, `--strict` refuses a job with bad lines.
+"""Checks lines without an engine: `--dry-run` counts them, `--strict` refuses a job with bad lines. Loads the
+scorers that lines name, before anything else is loaded.
 
 Lines are prepared as for a run (templates, tokens, images), a few at a time, and reported in order.
 
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from mlxrun.api.prepared import PreparedRequest
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 from mlxrun.jobs.lines.job_file import open_job, parse_line, read_lines
@@ -153,16 +153,13 @@ def check_line_body(line: JobLine) -> None:
             read_offered_tools(given)
 
 
-NO_CHANGES: Mapping[str, Any] = MappingProxyType({})
-
-
 def make_eval_reader(
-    job: Path, scorer: str | None = None, changes: Mapping[str, Any] = NO_CHANGES
+    job: Path, scorer: str | None = None, changes: Mapping[str, Any] | None = None
 ) -> EvalReader:
     """How a command reads the `eval` of a job's lines. `scorer`: scores all of them, as module:function;
     `changes`: keys that replace those of the lines. JobError if a scorer cannot be loaded."""
     own = None if scorer is None else load_scorer(scorer)
-    return EvalReader(load_line_scorers(job), changes, own)
+    return EvalReader(load_line_scorers(job), changes or {}, own)
 
 
 def report_likelihood_lines(job: Path, name: str, say: Callable[[str], None]) -> bool:

@@ -153,8 +153,8 @@ def parse_line(
         value = _decode(raw)
         if not isinstance(value, dict):
             raise _LineError(f"a line must be a JSON object, not {_name_type(value)}")
-        parse = _parse_short if _is_short(value) else _parse_openai
-        line = parse(raw.number, value, only_url)
+        is_short = not any(key in value for key in _OPENAI_KEYS if key != "url")
+        line = (_parse_short if is_short else _parse_openai)(raw.number, value, only_url)
         _check_eval_key(value)
         return _read_eval(line, value.get("eval"), evals)
     except _LineError as bad:
@@ -206,10 +206,6 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key in found if keys.count(key) > 1)
         raise ValueError(f"the key {twice!r} is given twice in one object")
     return found
-
-
-def _is_short(value: dict[str, Any]) -> bool:
-    return not any(key in value for key in _OPENAI_KEYS if key != "url")
 
 
 def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:

@@ -117,7 +117,8 @@ class LineKeys:
 
     def compute_key(self, line: JobLine) -> bytes:
         """The key of a valid line, of KEY_BYTES bytes."""
-        images = [self._digest_file(path, is_video) for path, is_video in _find_media(line.body)]
+        media = [*_find_local_media(line.body.get("messages")), *_find_local_media(line.body.get("input"))]
+        images = [self._digest_file(path, is_video) for path, is_video in media]
         parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
         return self._digest(parts)
 
@@ -151,13 +152,6 @@ class LineKeys:
             return f"unreadable {type(error).__name__}"
 
 
-def _find_media(body: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """The local files that the chat messages or the input items of a line name, and whether each is a
-    video."""
-    for name in ("messages", "input"):
-        yield from _find_local_media(body.get(name))
-
-
 def is_local_path(url: str) -> bool:
     """Whether the URL of an image, a PDF or a video is a path."""
     return not (_SCHEME.match(url) or url.startswith(BASE64_PDF))
@@ -169,6 +163,7 @@ def find_local_images(value: Any) -> Iterator[str]:
 
 
 def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
+    """The local files that messages or items name, in order, and whether each is a video."""
     if isinstance(value, list):
         for item in value:
             yield from _find_local_media(item)

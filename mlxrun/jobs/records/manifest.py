@@ -119,11 +119,6 @@ class Manifest:
         if known is not None:
             known["lines"] += lines.get(0, 0)
 
-    def _is_mixed(self) -> bool:
-        """Whether the records are of several environments."""
-        used = [RunEnvironment.parse(run) for run in self._runs if run["lines"]]
-        return any(used[0].list_obstacles(other) for other in used[1:])
-
     def _count_states(self, index: LineIndex) -> dict[str, int]:
         return {
             "total": len(index),
@@ -133,11 +128,12 @@ class Manifest:
         }
 
     def _write(self, index: LineIndex, meter: ProgressMeter | None, output: str | None) -> None:
+        used = [RunEnvironment.parse(run) for run in self._runs if run["lines"]]
         content = {
             "format": FORMAT,
             **self._facts,
             **asdict(self._here),
-            "mixed": self._is_mixed(),
+            "mixed": any(used[0].list_obstacles(other) for other in used[1:]),
             "seeds": {"base": self._base_seed, "line": "sha256('base:custom_id')[:4] >> 1, unless given"},
             "input": {"path": os.path.abspath(self._paths.job), "sha256": index.sha256, "lines": len(index)},
             "output": {"path": os.path.abspath(self._paths.out), "sha256": output},

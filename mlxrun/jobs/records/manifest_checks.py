@@ -97,7 +97,9 @@ class RunEnvironment:
     def list_differences(self, new: RunEnvironment) -> list[str]:
         """Phrases that name what differs in `new`, such as `mlx is 0.31.0, was 0.30.1`. What one of the two
         does not know is left out."""
-        return [*_compare_versions(self.versions, new.versions), *_compare_devices(self.device, new.device)]
+        versions = {name: name for name in self.versions or () if name not in _NOT_COMPARED}
+        of_versions = _compare(self.versions, new.versions, versions)
+        return [*of_versions, *_compare(self.device, new.device, _DEVICE)]
 
     def list_obstacles(self, new: RunEnvironment) -> list[str]:
         """Those differences for which lines of both are not mixed: all but a number of threads that neither
@@ -105,19 +107,11 @@ class RunEnvironment:
         return _without_free_threads(self).list_differences(_without_free_threads(new))
 
 
-def _compare_versions(old: Mapping[str, str] | None, new: Mapping[str, str] | None) -> Iterator[str]:
-    if old is None or new is None:
-        return
-    for name in old:
-        if name in new and name not in _NOT_COMPARED and old[name] != new[name]:
-            yield f"{name} is {new[name]}, was {old[name]}"
-
-
-def _compare_devices(old: Mapping[str, Any] | None, new: Mapping[str, Any] | None) -> Iterator[str]:
-    if old is None or new is None:
-        return
-    for key, name in _DEVICE.items():
-        if key in old and key in new and old[key] != new[key]:
+def _compare(
+    old: Mapping[str, Any] | None, new: Mapping[str, Any] | None, names: Mapping[str, str]
+) -> Iterator[str]:
+    for key, name in names.items():
+        if old and new and key in old and key in new and old[key] != new[key]:
             yield f"{name} is {_show(new[key])}, was {_show(old[key])}"
 
 
@@ -196,15 +190,8 @@ def describe_changes(
             yield f"{name} has changed" if key in _DIGESTS else "{} is {}, was {}".format(name, *values)
 
 
-_OWN_SETTINGS = (
-    "engine",
-    "parsers",
-    "sampling",
-    "stored_bits",
-    "kv",
-    "prefill",
-    "structured",
-)  # those that do not depend on the model
+# Those that do not depend on the model.
+_OWN_SETTINGS = ("engine", "parsers", "sampling", "stored_bits", "kv", "prefill", "structured")
 _SETTING_NAMES = {
     "model.template": "the chat template",
     "model.tokenizer": "the tokenizer",

@@ -69,7 +69,12 @@ def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]
     record = {key: value for key, value in record.items() if key != "eval"}
     if line.eval is not None:
         body = record["response"]["body"] if record["error"] is None else None
-        record["eval"] = score_response(line.eval, body, _describe_line(line))
+        # The line as scorers see it. Its `eval` has `expected`, `group` and the keys of its match.
+        wanted = {"expected": line.eval.expected, "group": line.eval.group, **line.eval.options}
+        seen = {"custom_id": line.custom_id, "number": line.number, "body": {}, "eval": wanted}
+        if isinstance(line, JobLine):
+            seen |= {"url": line.url, "body": line.body}
+        record["eval"] = score_response(line.eval, body, seen)
     return record
 
 
@@ -85,14 +90,6 @@ def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path,
         log.warning("%s: %s scores %g: %s", where, name, result["score"], note)
     if number == SHOWN_NOTES:
         log.warning("%s: more answers that cannot be scored are counted, and named in the output", job)
-
-
-def _describe_line(line: JobLine | BadLine) -> dict[str, Any]:
-    """The line as scorers see it. Its `eval` has `expected`, `group` and the keys of its match."""
-    found: dict[str, Any] = {"custom_id": line.custom_id, "number": line.number, "body": {}}
-    if line.eval is not None:
-        found["eval"] = {"expected": line.eval.expected, "group": line.eval.group, **line.eval.options}
-    return found | {"url": line.url, "body": line.body} if isinstance(line, JobLine) else found
 
 
 def build_bad_line_record(indexed: IndexedLine) -> dict[str, Any]:

@@ -10,7 +10,6 @@ knows the records by the new journal, and scores them again.
 from __future__ import annotations
 
 import itertools
-import os
 import struct
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import SHORT_BYTES, digest_short
 from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import FORMAT, Journal, JournalEntry, dump_entry, dump_line
-from mlxrun.jobs.records.run_paths import JobPaths, filter_lines, replace_file, wrap_write_errors
+from mlxrun.jobs.records.run_paths import JobPaths, filter_lines, replace_file, sync_file, wrap_write_errors
 from mlxrun.jobs.scoring.score_groups import Scores
 
 _REASONS = {
@@ -228,7 +227,7 @@ class Reconciler:
 
         with wrap_write_errors(path):
             temp = self._paths.folder / (path.name + ".tmp")
-            filter_lines(path, temp, rewrite, partial(_sync, new))
+            filter_lines(path, temp, rewrite, partial(sync_file, new))
 
     def _classify(self, data: bytes, record: dict[str, Any] | None, state: int) -> int | str:
         """The position of the line to which a record belongs, or the reason why it is discarded."""
@@ -294,11 +293,6 @@ class Reconciler:
             eval=row.eval.hex(),
         )
         return data, entry
-
-
-def _sync(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def _parse_digest(text: str) -> bytes:

@@ -144,8 +144,7 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         with temp.open("wb") as file:
             file.write(data)
             if durable:
-                file.flush()
-                os.fsync(file.fileno())
+                sync_file(file)
         temp.replace(path)
     except OSError:  # a full disk would keep an empty file
         with suppress(OSError):
@@ -153,6 +152,12 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
         raise
     if durable:
         sync_folder(path.parent)
+
+
+def sync_file(file: BinaryIO) -> None:
+    """Make what was written to an open file durable."""
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -258,8 +263,7 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
 
 def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
     """Give `temp`, open as `new`, the name of `path` once it is safe on disk."""
-    new.flush()
-    os.fsync(new.fileno())
+    sync_file(new)
     temp.replace(path)
     sync_folder(path.parent)
 

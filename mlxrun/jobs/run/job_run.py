@@ -105,13 +105,11 @@ class JobRun:
 
     async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
-        config = self.setup.config
-        settings = await asyncio.to_thread(collect_settings, config, self.setup.model_info)
-        preparer = self.setup.preparer
-        batch_id = "" if preparer.stamp is None else preparer.stamp.batch_id
-        media, digest = config.media, digest_settings(settings)
-        folder, video = preparer.folder, media.video_max_bytes
-        keys = LineKeys(digest, folder, media.max_bytes, batch_id, max_video=video)
+        media, preparer = self.setup.config.media, self.setup.preparer
+        settings = await asyncio.to_thread(collect_settings, self.setup.config, self.setup.model_info)
+        digest, batch_id = digest_settings(settings), preparer.stamp.batch_id if preparer.stamp else ""
+        limits = {"max_image": media.max_bytes, "max_video": media.video_max_bytes}
+        keys = LineKeys(digest, preparer.folder, batch_id=batch_id, **limits)
         index = LineIndex(self.paths.job, keys, evals=self.setup.evals)
         try:
             with self.stop.handle_signals(), lock_run_folder(self.paths):

@@ -174,7 +174,8 @@ class JobService:
             with suppress(Interrupted):
                 task.result()
             raise
-        return await asyncio.to_thread(_read_counts, paths.manifest)
+        found = json.loads(await asyncio.to_thread(paths.manifest.read_bytes))["counts"]
+        return JobCounts(found["total"], found["done"], found["failed"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +220,3 @@ def _find_repeated_id(line: BadLine, index: LineIndex, numbers: dict[int, int]) 
         return line
     reason = f"custom_id {line.custom_id!r} is also used by line {first}"
     return replace(line, reason=reason, param="custom_id")
-
-
-def _read_counts(manifest: Path) -> JobCounts:
-    """The counts that a run has written to its manifest."""
-    found = json.loads(manifest.read_bytes())["counts"]
-    return JobCounts(found["total"], found["done"], found["failed"])
