@@ -27,9 +27,16 @@ from mlxrun.server.endpoints import (
 from mlxrun.server.endpoints.admin import HEALTH
 from mlxrun.server.endpoints.responses import cancel_background_responses
 from mlxrun.server.engine_state import ENGINE, EngineState
-from mlxrun.server.http.access import ALLOWED_SITES, API_KEYS, AllowedSites, ApiKeys
+from mlxrun.server.http.access import (
+    ACTIVE_IDS,
+    ALLOWED_SITES,
+    API_KEYS,
+    CONFIG,
+    CONFIG_HASH,
+    AllowedSites,
+    ApiKeys,
+)
 from mlxrun.server.http.middleware import add_headers, handle_request
-from mlxrun.server.http.request_context import ACTIVE_IDS, CONFIG, CONFIG_HASH
 from mlxrun.server.http.surface import ROUTES, Routes, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS, LiveRequests, RequestMetrics
 from mlxrun.server.responses.response_runs import RESPONSES, Responses

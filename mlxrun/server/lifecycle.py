@@ -28,8 +28,8 @@ from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
+from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
-from mlxrun.server.http.request_context import CONFIG
 from mlxrun.server.http.surface import ROUTES
 from mlxrun.server.live_requests import LIVE_REQUESTS
 

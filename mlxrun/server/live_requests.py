@@ -20,8 +20,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, MlxrunError, TimedOut
 from mlxrun.core.request import FinishReason, HitKind, TokenEvent
 from mlxrun.server.engine_state import EngineState
-from mlxrun.server.http.access import key_name
-from mlxrun.server.http.request_context import request_id
+from mlxrun.server.http.access import key_name, request_id
 
 _REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
 _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from mlxrun import __version__
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.request_context import CONFIG, CONFIG_HASH
+from mlxrun.server.http.access import CONFIG, CONFIG_HASH
 from mlxrun.server.live_requests import LIVE_REQUESTS
 
 _HITS = ("exact", "prefix", "supersequence", "lcp", "miss")

@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 
 from mlxrun.cli.main import main
-from mlxrun.server.http.request_context import CONFIG_HASH
+from mlxrun.server.http.access import CONFIG_HASH
 from tests.helpers.served_model import (
     DUBLIN,
     HELLO,

@@ -34,8 +34,8 @@ from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.engine_state import ENGINE, EngineState, LoadedEngine
 from mlxrun.server.generation import collect_choices, stream_deltas
+from mlxrun.server.http.access import ACTIVE_IDS
 from mlxrun.server.http.json_bodies import json_response, read_json
-from mlxrun.server.http.request_context import ACTIVE_IDS
 from mlxrun.server.http.sse import open_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.lifecycle import listen

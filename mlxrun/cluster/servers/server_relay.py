@@ -31,9 +31,8 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.engine_state import ENGINE, EngineState
-from mlxrun.server.http.access import API_KEYS
+from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
-from mlxrun.server.http.request_context import ID_HEADER, request_id
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface, make_document
 from mlxrun.server.live_requests import find_engine_error
 

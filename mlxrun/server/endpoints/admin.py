@@ -13,9 +13,8 @@ from prometheus_client import generate_latest
 from mlxrun import __version__
 from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import API_KEYS, key_name, may_access
+from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name, may_access
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
-from mlxrun.server.http.request_context import CONFIG, CONFIG_HASH
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Surface, make_document
 from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS
 from mlxrun.server.status import count_phases, describe_batches, describe_files, describe_limits

@@ -28,10 +28,9 @@ from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, l
 from mlxrun.server.batches.request_lines import receive_requests
 from mlxrun.server.batches.results import UNANSWERED
 from mlxrun.server.endpoints.files import open_upload
-from mlxrun.server.http.access import key_name
+from mlxrun.server.http.access import CONFIG, key_name
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
 from mlxrun.server.http.pagination import make_anthropic_page, read_query
-from mlxrun.server.http.request_context import CONFIG
 from mlxrun.server.http.surface import Endpoint, Surface
 
 _STATUSES = {"cancelling": "canceling", **dict.fromkeys(UNANSWERED, "ended")}

@@ -22,10 +22,9 @@ from mlxrun.api.responses.conversations import (
 from mlxrun.api.responses.fields import INCLUDES
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.core.field_errors import quote, reject_choice, reject_unsupported
-from mlxrun.server.http.access import key_name
+from mlxrun.server.http.access import CONFIG, key_name
 from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.pagination import make_page, read_query, sort_by_order
-from mlxrun.server.http.request_context import CONFIG
 from mlxrun.server.http.surface import Endpoint
 from mlxrun.server.responses.response_runs import RESPONSES
 from mlxrun.server.responses.response_store import Item, StoredObject

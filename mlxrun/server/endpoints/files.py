@@ -23,9 +23,8 @@ from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.queue_access import get_open_queue
 from mlxrun.server.batches.storage import UNKNOWN_TYPE, Storage, StoredFile, Upload, guess_media_type
 from mlxrun.server.endpoints.file_shapes import FileShape, choose_shape
-from mlxrun.server.http.access import key_name, may_access
+from mlxrun.server.http.access import CONFIG, key_name, may_access
 from mlxrun.server.http.json_bodies import BODY_TIMEOUT, json_response
-from mlxrun.server.http.request_context import CONFIG
 from mlxrun.server.http.surface import Endpoint
 
 T = TypeVar("T")

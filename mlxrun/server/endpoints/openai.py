@@ -22,8 +22,8 @@ from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE, EngineState, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
+from mlxrun.server.http.access import CONFIG, CONFIG_HASH
 from mlxrun.server.http.json_bodies import json_response
-from mlxrun.server.http.request_context import CONFIG, CONFIG_HASH
 from mlxrun.server.http.sse import DONE, open_stream
 from mlxrun.server.http.surface import Endpoint, Surface, is_anthropic
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest

@@ -28,10 +28,9 @@ from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
 from mlxrun.server.endpoints.conversations import read_include_query
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import key_name
+from mlxrun.server.http.access import CONFIG, key_name
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
-from mlxrun.server.http.request_context import CONFIG
 from mlxrun.server.http.sse import DONE, open_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS

@@ -1,18 +1,40 @@
-"""Who may use the server: API keys, the host names that requests may be for, and the origins of web pages."""
+"""What is known of every request: the server's config, the request's id, and whether it may use the server.
+
+That depends on API keys, the host names that requests may be for, and the origins of web pages.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Mapping, Set
 
 from aiohttp import web
 
 from mlxrun.config.hosts import is_address, is_loopback, normalize_host
-from mlxrun.config.settings import ServerSettings
+from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Forbidden, Unauthorized
 from mlxrun.core.field_errors import quote
+
+CONFIG = web.AppKey("config", Config)
+CONFIG_HASH = web.AppKey("config_hash", str)
+ID_HEADER = "x-request-id"
+_ID = web.RequestKey("id", str)
+_VALID_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+ACTIVE_IDS = web.AppKey("active_ids", set[str])  # of all requests that are being answered
+
+
+def request_id(request: web.BaseRequest, taken: Set[str] = frozenset()) -> str:
+    """The id of a request. The first call chooses it: the client's own if it is valid and not in `taken`,
+    else a new one."""
+    if _ID not in request:
+        wanted = request.headers.get(ID_HEADER, "")
+        usable = _VALID_ID.fullmatch(wanted) is not None and wanted not in taken
+        request[_ID] = wanted if usable else f"req_{secrets.token_hex(12)}"
+    return request[_ID]
+
 
 _KEY_NAME = web.RequestKey("key_name", str)
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")

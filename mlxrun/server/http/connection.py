@@ -15,8 +15,8 @@ from mlxrun import __version__
 from mlxrun.api.openai.response import build_error
 from mlxrun.core.errors import MlxrunError, RequestError
 from mlxrun.core.field_errors import quote, shorten
+from mlxrun.server.http.access import ID_HEADER, request_id
 from mlxrun.server.http.json_bodies import json_response
-from mlxrun.server.http.request_context import ID_HEADER, request_id
 from mlxrun.server.http.surface import ROUTES
 
 

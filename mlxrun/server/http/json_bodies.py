@@ -21,7 +21,7 @@ from mlxrun.core.errors import BodyTooLarge, RequestError, TimedOut
 from mlxrun.core.field_errors import UNKNOWN, check_type, reject, shorten
 from mlxrun.core.limited_json import NestedTooDeeply, load_json
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.request_context import CONFIG, request_id
+from mlxrun.server.http.access import CONFIG, request_id
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,16 @@ from mlxrun import __version__
 from mlxrun.core.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
 from mlxrun.core.log_lines import describe_trace
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import ALLOWED_SITES, API_KEYS, key_name
+from mlxrun.server.http.access import (
+    ACTIVE_IDS,
+    ALLOWED_SITES,
+    API_KEYS,
+    CONFIG,
+    ID_HEADER,
+    key_name,
+    request_id,
+)
 from mlxrun.server.http.json_bodies import check_length, get_max_body_bytes, json_response
-from mlxrun.server.http.request_context import ACTIVE_IDS, CONFIG, ID_HEADER, request_id
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.live_requests import METRICS, find_engine_error
 

@@ -14,8 +14,8 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.json_bodies import encode_json, encode_utf8
-from mlxrun.server.http.request_context import CONFIG
 from mlxrun.server.live_requests import LiveRequest
 
 EventData = Mapping[str, Any] | str

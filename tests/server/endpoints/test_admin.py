@@ -11,7 +11,7 @@ from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
-from mlxrun.server.http.request_context import CONFIG
+from mlxrun.server.http.access import CONFIG
 from tests.helpers.server_fakes import MINI, make_chat_body, run_server
 
 ONLY = [MINI, admin.SURFACE]

@@ -17,7 +17,7 @@ from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
 from mlxrun.config.settings import ApiSettings, SchedulerSettings
 from mlxrun.core.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.core.request import FinishReason, HitKind, TokenEvent
-from mlxrun.server.http.request_context import CONFIG_HASH
+from mlxrun.server.http.access import CONFIG_HASH
 from tests.helpers.bracket_formats import TOOL, Brackets
 from tests.helpers.examples import count_examples
 from tests.helpers.server_fakes import FakeEngine, Reply, Serving, make_script, run_server, server_config
