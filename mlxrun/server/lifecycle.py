@@ -245,7 +245,8 @@ async def drain(app: web.Application) -> None:
         "the time limit has passed (server.drain_timeout): %d requests are aborted", engine.active.count
     )
     error = Draining("the server is shutting down; the request was aborted")
-    live.fail_all(error)
+    for each in live:
+        each.fail(error)
     if not await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS):
         engine.active.end_all(error)  # of those that are not prepared yet
         await _finishes_within(engine.active.wait_idle(), GRACE_SECONDS)

@@ -58,17 +58,8 @@ METRICS = web.AppKey("metrics", RequestMetrics)
 
 
 Phase = Literal["queued", "prefill", "decode"]
-_ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
-
-
-def find_engine_error(request: web.Request) -> MlxrunError | None:
-    """The error that ended a request in the engine; a stream may have sent it as its last event."""
-    return request.get(_ENGINE_ERROR)
-
-
-def note_engine_error(request: web.Request, error: MlxrunError) -> None:
-    """Remember the error that ended a request whose engine is in another process."""
-    request[_ENGINE_ERROR] = error
+# The error that ended a request in the engine; a stream may have sent it as its last event.
+ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
 
 
 class LiveRequest:
@@ -237,7 +228,7 @@ class LiveRequests:
             finally:
                 error = live.aborted_by or live.error
                 if error is not None:
-                    request[_ENGINE_ERROR] = error
+                    request[ENGINE_ERROR] = error
 
     @contextmanager
     def open_as(self, rid: str, key: str, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
@@ -258,11 +249,6 @@ class LiveRequests:
                 timer.cancel()
             del self._requests[rid]
             live.close()
-
-    def fail_all(self, error: MlxrunError) -> None:
-        """End all requests with this error."""
-        for live in self:
-            live.fail(error)
 
 
 LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)

@@ -13,7 +13,7 @@ from mlxrun.server.http.access import CONFIG, request_id
 from mlxrun.server.http.json_bodies import encode_json
 from mlxrun.server.http.middleware import note_refusal
 from mlxrun.server.http.surface import ROUTES
-from mlxrun.server.live_requests import note_engine_error
+from mlxrun.server.live_requests import ENGINE_ERROR
 
 _OF_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
@@ -45,7 +45,7 @@ async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web
             part = await upstream.content.readany()
         except aiohttp.ClientError as error:
             dead = EngineDead("the worker died while it answered")
-            note_engine_error(request, dead)
+            request[ENGINE_ERROR] = dead
             event = _make_error_event(request, upstream, dead, last)
             if event is None:
                 raise dead from error

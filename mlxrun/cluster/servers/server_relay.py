@@ -34,7 +34,7 @@ from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface, make_document
-from mlxrun.server.live_requests import find_engine_error
+from mlxrun.server.live_requests import ENGINE_ERROR
 
 SECRET_HEADER = "x-mlxrun-relay"  # has the secret that front and workers share
 FRONT = "front"  # the label `worker` of requests that failed at the front
@@ -120,7 +120,7 @@ class Relay:
             error = failure
             raise
         finally:
-            if error := find_engine_error(request) or error:
+            if error := request.get(ENGINE_ERROR) or error:
                 self._failed[surface.name, str(surface.status(error))] += 1
 
     async def _relay_to_worker(self, request: web.Request) -> web.StreamResponse:

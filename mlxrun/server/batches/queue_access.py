@@ -7,7 +7,7 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.stored_files import ReadFile
+from mlxrun.api.stored_files import ReadFile, has_file_parts, inline_file_parts
 from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote
 from mlxrun.server.batches.batch import Batch
@@ -48,12 +48,12 @@ def _is_own(batch: Batch, key: str, is_message_batch: bool) -> bool:
 
 async def read_body_with_files(
     request: web.Request,
-    has_files: Callable[[Any], bool],
-    inline: Callable[[Any, ReadFile, int], Awaitable[Any]],
+    has_files: Callable[[Any], bool] = has_file_parts,
+    inline: Callable[[Any, ReadFile, int], Awaitable[Any]] = inline_file_parts,
 ) -> Any:
     """The JSON body, with the contents of the files that it names in place of their ids. `has_files`: whether
-    it names any; `inline`: puts them there. Without a storage the body stays as it is, for the checks that
-    follow."""
+    it names any; `inline`: puts them there; both are those of OpenAI's APIs unless given. Without a storage
+    the body stays as it is, for the checks that follow."""
     body = await read_json(request)
     if BATCH_QUEUE not in request.app or not has_files(body):
         return body

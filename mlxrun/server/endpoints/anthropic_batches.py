@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -23,7 +24,7 @@ from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_error, format_time, get_error_status
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
-from mlxrun.server.batches.batch_queue import BatchQueue, InvalidState
+from mlxrun.server.batches.batch_queue import InvalidState
 from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, list_own_batches
 from mlxrun.server.batches.request_lines import receive_requests
 from mlxrun.server.batches.results import UNANSWERED
@@ -34,6 +35,7 @@ from mlxrun.server.http.pagination import make_anthropic_page, read_query
 from mlxrun.server.http.surface import Endpoint, Surface
 
 _STATUSES = {"cancelling": "canceling", **dict.fromkeys(UNANSWERED, "ended")}
+_find = partial(find_own_batch, is_message_batch=True)
 
 
 async def create_message_batch(request: web.Request) -> web.Response:
@@ -138,10 +140,6 @@ async def get_results(request: web.Request) -> web.StreamResponse:
         raise NotFound(f"the results of the batch {batch.id} were deleted")
     headers = {"Content-Type": "application/x-jsonl", "Content-Disposition": "attachment"}
     return web.FileResponse(queue.storage.find_content(file.id), headers=headers)
-
-
-async def _find(request: web.Request) -> tuple[BatchQueue, Batch]:
-    return await find_own_batch(request, is_message_batch=True)
 
 
 _ONE = f"{BATCHES}/{{id}}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 
 from aiohttp import web
 
@@ -16,7 +17,6 @@ from mlxrun.api.body_schema import METADATA, STRING, BodySchema, object_of
 from mlxrun.core.field_errors import quote, reject, reject_choice, reject_unsupported
 from mlxrun.jobs.run.job_service import URLS
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
-from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, list_own_batches
 from mlxrun.server.endpoints.file_shapes import OPENAI_SECONDS, PURPOSE
 from mlxrun.server.endpoints.files import ENDPOINTS
@@ -43,6 +43,7 @@ BODY = BodySchema(
         ),
     }
 )
+_find = partial(find_own_batch, is_message_batch=False)
 
 
 async def create_batch(request: web.Request) -> web.Response:
@@ -114,10 +115,6 @@ async def delete_batch(request: web.Request) -> web.Response:
     queue, batch = await _find(request)
     await asyncio.shield(queue.delete(batch))
     return json_response({"id": batch.id, "object": "batch", "deleted": True})
-
-
-async def _find(request: web.Request) -> tuple[BatchQueue, Batch]:
-    return await find_own_batch(request, is_message_batch=False)
 
 
 SURFACE = Surface(

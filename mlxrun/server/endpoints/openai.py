@@ -16,7 +16,6 @@ from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
@@ -34,7 +33,7 @@ _CREATED = int(time.time())  # `created` of the models: about when the server wa
 async def create_completion(request: web.Request) -> web.StreamResponse:
     """Answer a body of chat/completions or completions: with one object, or with a stream of chunks."""
     app = request.app
-    body = await read_body_with_files(request, has_file_parts, inline_file_parts)
+    body = await read_body_with_files(request)
     prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
     _check_count(prepared, app[CONFIG].scheduler.max_queue)
     with app[LIVE_REQUESTS].open(request, "openai", prepared) as live:

@@ -21,7 +21,6 @@ from aiohttp import web
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
-from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.core.errors import InternalError, RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unsupported
 from mlxrun.server.batches.queue_access import read_body_with_files
@@ -67,8 +66,13 @@ class BackgroundResponse:
         try:
             both: set[asyncio.Future[Any]] = {task, self._begun}
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                await _wait_for_start(task, self._begun.result())
+            if not task.done():  # wait until the engine has begun with it, or some time has passed
+                started = asyncio.ensure_future(self._begun.result().live.started.wait())
+                both = {task, started}
+                try:
+                    await asyncio.wait(both, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    started.cancel()
             if task.done():
                 task.result()
         finally:
@@ -102,15 +106,6 @@ class BackgroundResponse:
             return run.writer.fail(InternalError("the response failed", error))
 
 
-async def _wait_for_start(task: asyncio.Task[None], run: RunningResponse) -> None:
-    """Wait until the engine has begun with it, the task has ended, or some time has passed."""
-    started = asyncio.ensure_future(run.live.started.wait())
-    try:
-        await asyncio.wait({task, started}, timeout=START_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        started.cancel()
-
-
 async def cancel_background_responses(app: web.Application) -> None:
     """End what still runs. A handler of aiohttp's on_shutdown."""
     tasks = tuple(app[RESPONSES].tasks)
@@ -123,10 +118,6 @@ _MOST_EVENTS = 999_999_999  # of one stream, in `starting_after`
 FIRST_EVENT_SECONDS = 0.5  # an error of the engine within this time has its own status, as no event was sent
 
 
-async def _read_body(request: web.Request) -> Any:
-    return await read_body_with_files(request, has_file_parts, inline_file_parts)
-
-
 async def _prepare(request: web.Request, body: Any, token: str) -> tuple[ResponseRequest, PreparedRequest]:
     lookup = request.app[RESPONSES].make_lookup(key_name(request))
     return await prepare_response(body, request.app[ENGINE].context, lookup, token, stream=True)
@@ -134,7 +125,7 @@ async def _prepare(request: web.Request, body: Any, token: str) -> tuple[Respons
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer a body: with one object, with a stream of events, or in the background."""
-    body, responses, owner = await _read_body(request), request.app[RESPONSES], key_name(request)
+    body, responses, owner = await read_body_with_files(request), request.app[RESPONSES], key_name(request)
     token = responses.make_token()
     with ExitStack() as stack:
         stack.enter_context(responses.lock_conversation(owner, find_conversation_id(body)))
@@ -201,7 +192,7 @@ async def _iterate(events: Sequence[Event]) -> AsyncIterator[Event]:
 
 async def count_input_tokens(request: web.Request) -> web.Response:
     """Count the tokens that the engine would get for a body, images included."""
-    _, prepared = await _prepare(request, await _read_body(request), "count")
+    _, prepared = await _prepare(request, await read_body_with_files(request), "count")
     return json_response({"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens})
 
 

@@ -14,7 +14,6 @@ from mlxrun.api.openai.fields import DETOKENIZE, TOKENIZE
 from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.openai.request import prepare_chat_prompt
-from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.api.text.continuation import ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.prompt import check_text
@@ -38,7 +37,7 @@ async def tokenize_prompt(request: web.Request) -> web.Response:
     """`{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`; images included."""
     engine = request.app[ENGINE]
     strict = engine.context.config.server.strict_fields
-    body = await read_body_with_files(request, has_file_parts, inline_file_parts)
+    body = await read_body_with_files(request)
     given = TOKENIZE.check(body, strict=strict)
     choose_adapter(given.get("model"), engine.model)
     if ("prompt" in given) == ("messages" in given):

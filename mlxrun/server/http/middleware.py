@@ -29,7 +29,7 @@ from mlxrun.server.http.access import (
 )
 from mlxrun.server.http.json_bodies import check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
-from mlxrun.server.live_requests import METRICS, find_engine_error
+from mlxrun.server.live_requests import ENGINE_ERROR, METRICS
 
 log = logging.getLogger(__name__)
 CLIENT_GONE = 499  # the status, in the log and in metrics, of a request whose client disconnected
@@ -87,7 +87,7 @@ def describe_end(request: web.Request, surface: Surface, status: int | None) -> 
     `status` is what was sent, None if the client disconnected. A stream sends 200 long before it fails, so it
     counts with the status of the error that ended it.
     """
-    error = find_engine_error(request)
+    error = request.get(ENGINE_ERROR)
     if status is None:
         transport = request.transport
         gone = transport is None or transport.is_closing()

@@ -83,8 +83,9 @@ class EventStream:
                 left = self._last_write + interval - self._clock()
                 await asyncio.sleep(max(left, interval / 10))
                 if self._pending:
-                    if live.aborted_by is not None:
-                        self._disconnect()
+                    # The reader takes nothing, though its request has been ended.
+                    if live.aborted_by is not None and self._request.transport is not None:
+                        self._request.transport.abort()
                 elif self._clock() - self._last_write < interval:
                     continue
                 elif self._ping is None:
@@ -94,11 +95,6 @@ class EventStream:
                     await self.send(data, event)
         except ConnectionError:
             pass  # the client disconnected; the next `send` raises that too
-
-    def _disconnect(self) -> None:
-        """Cut the connection of a reader that takes nothing, though its request has been ended."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
 
 
 @asynccontextmanager
