@@ -56,12 +56,8 @@ def match_limited(spec: EvalSpec, answer: str) -> Verdict:
     """As `match_answer`; ScorerEnded if it takes too much time or memory."""
     if not runs_long(spec):
         return match_answer(spec, answer)
-    fields = {
-        "expected": spec.expected,
-        "match": spec.match,
-        "after": spec.after,
-        "options": {**spec.options},
-    }
+    fields: dict[str, Any] = {name: getattr(spec, name) for name in ("expected", "match", "after")}
+    fields["options"] = {**spec.options}
     return Verdict(**OWN.call(f"{__name__}:match_fields", fields, answer))
 
 

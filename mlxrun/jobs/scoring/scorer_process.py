@@ -97,7 +97,7 @@ class ScorerPool:
         child = child or _Child(self.limits)
         try:
             with _end_by.get()(child.kill):
-                reply = child.call(request, self.limits)
+                reply = child.call(request)
         except BaseException:
             child.close()
             raise
@@ -116,6 +116,7 @@ class _Child:
     """One process, in a session of its own: Ctrl-C is not for it, and what it starts is killed with it."""
 
     def __init__(self, limits: ScorerLimits) -> None:
+        self._limits = limits
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = start_module(
@@ -128,21 +129,21 @@ class _Child:
         self._is_ready = False
         self._clock = RunningClock()
 
-    def call(self, request: bytes, limits: ScorerLimits) -> bytes:
+    def call(self, request: bytes) -> bytes:
         """The reply to a request, within the limit of time."""
         end = float("inf")
         try:
             if not self._is_ready:
                 self._receive(1, self._clock.read() + START_SECONDS)
                 self._is_ready = True
-            end = self._clock.read() + limits.seconds
-            self._send(HEAD.pack(limits.seconds, len(request)) + request, end)
+            end = self._clock.read() + self._limits.seconds
+            self._send(HEAD.pack(self._limits.seconds, len(request)) + request, end)
             return self._receive(SIZE.unpack(self._receive(SIZE.size, end))[0], end)
         except TimeoutError as error:
-            raise ScorerEnded(f"it took more than {limits.seconds:g} s") from error
+            raise ScorerEnded(f"it took more than {self._limits.seconds:g} s") from error
         except (OSError, EOFError) as error:
             left = end - self._clock.read(STEP)
-            reason = self._describe_end(limits)
+            reason = self._describe_end()
             if self._process.returncode == -signal.SIGALRM and left > 0:
                 raise _Suspended from error
             raise ScorerEnded(reason) from error
@@ -172,8 +173,9 @@ class _Child:
                 if self._clock.read(step) >= end:
                     raise
 
-    def _describe_end(self, limits: ScorerLimits) -> str:
+    def _describe_end(self) -> str:
         """Why the process has closed its socket."""
+        limits = self._limits
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         code = self._process.returncode
