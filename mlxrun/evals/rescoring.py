@@ -19,7 +19,7 @@ from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, digest_settings, make_run_keys
 from mlxrun.jobs.records.manifest import hash_file, write_json, write_scores
 from mlxrun.jobs.records.reconciliation import Reconciler
-from mlxrun.jobs.records.run_paths import lock_run_folder
+from mlxrun.jobs.records.run_paths import lock_folder
 from mlxrun.jobs.scoring.eval_spec import EvalReader
 from mlxrun.jobs.scoring.score_groups import Scores
 
@@ -55,7 +55,7 @@ def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None =
     manifest's `scoring` has besides what `evals` describes."""
     paths, manifest = run.paths, run.manifest
     check_journal(run)
-    with lock_run_folder(paths):
+    with lock_folder(paths.folder):
         index = LineIndex(paths.job, _make_keys(run), evals=evals)
         with closing(index):
             index.scan()

@@ -109,13 +109,6 @@ def wrap_write_errors(path: Path, *, begun: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def lock_run_folder(paths: JobPaths) -> Iterator[None]:
-    """Create the run folder and hold its lock; JobError if another process holds it."""
-    with lock_folder(paths.folder):
-        yield
-
-
-@contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Create a folder and hold its lock; JobError if another process holds it."""
     with wrap_write_errors(folder, begun=folder.exists()):

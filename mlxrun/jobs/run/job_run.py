@@ -26,7 +26,7 @@ from mlxrun.jobs.records.manifest import Manifest
 from mlxrun.jobs.records.manifest_checks import check_owner, check_settings
 from mlxrun.jobs.records.output_writer import OutputWriter, sort_outputs
 from mlxrun.jobs.records.reconciliation import JobState, Reconciler
-from mlxrun.jobs.records.run_paths import JobPaths, lock_run_folder
+from mlxrun.jobs.records.run_paths import JobPaths, lock_folder
 from mlxrun.jobs.run import job_cache
 from mlxrun.jobs.run.line_answerer import Answerer, LineAnswerer, LinePreparer, WorkerPool, get_base_seed
 from mlxrun.jobs.run.line_runner import BACKOFF, LineRunner
@@ -112,7 +112,7 @@ class JobRun:
         keys = LineKeys(digest, preparer.folder, batch_id=batch_id, **limits)
         index = LineIndex(self.paths.job, keys, evals=self.setup.evals)
         try:
-            with self.stop.handle_signals(), lock_run_folder(self.paths):
+            with self.stop.handle_signals(), lock_folder(self.paths.folder):
                 await asyncio.to_thread(index.scan, lambda: self.stop.requested)
                 self.stop.check()
                 return await self._run(index, settings)
