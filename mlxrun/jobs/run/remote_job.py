@@ -25,6 +25,9 @@ from mlxrun.core.errors import ConfigError, JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
 
+log = logging.getLogger(__name__)
+_STATE = "published.json"
+Say = Callable[[str], None]
 INSTALL = "pip install 'mlxrun[remote]'"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(://|::)")
 _READ_ONLY = {"http", "https", "github", "data"}
@@ -147,11 +150,6 @@ class RemoteFile:
 
 def _describe(error: Any) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]
-
-
-log = logging.getLogger(__name__)
-_STATE = "published.json"
-Say = Callable[[str], None]
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from mlxrun.server.batches.durable_files import (
     write_json,
 )
 
+log = logging.getLogger(__name__)
 FINAL_STATUSES = ("completed", "failed", "expired", "cancelled")
 STATUSES = ("validating", "in_progress", "finalizing", "cancelling", *FINAL_STATUSES)
 COUNTS = ("total", "completed", "failed")
@@ -105,7 +106,6 @@ class Batch:
         self.status, self.failed_at = "failed", now
 
 
-log = logging.getLogger(__name__)
 MIN_COUNTED_BYTES = 4096  # that each file and batch counts as, or there could be any number of small ones
 
 

@@ -36,6 +36,7 @@ from mlxrun.server.batches.durable_files import (
 )
 from mlxrun.server.http.access import may_access
 
+log = logging.getLogger(__name__)
 UNKNOWN_TYPE = "application/octet-stream"
 
 
@@ -110,9 +111,6 @@ class Upload:
         with suppress(OSError):  # a full disk: the unwritten rest is not needed
             self._file.close()
         self.path.unlink(missing_ok=True)
-
-
-log = logging.getLogger(__name__)
 
 
 def find_data_folder(path: str | None, environ: Mapping[str, str]) -> Path:
