@@ -1,4 +1,4 @@
-"""The tests of every family of formats, over its cases in the corpus. A family's test file is a subclass."""
+"""The tests of families of formats, over their cases in the corpus."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def remove_header_words(case: Case, items: Sequence[Item]) -> tuple[Case, list[I
 
 
 class FamilyCases:
-    """The tests of the families of these `names`, which one module defines; None: reasoning alone."""
+    """The tests of the families of these `names`, each of which needs cases; None: reasoning alone."""
 
     names: tuple[str | None, ...] = ()
 

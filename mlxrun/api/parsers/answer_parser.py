@@ -13,7 +13,7 @@ from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import SPACE, Delta, TextKind, make_call_id
 from mlxrun.api.parsers.family import Reader, ReasoningFamily, ToolCallFamily
 from mlxrun.api.parsers.marker_scanner import get_scanner
-from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
+from mlxrun.api.parsers.text_stream import Step, TextStream
 from mlxrun.api.parsers.tool_schemas import ToolSchemas
 
 # What may follow a tag that a text mentions, and does not follow one that closes reasoning.
@@ -242,12 +242,7 @@ class AnswerParser:
         if s.exhausted:
             s.out.add(kind, opener)
             return False
-        s.begin_attempt(opener, kind)
-        try:
-            yield from read(s, opener)
-        except (Malformed, StreamCut) as error:
-            s.abandon_attempt(isinstance(error, StreamCut))
-        found = s.end_attempt()
+        found = yield from s.attempt(opener, read(s, opener), kind)
         ends = (*self._family.ends, *self._family.ignored) if self._family is not None else ()
         if found and ends and s.found_call() and s.out.fresh:
             yield from s.skip_all(*ends)

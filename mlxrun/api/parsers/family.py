@@ -4,13 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from string import Template
 from typing import Any
 
 from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.text_stream import Step, TextStream
+from mlxrun.api.parsers.tool_schemas import encode_json
 
 Reader = Callable[[TextStream, str], Step[Any]]
+# Whether a model writes a format, by its chat template and the texts of all added tokens.
 Detector = Callable[[str, frozenset[str]], bool]
+
+
+def is_shown(*texts: str) -> Detector:
+    """Detect each of `texts` in the template or among the tokens."""
+    return lambda template, tokens: all(text in template or text in tokens for text in texts)
+
+
+def in_template(*texts: str, without: tuple[str, ...] = ()) -> Detector:
+    """Detect a template that has all of `texts`, and none of the texts that it must be `without`."""
+    return lambda template, tokens: (
+        all(text in template for text in texts) and not any(text in template for text in without)
+    )
+
+
+def in_tokens(*texts: str) -> Detector:
+    """Detect all of `texts` among the tokens."""
+    return lambda template, tokens: tokens.issuperset(texts)
+
+
+def any_of(*detectors: Detector) -> Detector:
+    """Detect what any of these detects."""
+    return lambda template, tokens: any(detect(template, tokens) for detect in detectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +51,8 @@ class ToolCallFamily:
     """
 
     name: str
-    detect: Detector  # gets the chat template and the texts of all added tokens
+    aliases: tuple[str, ...] = ()
+    detect: Detector = any_of()  # without one, the config has to name the family
     openers: tuple[str, ...] = ()
     read: Reader | None = None
     read_start: Reader | None = None
@@ -40,12 +66,20 @@ class ToolCallFamily:
     ends_reasoning: bool = False
     # Turns a new id (`call_` and hexadecimal digits) into one that the model's template accepts.
     convert_id: Callable[[str], str] | None = None
-    aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()  # special tokens whose text the parser must see
-    # Makes of a tool's name the text before and after a call's JSON arguments, for grammars; None: no JSON.
-    prefix_suffix: Callable[[str], tuple[str, str]] | None = None
+    # A call as the template writes it, for grammars, with `$name` or `$json_name` and `$arguments` for the
+    # name, the same in quotes, and the JSON arguments. Empty: the arguments are no JSON.
+    call: str = ""
     # Makes the family of one model from the texts of its added tokens: for tags that each names differently.
-    adapt: Callable[[ToolCallFamily, frozenset[str]], ToolCallFamily] | None = None
+    adapt: Callable[[frozenset[str]], ToolCallFamily] | None = None
+
+    def get_call_prefix_suffix(self, name: str) -> tuple[str, str] | None:
+        """Return the text before and after the JSON arguments of a call of tool `name`; None: no JSON."""
+        if not self.call:
+            return None
+        names = {"name": name, "json_name": encode_json(name)}
+        before, after = (Template(part).substitute(names) for part in self.call.split("$arguments"))
+        return before, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +91,16 @@ class ReasoningFamily:
     """
 
     name: str
-    detect: Detector
     pairs: tuple[tuple[str, tuple[str, ...]], ...]
+    aliases: tuple[str, ...] = ()
+    detect: Detector = any_of()
     anywhere: bool = False
     variants: tuple[str, ...] = ()  # what models write for the first opening tag; a budget does not count it
     read_answer: Callable[[TextStream], Step[None]] | None = None
     ignored: tuple[str, ...] = ()
-    aliases: tuple[str, ...] = ()
     markers: tuple[str, ...] = ()
     closing: str = ""  # what ends reasoning early, written as the model's template writes it
-    adapt: Callable[[ReasoningFamily, frozenset[str]], ReasoningFamily] | None = None  # as above
+    adapt: Callable[[frozenset[str]], ReasoningFamily] | None = None  # as above
 
     def is_opened_by(self, prompt: str) -> bool:
         """Whether a rendered prompt ends with the opening tag, so that the answer begins within reasoning."""

@@ -32,7 +32,7 @@ class ModelFormats:
         """Return the text before and after the JSON arguments of a call of tool `name`; None: the model's
         format has no JSON."""
         family = self.tool_calls
-        return None if family is None or family.prefix_suffix is None else family.prefix_suffix(name)
+        return None if family is None else family.get_call_prefix_suffix(name)
 
     def get_reasoning_tags(self, prompt: str) -> tuple[str, str] | None:
         """Return the tags of reasoning that may begin an answer to `prompt`; the first is empty if the prompt

@@ -1,7 +1,7 @@
-"""All families, and how a model's are found: by name, or from its chat template and added tokens.
+"""How a model's families are found: by name, or from its chat template and added tokens.
 
-`auto` takes the first family, in the order below, that recognises the template, so special formats stand
-before general ones. A new family is one module in `families/` and one line here.
+`auto` takes the first family of a table that recognises the template. A new family is one record in
+`families/tool_calls.py` or `families/reasoning.py`.
 """
 
 from __future__ import annotations
@@ -10,97 +10,18 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from mlxrun.api.parsers.families import (
-    apertus,
-    cohere,
-    deepseek,
-    deepseek_v4,
-    ernie45,
-    functionary,
-    gemma,
-    gigachat3,
-    glm,
-    granite,
-    harmony,
-    hermes,
-    hunyuan,
-    internlm2,
-    jamba,
-    kimi,
-    kimi_k3,
-    llama,
-    longcat,
-    minicpm5,
-    minimax,
-    minimax_m3,
-    mistral,
-    muse,
-    olmo3,
-    phi,
-    plain_json,
-    plamo3,
-    pythonic,
-    qwen3_coder,
-    reasoning_tags,
-    seed_oss,
-    step,
-    ui_tars,
-    xlam,
-)
+from mlxrun.api.parsers.families.json_objects import PLAIN_JSON
+from mlxrun.api.parsers.families.reasoning import REASONING_FAMILIES
+from mlxrun.api.parsers.families.tool_calls import TOOL_CALL_FAMILIES
 from mlxrun.api.parsers.family import ReasoningFamily, ToolCallFamily
 from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.config.settings import ParserSettings
 from mlxrun.core.errors import ConfigError
 
-AUTO, NONE = "auto", "none"
+__all__ = ["REASONING_FAMILIES", "TOOL_CALL_FAMILIES", "choose_formats", "detect_formats"]
+__all__ += ["find_reasoning_family", "find_tool_call_family"]
 
-TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
-    harmony.FAMILY,
-    muse.FAMILY,
-    *gemma.FAMILIES,
-    *deepseek_v4.FAMILIES,
-    *deepseek.FAMILIES,
-    kimi_k3.FAMILY,
-    kimi.FAMILY,
-    minimax_m3.FAMILY,
-    minimax.FAMILY,
-    *gigachat3.FAMILIES,
-    plamo3.FAMILY,
-    apertus.FAMILY,
-    internlm2.FAMILY,
-    *cohere.FAMILIES,
-    *functionary.FAMILIES,
-    longcat.FAMILY,
-    *hunyuan.FAMILIES,
-    jamba.FAMILY,
-    *glm.FAMILIES,
-    *mistral.FAMILIES,
-    granite.FAMILY,
-    phi.FAMILY,
-    xlam.FAMILY,
-    step.FAMILY,
-    minicpm5.FAMILY,
-    olmo3.FAMILY,
-    pythonic.FAMILY,
-    llama.FAMILY,
-    seed_oss.FAMILY,
-    qwen3_coder.FAMILY,
-    ernie45.FAMILY,
-    hermes.FAMILY,
-    # These recognise no template. `auto` takes the last where no other family matches.
-    ui_tars.FAMILY,
-    plain_json.FAMILY,
-)
-REASONING_FAMILIES: tuple[ReasoningFamily, ...] = (
-    harmony.REASONING,
-    muse.REASONING,
-    kimi_k3.REASONING,
-    plamo3.REASONING,
-    hunyuan.REASONING,
-    ernie45.REASONING,
-    *reasoning_tags.FAMILIES,
-    ui_tars.REASONING,
-)
+AUTO, NONE = "auto", "none"
 
 F = TypeVar("F", bound=ToolCallFamily | ReasoningFamily)
 
@@ -122,11 +43,11 @@ def choose_formats(
     known = frozenset(tokens)
     calls = _choose(tools, TOOL_CALL_FAMILIES, "tool parser", template or "", known)
     if tools == AUTO and calls is None:
-        calls = plain_json.FAMILY
+        calls = PLAIN_JSON
     thinking = _choose(reasoning, REASONING_FAMILIES, "reasoning parser", template or "", known)
     return ModelFormats(
-        calls.adapt(calls, known) if calls and calls.adapt else calls,
-        thinking.adapt(thinking, known) if thinking and thinking.adapt else thinking,
+        calls.adapt(known) if calls and calls.adapt else calls,
+        thinking.adapt(known) if thinking and thinking.adapt else thinking,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import DeltaBuilder, TextKind, make_call_id
@@ -200,6 +201,15 @@ class TextStream(TextBuffer):
             self.out.add(self._kind, opener)
         self._forget_taken()
         return found
+
+    def attempt(self, opener: str, steps: Step[Any], kind: TextKind = "content") -> Step[bool]:
+        """Run a reader behind `opener`. False: it found nothing, and the opener has become text of `kind`."""
+        self.begin_attempt(opener, kind)
+        try:
+            yield from steps
+        except (Malformed, StreamCut) as error:
+            self.abandon_attempt(isinstance(error, StreamCut))
+        return self.end_attempt()
 
     def found_call(self) -> bool:
         """Whether the attempt found a call, and not only that the text is none."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.parsers.answer_parser import AnswerParser
+from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.registry import (
     REASONING_FAMILIES,
     TOOL_CALL_FAMILIES,
@@ -32,12 +33,22 @@ def test_a_reasoning_is_closed_in_the_model_s_own_way(thinking: Any) -> None:
 def test_text_around_arguments_makes_a_call() -> None:
     """The parser reads what a grammar for `tool_choice: required` is built from."""
     for family in TOOL_CALL_FAMILIES:
-        if family.prefix_suffix is None:
+        around = family.get_call_prefix_suffix("add")
+        if around is None:
             continue
-        before, after = family.prefix_suffix("add")
+        before, after = around
         parser = make_tool_call_parser(family.name, new_id=lambda: "id0")
         deltas = [*parser.feed(f'{before}{{"a": 1, "b": 2.5}}{after}'), *parser.finish()]
         assert merge_deltas(deltas) == [Call("add", {"a": 1, "b": 2.5})], family.name
+
+
+def test_a_name_in_a_call_is_written_as_it_is() -> None:
+    """In quotes it is JSON, and what looks like a variable in a name is none."""
+    family = ToolCallFamily("f", call='<a>{"name": $json_name, "parameters": $arguments}</a>$name')
+    for name, json_name in (('f"', '"f\\""'), ("$arguments$name{}", '"$arguments$name{}"')):
+        before, after = family.get_call_prefix_suffix(name) or ("", "")
+        assert (before, after) == (f'<a>{{"name": {json_name}, "parameters": ', f"}}</a>{name}")
+    assert ToolCallFamily("f").get_call_prefix_suffix("f") is None
 
 
 def test_a_reader_is_given_for_what_begins_a_call() -> None:

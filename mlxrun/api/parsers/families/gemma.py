@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
-from mlxrun.api.parsers.families.pythonic import read_call, read_list
-from mlxrun.api.parsers.family import Reader, ToolCallFamily
+from mlxrun.api.parsers.family import Reader, ToolCallFamily, in_template
 from mlxrun.api.parsers.marker_scanner import get_scanner
 from mlxrun.api.parsers.readers.json_call import read_arguments
 from mlxrun.api.parsers.readers.json_text import (
@@ -22,6 +21,7 @@ from mlxrun.api.parsers.readers.json_text import (
     read_string,
     read_value,
 )
+from mlxrun.api.parsers.readers.python_call import read_call, read_list
 from mlxrun.api.parsers.readers.tagged_arguments import is_followed
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import encode_bare_value, repair_string
@@ -202,7 +202,8 @@ def _read_text(s: TextStream, call: ArgumentWriter, schema: ValueSchema, quote: 
 
 GEMMA4 = ToolCallFamily(
     name="gemma4",
-    detect=lambda template, tokens: _GEMMA4.start in template,
+    aliases=("gemma",),
+    detect=in_template(_GEMMA4.start),
     openers=(_GEMMA4.start, "<call>"),
     read=_make_reader(_GEMMA4),
     read_start=_read_start,
@@ -210,16 +211,14 @@ GEMMA4 = ToolCallFamily(
     read_bare=_read_bare,
     ends=(_GEMMA4.end, "<turn|>"),
     ends_reasoning=True,
-    aliases=("gemma",),
     markers=_GEMMA4,
 )
-FUNCTION = ToolCallFamily(
+FUNCTION_GEMMA = ToolCallFamily(
     name="function_gemma",
-    detect=lambda template, tokens: _FUNCTION.start in template,
+    aliases=("functiongemma",),
+    detect=in_template(_FUNCTION.start),
     openers=(_FUNCTION.start,),
     read=_make_reader(_FUNCTION),
     ends=(_FUNCTION.end,),
-    aliases=("functiongemma",),
     markers=_FUNCTION,
 )
-FAMILIES = (GEMMA4, FUNCTION)

@@ -1,29 +1,43 @@
-"""Hermes 2/3, Qwen 2.5 and 3, Nemotron: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
+"""Families whose models write Hermes' JSON or the XML of Qwen3-Coder in tags, and sometimes the other one.
 
-Within the tags the XML of Qwen3-Coder is read too (Nemotron), and that XML also where the tag before it was
-forgotten. So is the JSON without tags where it begins a line, also in a code fence.
+Hermes 2/3, Qwen 2.5 and 3, Nemotron: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Within the
+tags the XML `<function=name><parameter=key>value</parameter></function>` is read too, and that XML also where
+the tag before it was forgotten. So is the JSON without tags where it begins a line, also in a code fence.
+
+Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step 3.5 write the XML in these tags, Seed-OSS in `<seed:tool_call>`,
+one or several functions; Step 3 writes `<steptml:invoke name="f">` too. ERNIE 4.5 writes Hermes' JSON.
 """
 
 from __future__ import annotations
 
-from mlxrun.api.parsers.family import ToolCallFamily
+import dataclasses
+
+from mlxrun.api.parsers.families.reasoning import RESPONSE, is_ernie
+from mlxrun.api.parsers.family import ToolCallFamily, any_of, in_template, is_shown
 from mlxrun.api.parsers.readers.bare_call import BARE, read_bare
-from mlxrun.api.parsers.readers.json_call import make_prefix_suffix, read_calls
+from mlxrun.api.parsers.readers.invoke_tags import InvokeTags
+from mlxrun.api.parsers.readers.json_call import read_block, read_calls
 from mlxrun.api.parsers.readers.tagged_arguments import OPENER, read_function
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
 
-START, END = "<tool_call>", "</tool_call>"
+_START, _END = "<tool_call>", "</tool_call>"
 _ENDS = {"<TOOLCALL>": "</TOOLCALL>"}
+_SEED, _SEED_END = "<seed:tool_call>", "</seed:tool_call>"
+_STEP = InvokeTags("steptml:")
+_STEP_IGNORED = (
+    *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    *("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_begin｜>", "<｜tool_call_end｜>"),
+)
 
 
-def read(s: TextStream, opener: str) -> Step[None]:
+def _read(s: TextStream, opener: str) -> Step[None]:
     """Read one block, of one call or several, or a call without its tags. What is no call in it is text, and
     so is its end tag then."""
     if opener == OPENER:
         yield from read_function(s)
         return
     yield from s.skip_all(opener)
-    end = _ENDS.get(opener, END)
+    end = _ENDS.get(opener, _END)
     if (yield from s.skip_space()) == "<":
         if (yield from s.take_literal(OPENER)):
             yield from read_function(s)
@@ -37,19 +51,81 @@ def read(s: TextStream, opener: str) -> Step[None]:
     yield from s.skip(end, "}" + end, "}\n" + end)
 
 
-FAMILY = ToolCallFamily(
+def _read_step(s: TextStream, opener: str) -> Step[None]:
+    yield from (_STEP.read if opener == _STEP.opener else _read)(s, opener)
+
+
+def _read_seed(s: TextStream, opener: str) -> Step[None]:
+    """Read one block, or a call whose block's tag was forgotten."""
+    if opener == _SEED and not (yield from _read_seed_start(s)):
+        return
+    more = True
+    while more:
+        yield from read_function(s)
+        more = (yield from s.skip(_SEED_END, OPENER)) == OPENER
+
+
+def _read_seed_start(s: TextStream) -> Step[bool]:
+    """Read up to the first function of a block. False: the block holds JSON, or nothing, and was read."""
+    yield from s.skip_all(_SEED)
+    if (yield from s.skip(OPENER)):
+        return True
+    if s.out.at_line_start and (yield from s.take_literal(_SEED_END)):
+        s.drop()
+    else:
+        yield from read_block(s, _SEED_END)
+    return False
+
+
+HERMES = ToolCallFamily(
     name="hermes",
-    detect=lambda template, tokens: (
-        (START in template or "<TOOLCALL>" in template)
-        and '"arguments"' in template
-        and OPENER not in template
+    aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
+    detect=any_of(
+        *(in_template(tag, '"arguments"', without=(OPENER,)) for tag in (_START, *_ENDS)),
     ),
-    openers=(START, *_ENDS, OPENER),
-    read=read,
+    openers=(_START, *_ENDS, OPENER),
+    read=_read,
     bare=BARE,
     read_bare=read_bare,
-    ends=(END, "</function>"),
-    aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
-    markers=(START, END),
-    prefix_suffix=make_prefix_suffix(f"{START}\n", f"\n{END}"),
+    ends=(_END, "</function>"),
+    markers=(_START, _END),
+    call='<tool_call>\n{"name": $json_name, "arguments": $arguments}\n</tool_call>',
+)
+ERNIE45 = dataclasses.replace(
+    HERMES,
+    name="ernie45",
+    aliases=("ernie_x1",),
+    detect=is_ernie,
+    openers=(_START,),
+    ignored=RESPONSE,
+    markers=(_START, _END, *RESPONSE),
+)
+QWEN3_CODER = dataclasses.replace(
+    HERMES,
+    name="qwen3_coder",
+    aliases=("qwen3_coder_xml", "qwen3_xml", "qwen3_5", "nemotron_v3"),
+    detect=in_template(OPENER, _START),
+    openers=(_START, OPENER),
+    call="",
+)
+STEP = dataclasses.replace(
+    QWEN3_CODER,
+    name="step",
+    aliases=("step3", "step3p5", "step3_5"),
+    detect=any_of(in_template(OPENER, "functions in JSONSchema format"), in_template("<steptml:")),
+    openers=(_START, OPENER, _STEP.opener),
+    read=_read_step,
+    ignored=_STEP_IGNORED,
+    markers=(_START, _END, *_STEP_IGNORED),
+)
+SEED_OSS = ToolCallFamily(
+    name="seed_oss",
+    aliases=("seed",),
+    detect=is_shown(_SEED),
+    openers=(_SEED, OPENER),
+    read=_read_seed,
+    bare=BARE,
+    read_bare=read_bare,
+    ends=(_SEED_END, "</function>"),
+    markers=(_SEED, _SEED_END),
 )

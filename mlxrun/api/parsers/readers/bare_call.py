@@ -5,10 +5,9 @@ Only the beginning tells such an object from other JSON, so nothing is taken unt
 
 from __future__ import annotations
 
-from mlxrun.api.parsers.readers.json_call import ARGUMENTS, read_calls
+from mlxrun.api.parsers.readers.json_call import ARGUMENTS, FENCE, read_calls
 from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 
-FENCE = "```"
 BARE = ("{", "[{", FENCE)  # the `bare` openers of a family that reads such calls
 _LANGUAGES = ("json", "tool_call", "tool_calls", "xml")
 _KEYS = ("name", *ARGUMENTS, "type", "id", "function")

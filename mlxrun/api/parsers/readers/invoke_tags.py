@@ -8,8 +8,10 @@ without one, and a tag that closes itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
+from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.readers.json_call import read_arguments, write_arguments
 from mlxrun.api.parsers.readers.tagged_arguments import TEXT, read_tagged, read_value_text, take_tag
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
@@ -66,6 +68,20 @@ class InvokeTags:
                 tag = yield from take_tag(s, self._parameter, self.close)
             first = False
         call.close()
+
+
+def make_invoke_family(name: str, block: tuple[str, ...], *prefixes: str, **fields: Any) -> ToolCallFamily:
+    """Make the family of a format whose tags begin with one of `prefixes`. `block`: the tags around several
+    calls, which are ignored wherever they stand. `fields`: more of the record."""
+    readers = {tags.opener: tags for tags in (InvokeTags(prefix, *block) for prefix in prefixes)}
+    made = {
+        "openers": tuple(readers),
+        "read": lambda s, opener: readers[opener].read(s),
+        "ends": tuple(tags.close for tags in readers.values()),
+        "ignored": block,
+        "markers": (*filter(None, prefixes[:1]), *block),
+    }
+    return ToolCallFamily(name=name, **{**made, **fields})
 
 
 def _write_object(call: ArgumentWriter, text: str) -> bool:

@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
+from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.readers.json_text import expect, read_key, read_raw_value, read_string, read_value
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.api.parsers.tool_schemas import ToolSchemas, encode_json
+from mlxrun.api.parsers.tool_schemas import ToolSchemas
 
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
-
-
-def make_prefix_suffix(
-    before: str = "", after: str = "", arguments: str = "arguments"
-) -> Callable[[str], tuple[str, str]]:
-    """Make the `prefix_suffix` of a format that writes an object of this kind between two texts."""
-    return lambda name: (f'{before}{{"name": {encode_json(name)}, "{arguments}": ', "}" + after)
+FENCE = "```"
 
 
 def read_calls(
@@ -67,6 +62,47 @@ def read_block(
     yield from s.skip_space()
     if (yield from read_calls(s, read_object=read_object)):
         yield from s.skip(*ends)
+
+
+def make_json_family(
+    name: str,
+    tags: Mapping[str, str],
+    *,
+    other_ends: tuple[str, ...] = (),
+    behind: tuple[str, ...] = (),
+    repeats: bool = False,
+    read_object: Callable[[TextStream], Step[bool]] | None = None,
+    **fields: Any,
+) -> ToolCallFamily:
+    """Make the family of a format of objects between `tags`: openers, each with its end tag or "".
+
+    `other_ends`: what models write in place of an end tag. `behind`: texts of which one must follow an
+    opener. `repeats`: models repeat the opener, and write blocks without a call, which are left out.
+    `read_object`: as for read_calls. `fields`: more of the record.
+    """
+
+    def read(s: TextStream, opener: str) -> Step[None]:
+        if behind and not (yield from s.skip(*behind)):
+            raise Malformed
+        if repeats:
+            yield from s.skip_all(opener)
+        if repeats and s.out.at_line_start and (yield from s.take_literal(tags[opener])):
+            s.drop()
+        else:
+            yield from read_block(s, tags[opener], *other_ends, read_object=read_object)
+
+    ends = tuple(filter(None, (*tags.values(), *other_ends)))
+    made = {"openers": tuple(tags), "read": read, "ends": ends, "markers": (*tags, *ends)}
+    return ToolCallFamily(name=name, **{**made, **fields})
+
+
+def read_fenced_arguments(s: TextStream, call: ArgumentWriter, end: str) -> Step[None]:
+    """Read arguments in a code fence or without it, and the end tag."""
+    yield from s.skip(FENCE)
+    yield from s.take_literal("json")
+    yield from read_arguments(s, call)
+    yield from s.skip(FENCE)
+    yield from s.skip(end)
 
 
 def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:

@@ -13,9 +13,11 @@ one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import SPACE
+from mlxrun.api.parsers.family import ToolCallFamily
 from mlxrun.api.parsers.marker_scanner import get_scanner
 from mlxrun.api.parsers.readers.json_call import read_arguments, read_block
 from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
@@ -164,6 +166,12 @@ class PairTags:
             yield from read_tagged(s, call, key, self._ends, as_json=True)
             tag = ""
         call.close()
+
+
+def make_pair_family(name: str, tags: PairTags, **fields: Any) -> ToolCallFamily:
+    """Make the family of a format of pairs. `fields`: more of the record."""
+    made = {"openers": (tags.opener,), "read": tags.read, "ends": (tags.close,), "markers": tags.markers}
+    return ToolCallFamily(name=name, ends_reasoning=True, **{**made, **fields})
 
 
 def read_function(s: TextStream) -> Step[None]:

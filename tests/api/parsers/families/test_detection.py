@@ -183,15 +183,15 @@ def test_plain_text_wakes_no_reader(family: str) -> None:
 
 
 def _read_call_around(family: str) -> Sequence[object]:
-    frame = find_tool_call_family(family).prefix_suffix
-    assert frame is not None
-    before, after = frame(FIRST[0])
+    around = find_tool_call_family(family).get_call_prefix_suffix(FIRST[0])
+    assert around is not None
+    before, after = around
     text = f"{before}{json.dumps(FIRST[1])}{after}"
     return run_parser(lambda: make_parser(Case("around", family, text, [])), [text])
 
 
 @pytest.mark.parametrize(
-    "family", sorted({f.name for f in TOOL_CALL_FAMILIES if f.prefix_suffix and f.name in STREAMED})
+    "family", sorted({f.name for f in TOOL_CALL_FAMILIES if f.call and f.name in STREAMED})
 )
 def test_text_around_arguments_makes_a_call(family: str) -> None:
     """The parser reads what a grammar for `tool_choice: required` is built from."""
@@ -199,6 +199,6 @@ def test_text_around_arguments_makes_a_call(family: str) -> None:
 
 
 def test_formats_without_json_have_no_text_around_arguments() -> None:
-    without = {f.name for f in TOOL_CALL_FAMILIES if f.name in STREAMED and f.prefix_suffix is None}
+    without = {f.name for f in TOOL_CALL_FAMILIES if f.name in STREAMED and not f.call}
     tagged = {"glm", "longcat", "minimax_m2", "gemma4", "function_gemma", "step", "pythonic"}
     assert without == tagged | {"minimax_m3", "minicpm5", "hunyuan_v3", "ling3", "olmo3", "muse"}

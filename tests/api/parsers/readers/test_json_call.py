@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.api.parsers.readers.json_call import make_prefix_suffix, read_arguments, read_call, read_calls
+from mlxrun.api.parsers.readers.json_call import read_arguments, read_call, read_calls
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
 from tests.helpers.parser_driver import Call
 from tests.helpers.reader_driver import check_reader, run_reader
@@ -70,8 +70,3 @@ def test_arguments_alone() -> None:
     check_reader(read, '"{\\"city\\": \\"A\\"}"', [A])
     for text in ("[1]", '"x"', "3,"):
         assert run_reader(read, text).result is Malformed
-
-
-def test_the_text_around_arguments() -> None:
-    before, after = make_prefix_suffix("<a>", "</a>", "parameters")('f"')
-    assert before + "{}" + after == '<a>{"name": "f\\"", "parameters": {}}</a>'

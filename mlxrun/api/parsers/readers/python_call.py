@@ -1,7 +1,6 @@
-"""Calls written as Python: `[f(a=1, b="x"), g()]`, of Llama 3.2 and 4, and of LFM2 between special tokens.
+"""Calls written as Python: `f(a=1, b="x")`, or a list of them.
 
-Values are Python's literals or JSON's; they are passed on one by one, when they are complete. Without an
-opener a list counts only where the answer begins, or a line with the name of an offered tool.
+Values are Python's literals or JSON's; they are passed on one by one, when they are complete.
 """
 
 from __future__ import annotations
@@ -13,15 +12,11 @@ import re
 from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
-from mlxrun.api.parsers.family import ToolCallFamily
-from mlxrun.api.parsers.readers.json_call import read_calls
-from mlxrun.api.parsers.readers.tagged_arguments import is_followed
 from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import encode_bare_value, encode_json, parse_python, repair_value
 from mlxrun.api.parsers.value_schema import ValueSchema
 from mlxrun.core.limited_json import check_depth
 
-_ENDS = {"<|tool_call_start|>": "<|tool_call_end|>", "<|python_start|>": "<|python_end|>"}
 _STOPS = ("(", ")", "[", "]", "{", "}", ",", '"', "'")
 _NAMED = re.compile(r"\s*(\w+)\s*=(?!=)(.*)", re.DOTALL)
 _BARE = re.compile(r"\w[\w .:/+-]*")
@@ -192,43 +187,3 @@ def _check_json(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
     raise ValueError
-
-
-def _read_start(s: TextStream, opener: str) -> Step[None]:
-    if (yield from s.skip_space()) != "[":
-        raise Malformed
-    yield from read_list(s)
-
-
-def _read_bare(s: TextStream, opener: str) -> Step[None]:
-    """Read a list without a token that begins a line with the name of an offered tool, behind its bracket."""
-    names = tuple(f"{name}(" for name in s.tools.names)
-    if not s.out.at_line_start or not (yield from is_followed(s, names, certain=True)):
-        raise Malformed
-    yield from read_list(s, opened=True)
-
-
-def _read(s: TextStream, opener: str) -> Step[None]:
-    yield from s.skip_all(opener)
-    seen = yield from s.peek(2)
-    if (yield from (read_calls(s) if "{" in seen else read_list(s))):
-        yield from s.skip(_ENDS[opener])
-
-
-def _detect(template: str, tokens: frozenset[str]) -> bool:
-    lfm = "<|tool_list_start|>" in template or "<|tool_call_start|>" in template
-    return lfm or "<|tool_call_start|>" in tokens or "[func_name1(" in template
-
-
-FAMILY = ToolCallFamily(
-    name="pythonic",
-    detect=_detect,
-    openers=tuple(_ENDS),
-    read=_read,
-    read_start=_read_start,
-    bare=("[",),
-    read_bare=_read_bare,
-    ends=tuple(_ENDS.values()),
-    aliases=("llama3_2_pythonic", "llama4_pythonic", "lfm2"),
-    markers=(*_ENDS, *_ENDS.values()),
-)

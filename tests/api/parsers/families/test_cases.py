@@ -1,22 +1,26 @@
-"""The cases of plain JSON, for models of no known format."""
+"""The cases of every family, and of reasoning alone, in the corpus."""
 
 from __future__ import annotations
 
 import pytest
 
 from mlxrun.api.parsers.answer_parser import AnswerParser
-from mlxrun.api.parsers.registry import find_tool_call_family
+from mlxrun.api.parsers.registry import TOOL_CALL_FAMILIES, find_tool_call_family
 from tests.helpers.family_cases import FamilyCases
 
 
-class TestPlainJson(FamilyCases):
-    names = ("json",)
+class TestFamilies(FamilyCases):
+    names = tuple(family.name for family in TOOL_CALL_FAMILIES)
+
+
+class TestReasoning(FamilyCases):
+    names = (None,)
 
 
 @pytest.mark.parametrize(
     "cut", ['{"name": "f", "arguments": {"place": "Du', '{"name": "f", "arguments": {"place": "Du"}']
 )
-def test_a_call_that_is_cut_off_is_content(cut: str) -> None:
+def test_a_call_of_plain_json_that_is_cut_off_is_content(cut: str) -> None:
     """An answer is a call only if all of it is JSON. The twin, a format that is known, has the call."""
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     found = {}
