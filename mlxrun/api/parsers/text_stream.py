@@ -143,6 +143,15 @@ class TextStream(TextBuffer):
         self._settled = True
         self._forget_taken()
 
+    def drop_empty_block(self, opener: str, end: str) -> Step[bool]:
+        """Take `opener` as often as it is repeated. True: a block without a call ended there, and is left
+        out."""
+        yield from self.skip_all(opener)
+        if not (self.out.at_line_start and (yield from self.take_literal(end))):
+            return False
+        self.drop()
+        return True
+
     def begin_call(self, name: str, id: str = "") -> ArgumentWriter:
         """Return the writer of a call, which is begun by its first argument or by its end.
 

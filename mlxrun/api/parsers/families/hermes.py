@@ -18,7 +18,7 @@ from mlxrun.api.parsers.readers.bare_call import BARE, read_bare
 from mlxrun.api.parsers.readers.invoke_tags import InvokeTags
 from mlxrun.api.parsers.readers.json_call import read_block, read_calls
 from mlxrun.api.parsers.readers.tagged_arguments import OPENER, read_function
-from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
+from mlxrun.api.parsers.text_stream import Step, TextStream
 
 _START, _END = "<tool_call>", "</tool_call>"
 _ENDS = {"<TOOLCALL>": "</TOOLCALL>"}
@@ -36,16 +36,11 @@ def _read(s: TextStream, opener: str) -> Step[None]:
     if opener == OPENER:
         yield from read_function(s)
         return
-    yield from s.skip_all(opener)
     end = _ENDS.get(opener, _END)
-    if (yield from s.skip_space()) == "<":
-        if (yield from s.take_literal(OPENER)):
-            yield from read_function(s)
-        elif s.out.at_line_start and (yield from s.take_literal(end)):
-            s.drop()
-            return
-        else:
-            raise Malformed
+    if (yield from s.drop_empty_block(opener, end)):
+        return
+    if (yield from s.take_literal(OPENER)):
+        yield from read_function(s)
     elif not (yield from read_calls(s)):
         return
     yield from s.skip(end, "}" + end, "}\n" + end)
@@ -57,32 +52,22 @@ def _read_step(s: TextStream, opener: str) -> Step[None]:
 
 def _read_seed(s: TextStream, opener: str) -> Step[None]:
     """Read one block, or a call whose block's tag was forgotten."""
-    if opener == _SEED and not (yield from _read_seed_start(s)):
-        return
+    if opener == _SEED:
+        if (yield from s.drop_empty_block(_SEED, _SEED_END)):
+            return
+        if not (yield from s.skip(OPENER)):
+            yield from read_block(s, _SEED_END)
+            return
     more = True
     while more:
         yield from read_function(s)
         more = (yield from s.skip(_SEED_END, OPENER)) == OPENER
 
 
-def _read_seed_start(s: TextStream) -> Step[bool]:
-    """Read up to the first function of a block. False: the block holds JSON, or nothing, and was read."""
-    yield from s.skip_all(_SEED)
-    if (yield from s.skip(OPENER)):
-        return True
-    if s.out.at_line_start and (yield from s.take_literal(_SEED_END)):
-        s.drop()
-    else:
-        yield from read_block(s, _SEED_END)
-    return False
-
-
 HERMES = ToolCallFamily(
     name="hermes",
     aliases=("qwen", "qwen2_5", "qwen3", "nemotron"),
-    detect=any_of(
-        *(in_template(tag, '"arguments"', without=(OPENER,)) for tag in (_START, *_ENDS)),
-    ),
+    detect=any_of(*(in_template(tag, '"arguments"', without=(OPENER,)) for tag in (_START, *_ENDS))),
     openers=(_START, *_ENDS, OPENER),
     read=_read,
     bare=BARE,

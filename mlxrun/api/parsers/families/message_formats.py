@@ -144,7 +144,6 @@ _MUSE_ENDS = ("<|eom|>", "<|eot|>")
 _MUSE_BODY = get_scanner(_START, *_MUSE_ENDS)
 _BLOCK, _BLOCK_END = "<atem:function_calls>", "</atem:function_calls>"
 _CONTENT = ("user", "commentary", "")  # the recipients of content
-_REASONING = "self"
 
 
 def _find_name(name: str, tools: ToolSchemas) -> str:
@@ -179,7 +178,7 @@ def _read_muse_message(s: TextStream, start: str) -> Step[TextKind | None]:
     def read() -> Step[None]:
         nonlocal kind
         recipient = "" if (yield from _begins_calls(s)) else (yield from _read_recipient(s))
-        if recipient == _REASONING:
+        if recipient == "self":
             kind = "reasoning" if s.separates_reasoning else "content"
             s.drop()
         elif (yield from _begins_calls(s)):
@@ -266,12 +265,9 @@ def _read_functionary_message(s: TextStream, start: str, behind: str) -> Step[bo
 
 # -- records ----------------------------------------------------------------------------------------
 
-_HARMONY_ALIASES = ("gpt_oss", "gptoss", "openai")
-_MUSE_ALIASES = ("muse_spark", "muse_glimmer", "atem")
-_MUSE_MARKERS = (_START, _MESSAGE, *_MUSE_ENDS)
 HARMONY = ToolCallFamily(
     name="harmony",
-    aliases=_HARMONY_ALIASES,
+    aliases=("gpt_oss", "gptoss", "openai"),
     detect=is_shown(_CHANNEL, _MESSAGE),
     read_answer=_read_harmony,
     markers=_MARKERS,
@@ -279,7 +275,7 @@ HARMONY = ToolCallFamily(
 )
 HARMONY_REASONING = ReasoningFamily(
     name="harmony",
-    aliases=_HARMONY_ALIASES,
+    aliases=HARMONY.aliases,
     detect=HARMONY.detect,
     pairs=((f"{_CHANNEL}analysis{_MESSAGE}", (*_ENDS, _START, _CHANNEL)),),
     anywhere=True,
@@ -289,19 +285,19 @@ HARMONY_REASONING = ReasoningFamily(
 )
 MUSE = ToolCallFamily(
     name="muse",
-    aliases=_MUSE_ALIASES,
+    aliases=("muse_spark", "muse_glimmer", "atem"),
     detect=in_template("<atem:"),
     read_answer=_read_muse,
-    markers=_MUSE_MARKERS,
+    markers=(_START, _MESSAGE, *_MUSE_ENDS),
 )
 MUSE_REASONING = ReasoningFamily(
     name="muse",
-    aliases=_MUSE_ALIASES,
+    aliases=MUSE.aliases,
     detect=MUSE.detect,
-    pairs=((f" {_TO}{_REASONING}{_MESSAGE}", (*_MUSE_ENDS, _START)),),
+    pairs=((f" {_TO}self{_MESSAGE}", (*_MUSE_ENDS, _START)),),
     anywhere=True,
     read_answer=_read_muse,
-    markers=_MUSE_MARKERS,
+    markers=MUSE.markers,
     closing=f"{_MUSE_ENDS[0]}{_START}{_ROLE} {_TO}user{_MESSAGE}",
 )
 FUNCTIONARY_V2 = ToolCallFamily(

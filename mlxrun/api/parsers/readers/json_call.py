@@ -84,11 +84,7 @@ def make_json_family(
     def read(s: TextStream, opener: str) -> Step[None]:
         if behind and not (yield from s.skip(*behind)):
             raise Malformed
-        if repeats:
-            yield from s.skip_all(opener)
-        if repeats and s.out.at_line_start and (yield from s.take_literal(tags[opener])):
-            s.drop()
-        else:
+        if not (repeats and (yield from s.drop_empty_block(opener, tags[opener]))):
             yield from read_block(s, tags[opener], *other_ends, read_object=read_object)
 
     ends = tuple(filter(None, (*tags.values(), *other_ends)))

@@ -149,12 +149,10 @@ class PairTags:
 
     def read(self, s: TextStream, opener: str = "") -> Step[None]:
         """Read a call behind `opener`, with its end tag. Raises Malformed if the tool is not offered."""
-        yield from s.skip_all(self.opener)
+        if (yield from s.drop_empty_block(self.opener, self.close)):
+            return
         if (yield from s.skip_space()) in ("{", "["):
             yield from read_block(s, self.close)
-            return
-        if s.out.at_line_start and (yield from s.take_literal(self.close)):
-            s.drop()
             return
         name, tag = yield from s.read_name("\n", *self._separators, self.key, self.close, self.opener)
         call = s.begin_call(name)
