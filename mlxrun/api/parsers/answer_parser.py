@@ -12,7 +12,7 @@ from typing import Any
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import SPACE, Delta, TextKind, make_call_id
 from mlxrun.api.parsers.family import Reader, ReasoningFamily, ToolCallFamily
-from mlxrun.api.parsers.marker_scanner import get_scanner
+from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Step, TextStream
 from mlxrun.api.parsers.tool_schemas import ToolSchemas
 

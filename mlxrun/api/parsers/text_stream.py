@@ -13,8 +13,15 @@ from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import DeltaBuilder, TextKind, make_call_id
-from mlxrun.api.parsers.marker_scanner import MarkerScanner, get_scanner
-from mlxrun.api.parsers.text_buffer import MAX_NAME, Malformed, Step, StreamCut, TextBuffer
+from mlxrun.api.parsers.text_buffer import (
+    MAX_NAME,
+    Malformed,
+    MarkerScanner,
+    Step,
+    StreamCut,
+    TextBuffer,
+    get_scanner,
+)
 from mlxrun.api.parsers.tool_schemas import ToolSchemas
 
 __all__ = ["MAX_NAME", "MAX_WASTED", "Malformed", "PassThrough", "Step", "StreamCut", "TextStream"]

@@ -25,7 +25,6 @@ from xml.sax.saxutils import unescape
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.family import ToolCallFamily, any_of, in_template, in_tokens, is_shown
-from mlxrun.api.parsers.marker_scanner import get_scanner
 from mlxrun.api.parsers.readers.json_call import read_arguments
 from mlxrun.api.parsers.readers.json_text import MAX_DEPTH
 from mlxrun.api.parsers.readers.tagged_arguments import (
@@ -35,6 +34,7 @@ from mlxrun.api.parsers.readers.tagged_arguments import (
     read_value_text,
     take_tag,
 )
+from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import encode_bare_value, encode_json, repair_value
 from mlxrun.api.parsers.value_schema import ValueSchema

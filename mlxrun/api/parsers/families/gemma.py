@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.family import Reader, ToolCallFamily, in_template
-from mlxrun.api.parsers.marker_scanner import get_scanner
 from mlxrun.api.parsers.readers.json_call import read_arguments
 from mlxrun.api.parsers.readers.json_text import (
     CLOSERS,
@@ -23,6 +22,7 @@ from mlxrun.api.parsers.readers.json_text import (
 )
 from mlxrun.api.parsers.readers.python_call import read_call, read_list
 from mlxrun.api.parsers.readers.tagged_arguments import is_followed
+from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import encode_bare_value, repair_string
 from mlxrun.api.parsers.value_schema import ValueSchema

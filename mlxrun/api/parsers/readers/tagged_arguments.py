@@ -18,8 +18,8 @@ from typing import Any
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.family import ToolCallFamily
-from mlxrun.api.parsers.marker_scanner import get_scanner
 from mlxrun.api.parsers.readers.json_call import read_arguments, read_block
+from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import encode_bare_value, is_scalar
 from mlxrun.api.parsers.value_schema import ValueSchema

@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.api.parsers.marker_scanner import get_scanner
+from mlxrun.api.parsers.text_buffer import get_scanner
 from tests.helpers.parser_driver import any_split
 
 
