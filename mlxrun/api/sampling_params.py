@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from mlxrun.api.text.infill import find_infill_end_ids
 from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.raw_prompts import find_infill_end_ids
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import PromptTooLong
 from mlxrun.core.field_errors import check_type, reject, reject_type

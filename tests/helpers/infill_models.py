@@ -7,7 +7,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from mlxrun.api.text.infill import InfillFormat
+from mlxrun.api.text.raw_prompts import InfillFormat
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer
 
 

@@ -23,8 +23,7 @@ from mlxrun.api.responses.request import (
     prepare_response,
     read_response_request,
 )
-from mlxrun.api.responses.response import build_response
-from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import RequestError

@@ -31,9 +31,7 @@ from mlxrun.api.anthropic.fields import (
     check_tagged,
 )
 from mlxrun.api.anthropic.typed_tools import read_typed_tool
-from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.fields import CHAT_URL
-from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.request import check_body as check_chat_body
 from mlxrun.api.openai.request import (
     prepare_chat_prompt,
@@ -42,8 +40,9 @@ from mlxrun.api.openai.request import (
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE
 from mlxrun.api.text.ignored_fields import log_ignored
-from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.model_info import ModelInfo, choose_adapter
 from mlxrun.api.text.templates.template import find_reasoning_switch, find_template_variables
+from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import (
     UNKNOWN,

@@ -17,11 +17,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from mlxrun.api.model_names import choose_adapter, name_model
 from mlxrun.api.openai.fields import BODIES, URLS
-from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.pooled_texts import check_generates
-from mlxrun.api.openai.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.prepared import ApiContext, PreparedRequest, RequestKind
@@ -41,7 +38,9 @@ from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_p
 from mlxrun.api.text.ignored_fields import log_ignored
 from mlxrun.api.text.media.media_support import check_model_takes, check_template_renders
 from mlxrun.api.text.messages import ImageRef, Message, normalize_messages
+from mlxrun.api.text.model_info import choose_adapter, name_model
 from mlxrun.api.text.prompt import PromptOptions, RenderedPrompt, build_chat_prompt, check_text
+from mlxrun.api.text.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.text.templates.template import (
     find_template_variables,
     get_image_markers,
@@ -50,7 +49,7 @@ from mlxrun.api.text.templates.template import (
     warn_unused_variables,
 )
 from mlxrun.api.text.templates.template_support import get_message_support
-from mlxrun.api.text.tools_prompt import describe_tools_in_prompt
+from mlxrun.api.text.tools import describe_tools_in_prompt, read_offered_tools
 from mlxrun.core.field_errors import UNSUPPORTED, reject, reject_choice, reject_unsupported
 from mlxrun.core.request import Grammar, LoraAdapter, Request, SamplingParams
 from mlxrun.core.workers import IMAGES, run_on_text

@@ -1,23 +1,20 @@
 """Builds OpenAI's response objects from collected choices, and its error object from an exception.
 
-Everything but `id` and `created`, which the caller passes, follows from the request and the tokens.
+Everything but `id` and `created`, which the caller passes, follows from the request and the tokens. vLLM's
+`prompt_logprobs` are here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from mlxrun.api.choice import AnswerToken, Choice, ToolCall
-from mlxrun.api.openai.logprobs import (
-    build_chat_logprobs,
-    build_completion_logprobs,
-    build_echoed_logprobs,
-    build_prompt_logprobs,
-    join_logprobs,
-)
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.core.errors import MlxrunError, RequestError, describe_error, get_http_status
+from mlxrun.api.text.tokens.detokenize import TokenBytes
+from mlxrun.core.errors import InternalError, MlxrunError, RequestError, describe_error, get_http_status
+from mlxrun.core.request import TokenLogprob
 
 Json = dict[str, Any]
 
@@ -138,3 +135,136 @@ def build_error(error: BaseException) -> Json:
             "code": error.code if isinstance(error, MlxrunError) else "internal_error",
         }
     }
+
+
+_TOKEN_ID = "token_id:"
+_LOWEST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm is not JSON
+
+
+def build_chat_logprobs(tokens: Sequence[AnswerToken], *, as_ids: bool = False) -> Json:
+    """Those of a chat. `as_ids`: tokens are named as vLLM names them, `token_id:123`; their bytes are the
+    same."""
+    content = []
+    for token in tokens:
+        top = [
+            _build_chat_token(text, logprob, token_id if as_ids else None)
+            for (text, logprob), token_id in zip(token.top, token.top_ids, strict=True)
+        ]
+        own = _build_chat_token(token.text, token.logprob, token.id if as_ids else None)
+        content.append(own | {"top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _build_chat_token(text: bytes, logprob: float, token_id: int | None) -> Json:
+    name = _format_bytes(text, mark="") if token_id is None else f"{_TOKEN_ID}{token_id}"
+    return {"token": name, "logprob": max(logprob, _LOWEST), "bytes": list(text)}
+
+
+def build_completion_logprobs(tokens: Sequence[AnswerToken], start: int = 0, *, as_ids: bool = False) -> Json:
+    """Those of a completion. `start`: where the answer begins in the text of the choice."""
+
+    def name(token: int, text: bytes) -> str:
+        return f"{_TOKEN_ID}{token}" if as_ids else _format_bytes(text)
+
+    tops = []
+    for token in tokens:
+        names = [name(i, text) for i, (text, _) in zip(token.top_ids, token.top, strict=True)]
+        top = zip(names, (logprob for _, logprob in token.top), strict=True)
+        tops.append(_build_top(top, name(token.id, token.text), token.logprob))
+    return {
+        "tokens": [name(token.id, token.text) for token in tokens],
+        "token_logprobs": [max(token.logprob, _LOWEST) for token in tokens],
+        "top_logprobs": tops,
+        "text_offset": [start + token.offset for token in tokens],
+    }
+
+
+def _build_top(top: Iterable[tuple[str, float]], own: str, logprob: float) -> Json:
+    """The likeliest tokens, and the token itself if it is none of them. Of two that have the same name, the
+    likelier one is shown."""
+    found: Json = {}
+    for name, value in top:
+        found.setdefault(name, value if value > _LOWEST else _LOWEST)
+    found.setdefault(own, logprob if logprob > _LOWEST else _LOWEST)
+    return found
+
+
+def build_echoed_logprobs(prepared: PreparedRequest, choice: Choice) -> Json:
+    """Those of the prompt that a completion echoes. Nothing comes before its first token, which has none."""
+    request = prepared.requests[choice.index]
+    names = _get_token_names(choice.token_bytes, as_ids=prepared.writes_tokens_as_ids)
+    logprobs: list[float | None] = [None]
+    tops: list[Json | None] = [None]
+    for token, score in _pair_prompt(request.prompt, choice):
+        if score is not None:  # a completion has no images
+            logprobs.append(max(score.logprob, _LOWEST))
+            top = [(names[i], value) for i, value in score.top[: request.params.logprobs]]
+            tops.append(_build_top(top, names[token], score.logprob))
+    return {
+        "tokens": [names[token] for token in request.prompt],
+        "token_logprobs": logprobs,
+        "top_logprobs": tops,
+        "text_offset": list(prepared.echoed_offsets[choice.index // prepared.n]),
+    }
+
+
+def join_logprobs(first: Json, more: Json | None) -> Json:
+    """The logprobs of a completion's tokens, followed by those of the next ones."""
+    return first if more is None else {name: values + more[name] for name, values in first.items()}
+
+
+def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Json | None]:
+    """vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the likeliest ones, by id.
+    None for the first token and for those of images. `rank` counts from 1."""
+    prompt, names = prepared.requests[choice.index].prompt, _get_token_names(choice.token_bytes)
+    found: list[Json | None] = [None]
+    for token, score in _pair_prompt(prompt, choice):
+        if score is None:
+            found.append(None)
+            continue
+        top = score.top[: prepared.prompt_logprobs]
+        described = {token: (score.logprob, score.rank or None)} | {
+            i: (p, rank) for rank, (i, p) in enumerate(top, 1)
+        }
+        found.append(
+            {
+                str(i): {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": names[i]}
+                for i, (logprob, rank) in described.items()
+            }
+        )
+    return found
+
+
+def _pair_prompt(prompt: Sequence[int], choice: Choice) -> Iterator[tuple[int, TokenLogprob | None]]:
+    """The tokens of a prompt from the second on, each with its logprobs. InternalError if the engine did not
+    return all of them."""
+    found = choice.prompt_logprobs
+    if len(found) != len(prompt) - 1:
+        cause = ValueError(f"{len(found)} logprobs for a prompt of {len(prompt)} tokens")
+        raise InternalError("the logprobs of the prompt are incomplete", cause)
+    return zip(prompt[1:], found, strict=True)
+
+
+class _TokenNames(dict[int, str]):
+    """The names of a tokenizer's tokens by id; each is made once, since prompts are long and share tokens."""
+
+    def __init__(self, to_bytes: TokenBytes, *, as_ids: bool) -> None:
+        self._to_bytes = to_bytes
+        self._as_ids = as_ids
+
+    def __missing__(self, token: int) -> str:
+        text = f"{_TOKEN_ID}{token}" if self._as_ids else _format_bytes(self._to_bytes(token))
+        return self.setdefault(token, text)
+
+
+@lru_cache(maxsize=16)
+def _get_token_names(to_bytes: TokenBytes, *, as_ids: bool = False) -> _TokenNames:
+    return _TokenNames(to_bytes, as_ids=as_ids)
+
+
+def _format_bytes(text: bytes, mark: str = "bytes:") -> str:
+    r"""A token as text; part of a character as OpenAI writes it: `\xe4\xbd`, after `mark`."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return mark + "".join(f"\\x{byte:02x}" for byte in text)

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.openai.logprobs import build_echoed_logprobs
 from mlxrun.api.openai.response import (
     Json,
     build_choice_usage,
+    build_echoed_logprobs,
     build_logprobs,
     build_prompt_ids,
     build_usage,

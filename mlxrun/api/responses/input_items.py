@@ -2,16 +2,19 @@
 
 Every item gets an id, and all content becomes parts. An unknown item is refused by name. An unknown field of
 an item is ignored, as clients send items of other servers back, and a content part of an unknown type that
-has a text is read as text; the log has a line about each.
+has a text is read as text; the log has a line about each. The bodies of /v1/conversations, which store items,
+are here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.api.body_schema import LIST, METADATA, BodySchema
 from mlxrun.api.opaque_reasoning import decode_reasoning
+from mlxrun.api.responses.fields import INCLUDE
 from mlxrun.api.responses.tools import warn_once
 from mlxrun.api.text.ignored_fields import select_known
 from mlxrun.core.field_errors import (
@@ -233,3 +236,27 @@ _KINDS: dict[str, tuple[str, Callable[[Item, str, bool], Item], tuple[str, ...]]
     "custom_tool_call": ("ctc", _read_call, (*_CALL_KEYS, "input")),
     "custom_tool_call_output": ("ctco", _read_output, _OUTPUT_KEYS),
 }
+
+
+CREATE = BodySchema({"items": LIST, "metadata": METADATA})
+UPDATE = BodySchema({"metadata": METADATA})
+ITEMS = BodySchema({"items": LIST, "include": INCLUDE})
+
+
+def build_conversation(conversation_id: str, created: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A new conversation, without its items."""
+    return {
+        "id": conversation_id,
+        "object": "conversation",
+        "created_at": created,
+        "metadata": given.get("metadata", {}),
+    }
+
+
+def read_new_items(
+    value: Any, known: Sequence[Item], token: str, lookup: Callable[[str], Item | None], strict: bool
+) -> tuple[Item, ...]:
+    """Checks items for a conversation that has the known ones; see ItemSource for the last three."""
+    items = read_input_items(value, ItemSource(token, lookup, strict, "items"))
+    check_item_ids(items, known, "the conversation")
+    return tuple(each.item for each in items)

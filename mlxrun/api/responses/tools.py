@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlxrun.api.openai.offered_tools import check_tool_name
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_REASON, REFUSED_TOOLS
+from mlxrun.api.text.tools import check_tool_name
 from mlxrun.core.field_errors import (
     check_keys,
     check_type,

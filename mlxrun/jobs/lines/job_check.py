@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
 from mlxrun.api.anthropic.fields import check_body as check_message_body
 from mlxrun.api.openai.fields import BODIES, URLS
-from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.pooled import check_pooling_body
 from mlxrun.api.responses.fields import BODY as RESPONSE_BODY
 from mlxrun.api.responses.input_items import ItemSource, read_input_items
 from mlxrun.api.responses.tools import read_tools
 from mlxrun.api.text.messages import normalize_messages
 from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import reject

@@ -22,8 +22,7 @@ from mlxrun.api.openai.pooled import prepare_pooling
 from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses import request as responses
-from mlxrun.api.responses.response import build_response
-from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.api.stored_files import ReadFile, inline_file_parts
 from mlxrun.core.field_errors import reject_unsupported
 from mlxrun.jobs.lines.job_file import MAX_LINE, MESSAGE, POOLED, RESPONSE, JobLine

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mlxrun.api.anthropic.batches import build_errored, build_succeeded, build_unanswered
+from mlxrun.api.anthropic.response import build_errored, build_succeeded, build_unanswered
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.server.batches.batch import Batch
 from mlxrun.server.batches.durable_files import convert_errors

@@ -14,14 +14,16 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.anthropic.batches import (
+from mlxrun.api.anthropic.fields import MESSAGES
+from mlxrun.api.anthropic.response import (
     BATCHES,
     BODY,
     HOURS,
+    build_error,
     build_request_counts,
+    format_time,
+    get_error_status,
 )
-from mlxrun.api.anthropic.fields import MESSAGES
-from mlxrun.api.anthropic.response import build_error, format_time, get_error_status
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
 from mlxrun.server.batches.batch_queue import InvalidState

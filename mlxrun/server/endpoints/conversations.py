@@ -12,14 +12,14 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.responses.conversations import (
+from mlxrun.api.responses.fields import INCLUDES
+from mlxrun.api.responses.input_items import (
     CREATE,
     ITEMS,
     UPDATE,
     build_conversation,
     read_new_items,
 )
-from mlxrun.api.responses.fields import INCLUDES
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.core.field_errors import quote, reject_choice, reject_unsupported
 from mlxrun.server.http.access import CONFIG, key_name

@@ -7,8 +7,7 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from mlxrun.api.openai.pooled import prepare_pooling
-from mlxrun.api.openai.pooled_fields import EMBEDDING, EMBEDDING_URL, RERANK, RERANK_URL
+from mlxrun.api.openai.pooled import EMBEDDING, EMBEDDING_URL, RERANK, RERANK_URL, prepare_pooling
 from mlxrun.core.errors import Cancelled, MlxrunError
 from mlxrun.core.request import Request
 from mlxrun.core.workers import run_together

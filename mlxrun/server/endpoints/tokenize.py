@@ -9,16 +9,15 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.model_names import choose_adapter
 from mlxrun.api.openai.fields import DETOKENIZE, TOKENIZE
-from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
 from mlxrun.api.openai.request import prepare_chat_prompt
 from mlxrun.api.text.continuation import ADD_GENERATION_PROMPT, CONTINUE_FINAL_MESSAGE
-from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.model_info import ModelInfo, choose_adapter
 from mlxrun.api.text.prompt import check_text
 from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.api.text.tokens.tokens import tokenize
+from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.core.field_errors import check_type, reject
 from mlxrun.core.workers import run_on_text
 from mlxrun.server.batches.queue_access import read_body_with_files

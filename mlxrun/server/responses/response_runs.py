@@ -17,8 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.api.responses.request import ResponseLookup, ResponseRequest
-from mlxrun.api.responses.response import build_response
-from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import Cancelled, MlxrunError, NotFound, RequestError
 from mlxrun.core.field_errors import shorten

@@ -20,8 +20,7 @@ from mlxrun.api.responses.request import (
     ResponseLookup,
     read_response_request,
 )
-from mlxrun.api.responses.response import build_response
-from mlxrun.api.responses.stream import ResponseWriter
+from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import PromptTooLong, RequestError

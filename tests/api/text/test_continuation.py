@@ -13,7 +13,6 @@ import pytest
 
 from mlxrun.api.anthropic.fields import BODY as MESSAGES
 from mlxrun.api.choice import Choice
-from mlxrun.api.openai.offered_tools import read_offered_tools
 from mlxrun.api.openai.request import prepare_chat_prompt
 from mlxrun.api.parsers.delta import PlainParser
 from mlxrun.api.parsers.registry import choose_formats
@@ -21,6 +20,7 @@ from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.api.text.continuation import ContinuationParser, get_continued_path
 from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import FinishReason, TokenEvent
@@ -439,12 +439,13 @@ async def test_a_job_takes_it_too(tmp_path: Path) -> None:
 
 async def test_checked_once() -> None:
     """Tools are looked at once a request, also where a prompt is only counted."""
-    from mlxrun.api.openai import offered_tools, request
+    from mlxrun.api.openai import request
+    from mlxrun.api.text import tools as offered
 
     seen = []
     with pytest.MonkeyPatch.context() as patch:
-        check = offered_tools.check_tools
-        patch.setattr(offered_tools, "check_tools", lambda tools: seen.append(1) or check(tools))
+        check = offered.check_tools
+        patch.setattr(offered, "check_tools", lambda tools: seen.append(1) or check(tools))
         loader = MediaLoader(MediaSettings(), None)
         context = ApiContext(FakeModelInfo(chat_template=TOOLS), Config(), loader)
         await request.prepare_request(CHAT, {"messages": HI, "tools": [TOOL]}, context)

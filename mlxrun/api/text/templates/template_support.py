@@ -48,7 +48,7 @@ def get_message_support(model: ModelInfo) -> MessageSupport:
 
 @functools.lru_cache(maxsize=16)
 def _find_message_support(tokenizer: Any, template: str, vision: bool) -> MessageSupport:
-    """Without tools in the template, tools_prompt.py may write calls and results as text."""
+    """Without tools in the template, api/text/tools.py may write calls and results as text."""
     late_system = _renders_late_system(tokenizer, template)
     if "tool_calls" not in template:
         return MessageSupport(late_system=late_system, text_arguments=True)

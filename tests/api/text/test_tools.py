@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxrun.api.text.tools_prompt import describe_tools_in_prompt
+from mlxrun.api.text.tools import describe_tools_in_prompt
 
 
 def test_tools_are_described_if_the_template_knows_none() -> None:

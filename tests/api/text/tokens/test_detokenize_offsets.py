@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxrun.api.text.tokens import token_offsets
-from mlxrun.api.text.tokens.detokenize import get_token_bytes
-from mlxrun.api.text.tokens.token_offsets import find_id_offsets, find_text_offsets
+from mlxrun.api.text.tokens import detokenize
+from mlxrun.api.text.tokens.detokenize import find_id_offsets, find_text_offsets, get_token_bytes
 from tests.helpers.tokenizers import FakeModelInfo, byte_tokenizer, ids_of, metaspace_tokenizer
 
 BYTES, WORDS = FakeModelInfo(), FakeModelInfo(tokenizer=metaspace_tokenizer())
@@ -53,13 +52,13 @@ def test_counted_characters_are_those_that_decoding_adds(ids: list[int], text: s
     """Of any tokens, whether or not they are whole characters."""
     for each in (tuple(ids), tokenize(BYTES, text), (*tokenize(BYTES, text), *ids)):
         decoded = BYTES.tokenizer.decode(each, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        with patch.object(token_offsets, "_count_characters", return_value=None):
+        with patch.object(detokenize, "_count_characters", return_value=None):
             wanted = find_id_offsets(BYTES, decoded, each)
         assert find_id_offsets(BYTES, decoded, each) == wanted
 
 
 def test_characters_are_counted_only_where_bytes_are_the_text() -> None:
-    count = token_offsets._count_characters
+    count = detokenize._count_characters
     to_bytes, whole, half = (
         get_token_bytes(byte_tokenizer().backend_tokenizer),
         ids_of("a\u4f60b"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.api.text.infill import (
+from mlxrun.api.text.raw_prompts import (
     FORMATS,
     InfillFormat,
     build_infill_ids,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.responses.conversations import (
+from mlxrun.api.responses.input_items import (
     CREATE,
     ITEMS,
     UPDATE,

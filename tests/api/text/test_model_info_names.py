@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.api.model_names import choose_adapter
+from mlxrun.api.text.model_info import choose_adapter
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import NotFound
 from mlxrun.model.load.model_files import EMBEDDED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.text.infill import FORMATS, build_infill_ids
+from mlxrun.api.text.raw_prompts import FORMATS, build_infill_ids
 from tests.helpers.infill_models import make_infill_model
 from tests.helpers.openai_api import COMPLETION, complete, make, refused
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.text.stops import StopMatcher
+from mlxrun.api.choice import StopMatcher
 from tests.helpers.examples import count_examples
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from anthropic.types.messages import MessageBatchIndividualResponse, MessageBatchRequestCounts
 
-from mlxrun.api.anthropic.batches import (
+from mlxrun.api.anthropic.response import (
     BODY,
     build_errored,
     build_request_counts,

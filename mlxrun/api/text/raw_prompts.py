@@ -1,0 +1,186 @@
+"""The prompts of /v1/completions: texts, or token ids, and texts between which the model fills in another.
+
+A format for filling in is recognized by the three tokens that mark prefix, suffix and middle; a model whose
+vocabulary has none of them was not trained for it. Sources: the model cards of the families, and the
+tokenizer of CodeLlama (facebookresearch/codellama) for the suffix without an implicit space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.api.text.prompt import RenderedPrompt, build_raw_prompt, check_text
+from mlxrun.api.text.templates.template import get_image_markers
+from mlxrun.api.text.tokens.detokenize import find_id_offsets, find_text_offsets
+from mlxrun.api.text.tokens.tokens import check_length, count_shared_prefix, tokenize
+from mlxrun.core.field_errors import check_type, reject, reject_type, reject_unsupported
+from mlxrun.core.workers import run_on_text
+
+MAX_CHOICES = 2048  # of all prompts of a request
+
+
+async def prepare_raw_prompts(
+    prompt: Any, suffix: str, model_info: ModelInfo, *, offsets: bool = False
+) -> list[RenderedPrompt]:
+    """The prompts of a string, strings, token ids, or lists of token ids. With a suffix, the answer fills in
+    the text between prompt and suffix; an empty one counts as none. `offsets`: find where tokens begin."""
+    size = _count_characters(prompt) + len(suffix)
+    prompts = await run_on_text(size, _build_raw_prompts, prompt, suffix, model_info)
+    if not offsets:
+        return prompts
+    return await run_on_text(size, _add_offsets, prompts, prompt, model_info)
+
+
+def _add_offsets(prompts: list[RenderedPrompt], prompt: Any, model_info: ModelInfo) -> list[RenderedPrompt]:
+    """`prompts`, made of `prompt`, with the offsets of their tokens."""
+    given = [prompt] if isinstance(prompt, str) or type(prompt[0]) is int else prompt
+    find = (find_id_offsets, find_text_offsets)
+    return [
+        replace(made, offsets=find[isinstance(each, str)](model_info, made.text, made.ids))
+        for made, each in zip(prompts, given, strict=True)
+    ]
+
+
+def mark_branches(prompts: Sequence[RenderedPrompt]) -> list[RenderedPrompt]:
+    """`prompts` with boundaries where each differs from its neighbours in the list, as the answers to one
+    question do. They are before the token that predicts the first different one, which has its logprobs."""
+    shared = [0, *(count_shared_prefix(a.ids, b.ids) - 1 for a, b in pairwise(prompts)), 0]
+    return [
+        replace(prompt, boundaries=tuple(sorted({at for at in around if at > 0})))
+        for prompt, around in zip(prompts, pairwise(shared), strict=True)
+    ]
+
+
+def _count_characters(prompt: Any) -> int:
+    """The characters of a string, or of all strings of a list."""
+    parts = prompt if isinstance(prompt, list) else [prompt]
+    return sum(len(part) for part in parts if isinstance(part, str))
+
+
+def _build_raw_prompts(prompt: Any, suffix: str, model_info: ModelInfo) -> list[RenderedPrompt]:
+    if isinstance(prompt, list) and not prompt:
+        reject("prompt", "is empty; give at least one prompt")
+    if isinstance(prompt, str) or (isinstance(prompt, list) and type(prompt[0]) is int):
+        prompts = [("prompt", prompt)]
+    elif isinstance(prompt, list):
+        if len(prompt) > MAX_CHOICES:
+            reject("prompt", f"has {len(prompt)} prompts; at most {MAX_CHOICES} are allowed")
+        expected = str if isinstance(prompt[0], str) else list
+        prompts = [(f"prompt[{i}]", each) for i, each in enumerate(prompt)]
+        for param, each in prompts:
+            check_type(each, expected, param)
+    else:
+        reject_type("prompt", prompt, "a string or an array")
+    for param, each in prompts:
+        if isinstance(each, list) and set(map(type, each)) != {int}:
+            for i, token in enumerate(each):
+                check_type(token, int, f"{param}[{i}]")
+    if suffix:
+        return [_build_infill_prompt(model_info, each, param, suffix) for param, each in prompts]
+    return [build_raw_prompt(model_info, each, param) for param, each in prompts]
+
+
+def _build_infill_prompt(
+    model_info: ModelInfo, prompt: str | list[int], param: str, suffix: str
+) -> RenderedPrompt:
+    found = find_infill_format(model_info)
+    if found is None:
+        reason = f"the vocabulary of {model_info.name!r} has no tokens for filling in text; leave it out"
+        reject_unsupported("suffix", reason)
+    if not isinstance(prompt, str):
+        reject("suffix", "goes with a prompt that is text")
+    for name, text in ((param, prompt), ("suffix", suffix)):
+        check_text(text, name, get_image_markers(model_info))
+        check_length(model_info, text, name)
+    return RenderedPrompt(prompt, build_infill_ids(model_info, found, prompt, suffix))
+
+
+_ANCHOR = "\u263a"  # a character that no text begins with, so that a suffix is not at the start of a text
+
+
+@dataclass(frozen=True, slots=True)
+class InfillFormat:
+    """The tokens that mark the parts. `ends`: others that end an answer; the marks themselves do, too."""
+
+    prefix: str
+    suffix: str
+    middle: str
+    ends: tuple[str, ...] = ()
+    suffix_first: bool = False
+    has_implicit_space: bool = False  # the tokenizer puts a space in front of a text
+
+    @property
+    def marks(self) -> tuple[str, str, str]:
+        return self.prefix, self.suffix, self.middle
+
+
+FORMATS = {
+    "qwen2.5-coder, qwen3-coder, codegemma, granite 4": InfillFormat(
+        *("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ends=("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>"),
+    ),
+    "starcoder, granite-code, stable-code, smollm": InfillFormat(
+        *("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ends=("<fim_pad>", "<file_sep>", "<repo_name>", "<filename>", "<reponame>", "<|endoftext|>"),
+    ),
+    "santacoder": InfillFormat(
+        *("<fim-prefix>", "<fim-suffix>", "<fim-middle>"), ends=("<fim-pad>", "<|endoftext|>")
+    ),
+    "deepseek-coder": InfillFormat(
+        *("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>")
+    ),
+    "codellama": InfillFormat(
+        *("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"), ends=("\u2581<EOT>",), has_implicit_space=True
+    ),
+    "seed-coder": InfillFormat(
+        *("<[fim-prefix]>", "<[fim-suffix]>", "<[fim-middle]>"), ends=("<filename>",), suffix_first=True
+    ),
+}
+
+
+def find_infill_format(model: ModelInfo) -> InfillFormat | None:
+    """The format whose marks the model's vocabulary has."""
+    find = model.tokenizer.backend_tokenizer.token_to_id
+    return next((each for each in FORMATS.values() if None not in map(find, each.marks)), None)
+
+
+def find_infill_end_ids(model: ModelInfo) -> frozenset[int]:
+    """The tokens that end an answer which fills in a text, besides the model's own."""
+    found = find_infill_format(model)
+    return frozenset() if found is None else frozenset(_find_ids(model, (*found.marks, *found.ends)))
+
+
+def build_infill_ids(model: ModelInfo, found: InfillFormat, prefix: str, suffix: str) -> tuple[int, ...]:
+    """The token ids of a prompt after which the model writes what is between `prefix` and `suffix`."""
+    begin, hole, middle = _find_ids(model, found.marks)
+    first = (begin, *tokenize(model, prefix, add_special_tokens=False).ids)
+    second = (hole, *_tokenize_suffix(model, found, suffix))
+    parts = (*second, *first) if found.suffix_first else (*first, *second)
+    return (*_find_start_ids(model), *parts, middle)
+
+
+def _tokenize_suffix(model: ModelInfo, found: InfillFormat, suffix: str) -> tuple[int, ...]:
+    if found.has_implicit_space:
+        anchor = tokenize(model, _ANCHOR, add_special_tokens=False).ids
+        ids = tokenize(model, _ANCHOR + suffix, add_special_tokens=False).ids
+        if ids[: len(anchor)] == anchor:
+            return ids[len(anchor) :]
+    return tokenize(model, suffix, add_special_tokens=False).ids
+
+
+def _find_start_ids(model: ModelInfo) -> tuple[int, ...]:
+    """The token that the tokenizer puts in front of a text, if any."""
+    begin = model.tokenizer.bos_token_id
+    around = tokenize(model, "", add_special_tokens=True).ids
+    starts = around and (around[0] == begin or (begin is None and around[0] not in model.eos_ids))
+    return around[:1] if starts else ()
+
+
+def _find_ids(model: ModelInfo, tokens: Iterable[str]) -> list[int]:
+    """The ids of those tokens that the vocabulary has."""
+    find = model.tokenizer.backend_tokenizer.token_to_id
+    return [token for token in map(find, tokens) if token is not None]
