@@ -1,25 +1,30 @@
-"""Puts the contents of stored files in place of their ids in bodies of OpenAI's chats and responses.
+"""Puts the contents of stored files in place of their ids in bodies of chats, responses and messages.
 
     {"type": "file", "file": {"file_id": "file-..."}}      {"type": "input_file", "file_id": "file-..."}
+    {"type": "image" | "document", "source": {"type": "file", "file_id": "file_..."}}
 
-The contents become `file_data`, as if the client had sent them so. Parts of other shapes stay as they are,
-for the checks that follow.
+OpenAI's become `file_data`; Anthropic's images and PDFs base64, and text files texts: as if the client had
+sent them so. Parts of other shapes stay as they are, for the checks that follow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.api.anthropic.fields import EXTRA, IMAGE_TYPES
 from mlxrun.api.text.media.documents import PDF_START
 from mlxrun.core.errors import RequestError
-from mlxrun.core.field_errors import check_type, quote, reject, reject_unsupported
+from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, shorten
 
 Json = dict[str, Any]
 PDF = "application/pdf"
+_LISTS = ("content", "output")  # fields of messages, items and blocks that have parts
+_INDEX = re.compile(r"\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,52 +57,100 @@ async def read_content(file_id: Any, where: str, read_file: ReadFile, most: int)
         raise
 
 
-def has_file_parts(body: Any) -> bool:
-    """Whether a body names stored files."""
-    return any(True for _ in _find_parts(body))
+def find_file_parts(body: Any) -> list[tuple[str, Json]]:
+    """The path and the part of each file that a body names."""
+    fields = {name: body.get(name) for name in ("messages", "input")} if isinstance(body, dict) else {}
+    items = {
+        f"{name}[{i}]": item
+        for name, value in fields.items()
+        if isinstance(value, list)
+        for i, item in enumerate(value)
+    }
+    return [found for path, item in items.items() for found in _find_in(item, path)]
 
 
-async def inline_file_parts(body: Any, read_file: ReadFile, max_bytes: int) -> Any:
-    """`body` with the contents of its files, which together have at most `max_bytes`; `body` itself is not
-    changed. RequestError if one does not exist, or is no PDF."""
-    found = list(_find_parts(body))
-    if not found:
-        return body
-    body = {**body}
-    for name, i, field, j in found:
-        part = body[name][i][field][j]
-        in_chat = part["type"] == "file"
-        where = f"{name}[{i}].{field}[{j}]{'.file' if in_chat else ''}.file_id"
-        file = dict(part["file"] if in_chat else part)
-        file_id = file.pop("file_id")
-        for other in ("file_data", "file_url"):
-            if file.get(other) is not None:
-                reject(where, f"not together with {other}")
-        content = await read_content(file_id, where, read_file, max_bytes)
-        max_bytes -= len(content.data)
-        if content.plain_type != PDF:
-            reject_unsupported(where, f"the file is {quote(content.plain_type)}, and only {PDF} is read")
-        file["file_data"] = f"data:{PDF};base64,{base64.b64encode(content.data).decode()}"
-        new = {**part, "file": file} if in_chat else file
-        item = body[name][i]
-        parts = [*item[field][:j], new, *item[field][j + 1 :]]
-        body[name] = [*body[name][:i], {**item, field: parts}, *body[name][i + 1 :]]
-    return body
-
-
-def _find_parts(body: Any) -> Iterator[tuple[str, int, str, int]]:
-    """Where the parts with a file id are, in the messages of a chat or in the input of a response."""
-    for name in ("messages", "input"):
-        items = body.get(name) if isinstance(body, dict) else None
-        for i, item in enumerate(items if isinstance(items, list) else ()):
-            for field in ("content", "output"):
-                parts = item.get(field) if isinstance(item, dict) else None
-                for j, part in enumerate(parts if isinstance(parts, list) else ()):
-                    if _has_file_id(part):
-                        yield name, i, field, j
+def _find_in(item: Any, where: str) -> Iterator[tuple[str, Json]]:
+    """Those in a message, an item, or a block, of which tool results have parts too."""
+    for name in _LISTS:
+        parts = item.get(name) if isinstance(item, dict) else None
+        for i, part in enumerate(parts if isinstance(parts, list) else ()):
+            path = f"{where}.{name}[{i}]"
+            if _has_file_id(part):
+                yield path, part
+            else:
+                yield from _find_in(part, path)
 
 
 def _has_file_id(part: Any) -> bool:
     kind = part.get("type") if isinstance(part, dict) else None
+    if kind in ("image", "document"):
+        return isinstance(part.get("source"), dict) and part["source"].get("type") == "file"
     file = part.get("file") if kind == "file" else part if kind == "input_file" else None
     return isinstance(file, dict) and file.get("file_id") is not None
+
+
+async def inline_files(body: Any, read_file: ReadFile, max_bytes: int) -> Any:
+    """`body` with the contents of its files, which together have at most `max_bytes`; `body` itself is not
+    changed. RequestError if a file does not exist, or has no type that the part may have."""
+    found = find_file_parts(body)
+    if not found:
+        return body
+    replaced: dict[int, Json] = {}
+    for path, part in found:
+        if "source" in part:
+            where = _INDEX.sub(r".\1", f"{path}.source")
+            file, convert = part["source"], _convert_source
+        else:
+            where = f"{path}.file" if part["type"] == "file" else path
+            file, convert = part.get("file", part), _convert_file
+        content = await read_content(file.get("file_id"), f"{where}.file_id", read_file, max_bytes)
+        max_bytes -= len(content.data)
+        replaced[id(part)] = convert(part, content, where)
+    return {
+        name: _replace(value, replaced) if name in ("messages", "input") else value
+        for name, value in body.items()
+    }
+
+
+def _replace(value: Any, replaced: dict[int, Json]) -> Any:
+    """A copy of messages, items or parts, with those that are replaced."""
+    if isinstance(value, list):
+        return [replaced.get(id(item)) or _replace(item, replaced) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return value | {name: _replace(value[name], replaced) for name in _LISTS if name in value}
+
+
+def _convert_file(part: Json, content: FileContent, where: str) -> Json:
+    """A part of a chat or a response with the data of a PDF."""
+    file = {key: value for key, value in part.get("file", part).items() if key != "file_id"}
+    for other in ("file_data", "file_url"):
+        if file.get(other) is not None:
+            reject(f"{where}.file_id", f"not together with {other}")
+    if content.plain_type != PDF:
+        reject_unsupported(
+            f"{where}.file_id", f"the file is {quote(content.plain_type)}, and only {PDF} is read"
+        )
+    file["file_data"] = f"data:{PDF};base64,{base64.b64encode(content.data).decode()}"
+    return {**part, "file": file} if "file" in part else file
+
+
+def _convert_source(part: Json, content: FileContent, where: str) -> Json:
+    """A block of Anthropic's with an image, a PDF or a text."""
+    for key in part["source"]:
+        if key not in ("type", "file_id"):
+            reject(f"{where}.{shorten(key)}", EXTRA, code=UNKNOWN)
+    where = f"{where}.file_id"
+    media_type = content.plain_type
+    if part["type"] == "image" and media_type not in IMAGE_TYPES:
+        reject(where, f"the file is {quote(media_type)}, which is none of {', '.join(IMAGE_TYPES)}")
+    if part["type"] == "image" or media_type == PDF:
+        kind, data = "base64", base64.b64encode(content.data).decode()
+    elif not media_type.startswith("text/"):
+        reject_unsupported(where, f"the file is {quote(media_type)}, neither a PDF nor a text")
+    else:
+        try:
+            kind, media_type, data = "text", "text/plain", content.data.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            reject(where, f"the file is not UTF-8 at byte {error.start}")
+    return {**part, "source": {"type": kind, "media_type": media_type, "data": data}}

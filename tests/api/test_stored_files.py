@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.stored_files import FileContent, has_file_parts, inline_file_parts, read_content
+from mlxrun.api.stored_files import FileContent, find_file_parts, inline_files, read_content
 from mlxrun.core.errors import BodyTooLarge, NotFound, RequestError
 from tests.helpers.pdf_files import make_pdf, pdf_url
 
@@ -31,7 +31,7 @@ def read_file(name: str, most: int) -> FileContent:
 
 def inline(body: Any, most: int = 10**6) -> Any:
     before = copy.deepcopy(body)
-    found = asyncio.run(inline_file_parts(body, read_file, most))
+    found = asyncio.run(inline_files(body, read_file, most))
     assert body == before, "the body of the client is not changed"
     return found
 
@@ -66,7 +66,7 @@ def test_as_if_sent_inline() -> None:
     ],
 )
 def test_bodies_without_ids(body: Any) -> None:
-    assert not has_file_parts(body) and inline(body) is body
+    assert not find_file_parts(body) and inline(body) is body
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_refused_by_path(file: Any, message: str) -> None:
         (chat({"file_data": "x"}, file), "messages[1].content[2].file.file_id"),
         (response({"file_data": "x"}, file, field="output"), "input[0].output[1].file_id"),
     ):
-        assert has_file_parts(body)
+        assert find_file_parts(body)
         with pytest.raises(RequestError) as caught:
             inline(body)
         assert str(caught.value).startswith(f"{path}: {message}") and caught.value.param == path

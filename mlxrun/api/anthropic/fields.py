@@ -83,10 +83,9 @@ REFUSED_BLOCKS = {
     "mcp_tool_result": "there is no MCP connector",
     "compaction": "conversations are not compacted",
 }
+IMAGE_TYPES = ["image/jpeg", "image/png", "image/gif", "image/webp"]
 SOURCES: dict[str, Schema] = {
-    "base64": object_of(
-        {"media_type": {"enum": ["image/jpeg", "image/png", "image/gif", "image/webp"]}, "data": STRING}
-    ),
+    "base64": object_of({"media_type": {"enum": IMAGE_TYPES}, "data": STRING}),
     "url": object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
 }
 VIDEOS: dict[str, Schema] = {

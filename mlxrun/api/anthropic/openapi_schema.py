@@ -21,11 +21,10 @@ from mlxrun.api.anthropic.fields import (
     TOOL_CHOICES,
     VIDEOS,
 )
-from mlxrun.api.anthropic.file_sources import FILE_SOURCE
 from mlxrun.api.anthropic.typed_tools import TYPED_KINDS
-from mlxrun.api.body_schema import OBJECT, TOOLS, BodySchema, Schema
+from mlxrun.api.body_schema import OBJECT, STRING, TOOLS, BodySchema, Schema, object_of
 
-_FILES = {"file": FILE_SOURCE}  # replaced by what is in the file before a body is checked
+_FILES = {"file": object_of({"file_id": STRING})}  # replaced by what is in the file before a body is checked
 
 
 def build_schema(body: BodySchema) -> Schema:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.api.anthropic import request as messages
-from mlxrun.api.anthropic.file_sources import inline_files
 from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai import request as chats
@@ -23,7 +22,7 @@ from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses import request as responses
 from mlxrun.api.responses.stream import ResponseWriter, build_response
-from mlxrun.api.stored_files import ReadFile, inline_file_parts
+from mlxrun.api.stored_files import ReadFile, inline_files
 from mlxrun.core.field_errors import reject_unsupported
 from mlxrun.jobs.lines.job_file import MAX_LINE, MESSAGE, POOLED, RESPONSE, JobLine
 from mlxrun.jobs.records.output_records import CREATED, BatchStamp, make_request_id
@@ -65,8 +64,7 @@ async def prepare_line(
     `read_file`: reads the files that its body may name, None if it may name none; `stamp`: of its batch."""
     body = line.body
     if read_file is not None:
-        inline = inline_files if line.url == MESSAGE else inline_file_parts
-        body = await inline(body, read_file, MAX_LINE)
+        body = await inline_files(body, read_file, MAX_LINE)
     if line.url == MESSAGE:
         # A line has no headers, so it may use what clients switch on by one.
         message = await messages.prepare_message(body, context, interleaved=True)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.stored_files import ReadFile, has_file_parts, inline_file_parts
+from mlxrun.api.stored_files import find_file_parts, inline_files
 from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote
 from mlxrun.server.batches.batch import Batch
@@ -46,16 +45,11 @@ def _is_own(batch: Batch, key: str, is_message_batch: bool) -> bool:
     return batch.is_message_batch == is_message_batch and may_access(key, batch.owner)
 
 
-async def read_body_with_files(
-    request: web.Request,
-    has_files: Callable[[Any], bool] = has_file_parts,
-    inline: Callable[[Any, ReadFile, int], Awaitable[Any]] = inline_file_parts,
-) -> Any:
-    """The JSON body, with the contents of the files that it names in place of their ids. `has_files`: whether
-    it names any; `inline`: puts them there; both are those of OpenAI's APIs unless given. Without a storage
+async def read_body_with_files(request: web.Request) -> Any:
+    """The JSON body, with the contents of the files that it names in place of their ids. Without a storage
     the body stays as it is, for the checks that follow."""
     body = await read_json(request)
-    if BATCH_QUEUE not in request.app or not has_files(body):
+    if BATCH_QUEUE not in request.app or not find_file_parts(body):
         return body
     queue = await get_open_queue(request)
-    return await inline(body, queue.storage.make_reader(key_name(request)), get_max_body_bytes(request.app))
+    return await inline_files(body, queue.storage.make_reader(key_name(request)), get_max_body_bytes(request.app))

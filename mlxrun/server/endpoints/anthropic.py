@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
-from typing import Any
 
 from aiohttp import web
 
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES
-from mlxrun.api.anthropic.file_sources import find_file_sources, inline_files
 from mlxrun.api.anthropic.openapi_schema import build_schema
 from mlxrun.api.anthropic.request import count_tokens, prepare_message
 from mlxrun.api.anthropic.response import build_error, get_error_status
@@ -33,13 +31,9 @@ NAME = "anthropic"
 ID_HEADER = "request-id"  # Anthropic's clients read this one
 
 
-async def _read_body(request: web.Request) -> Any:
-    return await read_body_with_files(request, lambda body: bool(find_file_sources(body)), inline_files)
-
-
 async def create_message(request: web.Request) -> web.StreamResponse:
     """Answer a conversation: with one message, or with a stream of events."""
-    body = await _read_body(request)
+    body = await read_body_with_files(request)
     betas = ",".join(request.headers.getall("anthropic-beta", ()))
     message = await prepare_message(
         body, request.app[ENGINE].context, interleaved="interleaved-thinking" in betas
@@ -73,7 +67,7 @@ async def _stream(request: web.Request, live: LiveRequest, writer: MessageWriter
 
 async def count_message_tokens(request: web.Request) -> web.StreamResponse:
     """Count the tokens of a conversation."""
-    body = await _read_body(request)
+    body = await read_body_with_files(request)
     return json_response(await count_tokens(body, request.app[ENGINE].context))
 
 

@@ -15,7 +15,6 @@ from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.api.stored_files import has_file_parts, inline_file_parts
 from mlxrun.api.text.model_info import choose_adapter, list_names, name_model
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import reject

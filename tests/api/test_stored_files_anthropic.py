@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.anthropic.file_sources import find_file_sources, inline_files
-from mlxrun.api.stored_files import FileContent
+from mlxrun.api.stored_files import FileContent, find_file_parts, inline_files
 from mlxrun.core.errors import BodyTooLarge, NotFound, RequestError
 from tests.helpers.anthropic_api import IMAGE, RED, USER, body, make, user
 
@@ -65,7 +64,7 @@ def test_the_same_as_sent_inline() -> None:
     assert blocks[1] == {"type": "document", "source": text("na\u00efve"), "title": "T"}
     assert blocks[2]["source"] == text("# title")
     assert blocks[3]["source"] == {"type": "base64", "media_type": "application/pdf", "data": "JVBERg=="}
-    assert find_file_sources(found) == []
+    assert find_file_parts(found) == []
 
 
 def test_the_prompt_is_that_of_the_text() -> None:
@@ -87,7 +86,7 @@ def test_the_prompt_is_that_of_the_text() -> None:
 )
 def test_bodies_without_files(given: Any) -> None:
     """They are returned as they are, whatever they are."""
-    assert find_file_sources(given) == []
+    assert find_file_parts(given) == []
     assert inline(given) is given
 
 
