@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.media.media_kinds import IMAGE, PDF, VIDEO, Medium
+from mlxrun.api.text.media.media_sources import MediaSources
 from mlxrun.core.errors import MediaError
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import find_local_images, is_local_path
 
 _FIELDS = ("messages", "input")
-_IMAGE, _PDF, _VIDEO = ("image/...", "image/png"), ("application/pdf",) * 2, ("video/...", "video/mp4")
+_IMAGE, _PDF, _VIDEO = (IMAGE, "image/png"), (PDF, "application/pdf"), (VIDEO, "video/mp4")
 _KEYS = {  # of dicts that name a file, in the places that `find_local_images` knows
     "image_url": _IMAGE,
     "video_url": _VIDEO,
@@ -26,17 +27,17 @@ _KEYS = {  # of dicts that name a file, in the places that `find_local_images` k
 }
 
 
-def inline_media(line: JobLine, loader: MediaLoader) -> JobLine:
+def inline_media(line: JobLine, sources: MediaSources) -> JobLine:
     """The line with data URLs in place of paths; the same line if it has none. Blocks while files are
     read."""
     if not any(True for name in _FIELDS for _ in find_local_images(line.body.get(name))):
         return line
 
-    def read(url: str, kind: tuple[str, str]) -> str:
+    def read(url: str, kind: tuple[Medium, str]) -> str:
         if not is_local_path(url):
             return url
         try:
-            data = loader.read_local(url, kind[0])
+            data = sources.read_local(url, kind[0])
         except MediaError:
             return url
         return f"data:{kind[1]};base64,{base64.b64encode(data).decode()}"
@@ -45,7 +46,7 @@ def inline_media(line: JobLine, loader: MediaLoader) -> JobLine:
     return replace(line, body=body)
 
 
-def _replace(value: Any, read: Callable[[str, tuple[str, str]], str]) -> Any:
+def _replace(value: Any, read: Callable[[str, tuple[Medium, str]], str]) -> Any:
     """A copy of messages or items in which the media are those that `read` returns."""
     if isinstance(value, list):
         return [_replace(item, read) for item in value]

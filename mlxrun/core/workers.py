@@ -139,7 +139,7 @@ LONG_TEXTS = Lane("long-texts", max(1, min(4, _CPUS // 2)))
 HUGE_TEXTS = Lane("huge-texts", max(1, min(4, _CPUS // 4)))
 IMAGES = Lane("images", max(1, min(8, _CPUS // 2)))
 PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see pdf_process.py
-VIDEOS = Lane("videos", 2)  # of which each may take 4 GB, see video_process.py
+VIDEOS = Lane("videos", 2)  # of which each may take 4 GB, see api/text/media/videos.py
 
 
 async def run_on_text(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.api.text.media.documents import BASE64_PDF
+from mlxrun.api.text.media.media_kinds import BASE64_PDF
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")  # types of parts that have a text
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.media.media_sources import MediaSources
 from mlxrun.cluster.line_media import inline_media
 from mlxrun.config.settings import MediaSettings
 from mlxrun.jobs.lines.job_file import JobLine
@@ -28,14 +28,14 @@ PARTS: list[dict[str, Any]] = [
 
 
 @pytest.fixture
-def loader(tmp_path: Path) -> MediaLoader:
+def sources(tmp_path: Path) -> MediaSources:
     """Of a folder whose files have their names as their content."""
     folder = tmp_path / "job"
     folder.mkdir()
     for name in PATHS:
         (folder / name).write_text(name)
     (tmp_path / "outside.png").write_text("secret")
-    return MediaLoader(MediaSettings(max_bytes=50), folder)
+    return MediaSources(MediaSettings(max_bytes=50), folder)
 
 
 def read_data(url: str) -> str:
@@ -50,10 +50,10 @@ def read_data(url: str) -> str:
         {"input": [{"type": "function_call_output", "output": PARTS}]},
     ],
 )
-def test_paths_become_data(body: dict[str, Any], loader: MediaLoader) -> None:
+def test_paths_become_data(body: dict[str, Any], sources: MediaSources) -> None:
     """In every place that can have one; all else stays, and the line that is given does not change."""
     before = copy.deepcopy(body)
-    sent = inline_media(JobLine(1, "a", "/v1/chat/completions", body), loader)
+    sent = inline_media(JobLine(1, "a", "/v1/chat/completions", body), sources)
     assert body == before and not list(find_local_images([sent.body]))
     turn = (sent.body.get("messages") or sent.body["input"])[0]
     parts = turn.get("content") or turn["output"]
@@ -65,15 +65,15 @@ def test_paths_become_data(body: dict[str, Any], loader: MediaLoader) -> None:
     assert all(each.startswith("data:application/pdf;") and read_data(each) == "c.pdf" for each in files)
 
 
-def test_what_may_not_be_read_stays_a_path(loader: MediaLoader, tmp_path: Path) -> None:
+def test_what_may_not_be_read_stays_a_path(sources: MediaSources, tmp_path: Path) -> None:
     (tmp_path / "job" / "large.png").write_bytes(bytes(100))
     urls = ("none.png", "../outside.png", str(tmp_path / "outside.png"), "large.png", "https://x/y.png")
     content = [{"type": "image_url", "image_url": {"url": url}} for url in (*urls, "a.png")]
     line = JobLine(1, "a", "/v1/chat/completions", {"messages": [{"role": "user", "content": content}]})
-    found = [part["image_url"]["url"] for part in inline_media(line, loader).body["messages"][0]["content"]]
+    found = [part["image_url"]["url"] for part in inline_media(line, sources).body["messages"][0]["content"]]
     assert tuple(found[:-1]) == urls and read_data(found[-1]) == "a.png"
 
 
-def test_lines_without_paths_are_not_copied(loader: MediaLoader) -> None:
+def test_lines_without_paths_are_not_copied(sources: MediaSources) -> None:
     line = JobLine(1, "a", "/v1/completions", {"prompt": "a.png"})
-    assert inline_media(line, loader) is line
+    assert inline_media(line, sources) is line

@@ -6,7 +6,7 @@ import base64
 import zlib
 from collections.abc import Sequence
 
-from mlxrun.api.text.media.documents import Document
+from mlxrun.api.text.media.images import Document
 from mlxrun.api.text.media.pdf_process import draw_pages, measure_pages
 
 COLOURS = {"red": b"1 0 0", "green": b"0 1 0", "blue": b"0 0 1", "white": b"1 1 1"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.text.media import images as images_module
-from mlxrun.api.text.media.image_memory import get_image_memory
+from mlxrun.api.text.media.images import get_image_memory
 from mlxrun.api.text.tokens import tokens
 from mlxrun.api.text.tokens.tokens import PromptTokens, tokenize
 from mlxrun.config.settings import Config, MediaSettings

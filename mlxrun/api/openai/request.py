@@ -36,8 +36,8 @@ from mlxrun.api.structured.response_format import build_response_grammar, reject
 from mlxrun.api.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
 from mlxrun.api.text.ignored_fields import log_ignored
-from mlxrun.api.text.media.media_support import check_model_takes, check_template_renders
-from mlxrun.api.text.messages import ImageRef, Message, normalize_messages
+from mlxrun.api.text.media.media_kinds import MediaRef, check_model_takes
+from mlxrun.api.text.messages import Message, normalize_messages
 from mlxrun.api.text.model_info import choose_adapter, name_model
 from mlxrun.api.text.prompt import PromptOptions, RenderedPrompt, build_chat_prompt, check_text
 from mlxrun.api.text.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
@@ -264,7 +264,7 @@ async def prepare_chat_prompt(
 
 def _read_chat(
     given: Mapping[str, Any], context: ApiContext
-) -> tuple[list[Message], tuple[ImageRef, ...], dict[str, Any], int]:
+) -> tuple[list[Message], tuple[MediaRef, ...], dict[str, Any], int]:
     """Messages, images and template variables, checked; and the number of characters of all of them."""
     configured, model_info = context.config.model.chat_template_args, context.model_info
     strict = context.config.server.strict_fields
@@ -275,8 +275,8 @@ def _read_chat(
     variables = select_template_variables(model_info, variables, "chat_template_kwargs", strict=strict)
     warn_unused_variables(model_info, configured)
     check_model_takes(chat.images, model_info)
-    check_template_renders(chat.images, model_info)
     markers = get_image_markers(model_info)
+    markers.check_rendered(chat.images)
     fields = ("messages", "tools", "reasoning_effort", "chat_template_kwargs")
     size = sum(check_text(given.get(name), name, markers) for name in fields)
     return chat.messages, chat.images, {**configured, **variables}, size

@@ -15,6 +15,7 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from mlxrun.api.text.ignored_fields import log_ignored, select_known
+from mlxrun.api.text.media.media_kinds import IMAGE, MEDIA, PDF, MediaRef, Medium
 from mlxrun.core.field_errors import (
     check_type,
     get_json_type,
@@ -38,7 +39,7 @@ _FIELDS = {
     "tool": ("role", "content", "name", "tool_call_id"),
 }
 _UNREAD_CONTENT = ("audio", "function_call")  # accepted while it is empty
-_PARTS = ("text", "image_url", "video_url", "file")
+_PARTS = ("text", *(medium.part for medium in MEDIA))
 _UNSUPPORTED_PARTS = ("input_audio", "audio_url", "image_file")
 
 
@@ -53,29 +54,11 @@ class MessageSupport:
 
 
 @dataclass(frozen=True, slots=True)
-class ImageRef:
-    """An image of a message: its URL, and the path of the field that holds it."""
-
-    url: str
-    param: str
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentRef(ImageRef):
-    """A PDF in the place of an image; documents.py puts its pages there."""
-
-
-@dataclass(frozen=True, slots=True)
-class VideoRef(ImageRef):
-    """A video of a message."""
-
-
-@dataclass(frozen=True, slots=True)
 class Chat:
     """Messages in the shape of chat templates, and the images, PDFs and videos of their parts in order."""
 
     messages: list[Message]
-    images: tuple[ImageRef, ...] = ()
+    images: tuple[MediaRef, ...] = ()
 
 
 def normalize_messages(
@@ -154,7 +137,7 @@ class _MessageReader:
 
     support: MessageSupport
     strict: bool
-    images: list[ImageRef] = field(default_factory=list)
+    images: list[MediaRef] = field(default_factory=list)
 
     def read(self, value: Any, param: str) -> Message:
         check_type(value, dict, param)
@@ -261,29 +244,24 @@ class _MessageReader:
             return {"type": "text", "text": check_type(part.get("text"), str, f"{param}.text")}
         if role not in _IMAGE_ROLES:
             reject(f"{param}.type", "images, videos and files go into messages of the user and of tools only")
-        read = {"image_url": self._read_image, "video_url": self._read_video, "file": self._read_file}
-        self.images.append(read[part_type](part.get(part_type), f"{param}.{part_type}"))
-        return {"type": "video" if part_type == "video_url" else "image"}
+        medium = next(each for each in MEDIA if each.part == part_type)
+        self.images.append(self._read_medium(part.get(part_type), f"{param}.{part_type}", medium))
+        return {"type": medium.plural.removesuffix("s")}
 
-    def _read_image(self, value: Any, param: str) -> ImageRef:
+    def _read_medium(self, value: Any, param: str, medium: Medium) -> MediaRef:
         check_type(value, dict, param)
-        known = ("url",) if value.get("detail") not in (None, "auto", "high") else ("url", "detail")
-        if self.strict and "detail" not in known:
-            # The model's processor decides the resolution, so a request for less cannot be honoured.
-            reject_unsupported(f"{param}.detail", "images always have full detail; use 'auto' or 'high'")
-        self._select(value, known, param)
-        return ImageRef(check_type(value.get("url"), str, f"{param}.url"), f"{param}.url")
-
-    def _read_video(self, value: Any, param: str) -> VideoRef:
-        self._select(check_type(value, dict, param), ("url",), param)
-        return VideoRef(check_type(value.get("url"), str, f"{param}.url"), f"{param}.url")
-
-    def _read_file(self, value: Any, param: str) -> DocumentRef:
-        check_type(value, dict, param)
-        known = self._select(value, ("file_data", "file_id", "filename"), param)
+        name, *others = medium.fields
+        if medium is IMAGE and value.get("detail") not in (None, "auto", "high"):
+            if self.strict:
+                # The model's processor decides the resolution, so a request for less cannot be honoured.
+                reject_unsupported(f"{param}.detail", "images always have full detail; use 'auto' or 'high'")
+            others.remove("detail")
+        known = self._select(value, (name, *others), param)
         if known.get("file_id") is not None:
             reject_unsupported(f"{param}.file_id", "stored files are not read here; send file_data")
-        return DocumentRef(get_required(known, "file_data", str, param), f"{param}.file_data")
+        if medium is PDF:
+            return MediaRef(get_required(known, name, str, param), f"{param}.{name}", medium)
+        return MediaRef(check_type(value.get(name), str, f"{param}.{name}"), f"{param}.{name}", medium)
 
 
 def _read_role(message: Message, param: str) -> str:

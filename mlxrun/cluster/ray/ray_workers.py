@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.api.text.media.media_sources import MediaSources
 from mlxrun.cluster.line_media import inline_media
 from mlxrun.cluster.line_worker import LINGER
 from mlxrun.cluster.messages import SentLine, WorkerDied, WorkerFacts, WorkerReport
@@ -33,7 +33,7 @@ class RayWorker:
 
     def __init__(self, crew: RayCrew, spec: WorkerSpec, placement: Placement) -> None:
         self._remote = RayActor(crew, LineActor, spec, placement)
-        self._media: MediaLoader | None = MediaLoader(spec.config.media, spec.job.parent)
+        self._media: MediaSources | None = MediaSources(spec.config.media, spec.job.parent)
 
     async def describe(self) -> WorkerFacts:
         """What the worker is. WorkerRefused if it must not be used."""
@@ -70,7 +70,7 @@ class RayWorker:
         return await self._remote.call(getattr(self._remote.actor, method).remote(*arguments))
 
 
-def _inline_media(lines: Sequence[SentLine], media: MediaLoader) -> list[SentLine]:
+def _inline_media(lines: Sequence[SentLine], media: MediaSources) -> list[SentLine]:
     return [replace(sent, line=inline_media(sent.line, media)) for sent in lines]
 
 

@@ -88,10 +88,10 @@ class Thumbnails:
 
     def __init__(self, folder: Path, media: Mapping[str, Any], *, full: bool = False) -> None:
         """`media`: the section of the run's config. The images may be wherever they could be for the run."""
-        from mlxrun.api.text.media.images import MediaLoader
+        from mlxrun.api.text.media.media_sources import MediaSources
 
         known = {key: media[key] for key in ("roots", "max_bytes", "max_pixels") if key in media}
-        self._loader = MediaLoader(MediaSettings(**known), folder)
+        self._sources = MediaSources(MediaSettings(**known), folder)
         self._max_pixels = MediaSettings(**known).max_pixels
         self._side = FULL_SIDE if full else SIDE
         self._made: dict[bytes, tuple[str, str]] = {}
@@ -114,7 +114,7 @@ class Thumbnails:
 
         if self._bytes >= MAX_BYTES:
             raise MediaError(f"the images of this report have more than {MAX_BYTES // 10**6} MB")
-        data = self._loader.read_local(source)
+        data = self._sources.read_local(source)
         header = read_header(data, self._max_pixels)
         image = decode_image(data, max(1, min(header.width, header.height) // (4 * self._side)))
         image.thumbnail((self._side, self._side))

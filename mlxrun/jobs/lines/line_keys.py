@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlxrun.api.text.media.documents import BASE64_PDF
+from mlxrun.api.text.media.media_kinds import BASE64_PDF
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config, MediaSettings
 from mlxrun.jobs.lines.job_file import JobLine

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.text.messages import DocumentRef, ImageRef, MessageSupport, normalize_messages
+from mlxrun.api.text.media.media_kinds import PDF, MediaRef
+from mlxrun.api.text.messages import MessageSupport, normalize_messages
 from mlxrun.core.errors import RequestError
 from tests.helpers.examples import count_examples
 
@@ -82,9 +83,9 @@ def test_only_plain_strings_of_one_role_merge() -> None:
 def test_images_keep_the_senders_order() -> None:
     chat = normalize_messages([user([image("a"), text("x"), image("b")]), user([image("c")])])
     assert chat.images == (
-        ImageRef("a", "messages[0].content[0].image_url.url"),
-        ImageRef("b", "messages[0].content[2].image_url.url"),
-        ImageRef("c", "messages[1].content[0].image_url.url"),
+        MediaRef("a", "messages[0].content[0].image_url.url"),
+        MediaRef("b", "messages[0].content[2].image_url.url"),
+        MediaRef("c", "messages[1].content[0].image_url.url"),
     )
     assert [part["type"] for part in chat.messages[0]["content"]] == ["image", "text", "image"]
 
@@ -300,7 +301,7 @@ def test_images_of_results_stay_where_the_template_renders_them() -> None:
     sent = [ANSWER, {**RESULT, "content": [text("one"), image("a")]}, user("and?")]
     chat = normalize_messages(sent, MessageSupport(tool_images=True))
     assert [each["content"] for each in chat.messages] == ["x", [text("one"), IMAGE], "and?"]
-    assert chat.images == (ImageRef("a", "messages[1].content[1].image_url.url"),)
+    assert chat.images == (MediaRef("a", "messages[1].content[1].image_url.url"),)
 
 
 def test_late_system_messages_stay_where_the_template_renders_them() -> None:
@@ -372,9 +373,9 @@ def test_files_take_the_place_of_images() -> None:
     assert found.messages[0]["content"] == [text("a"), {"type": "image"}, {"type": "image"}]
     assert found.messages[2]["content"] == [{"type": "image"}]
     assert found.images == (
-        DocumentRef("a.pdf", "messages[0].content[1].file.file_data"),
-        ImageRef(URL, "messages[0].content[2].image_url.url"),
-        DocumentRef("b.pdf", "messages[1].content[0].file.file_data"),
+        MediaRef("a.pdf", "messages[0].content[1].file.file_data", PDF),
+        MediaRef(URL, "messages[0].content[2].image_url.url"),
+        MediaRef("b.pdf", "messages[1].content[0].file.file_data", PDF),
     )
     with pytest.raises(RequestError, match=r"messages\[0\].content\[0\].file.pages"):
         normalize_messages([user([file(pages=3)])], strict=True)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 
 from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.api.text.messages import ImageRef
+from mlxrun.api.text.media.media_kinds import MediaRef
 from mlxrun.config.settings import MediaSettings, ModelSettings
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.model.doctor import report_model
@@ -53,7 +53,7 @@ def test_a_checkpoint_without_its_tower_is_a_text_model(
 
 async def test_it_takes_no_images(towerless: Path) -> None:
     """A 400 that names the image."""
-    images = [ImageRef("data:image/png;base64,AAAA", "messages[0].content[0]")]
+    images = [MediaRef("data:image/png;base64,AAAA", "messages[0].content[0]")]
     with pytest.raises(
         RequestError, match=r"messages\[0\]\.content\[0\]: the model .* does not accept images"
     ):

@@ -1,15 +1,100 @@
-"""Videos in the messages of a request: which of their frames are read, and reading them."""
+"""Videos in the messages of a request: which of their frames are read, and reading them.
+
+They are read in a process of its own (media_process.py), with the FFmpeg inside OpenCV. Only containers that
+hold their own data are read: a playlist could name other files and addresses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import io
+import math
+import os
+import struct
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
 
 from mlxrun.api.text.media.image_decoding import KEPT_BYTES
-from mlxrun.api.text.media.video_process import PIXEL_BYTES, measure_video, read_frames, reduce_size
+from mlxrun.api.text.media.media_process import (
+    ChildLimits,
+    limit_resources,
+    read_exactly,
+    read_size,
+    start_reader,
+    write_error,
+    write_size,
+)
 from mlxrun.config.media_settings import MediaSettings
 from mlxrun.config.video_sampling import Video, VideoSampling
 from mlxrun.core.errors import MediaError
+
+SECONDS = 120  # of processor time
+MEMORY = 4_000_000_000  # bytes of address space
+PIXEL_BYTES = 3  # of a frame
+FORMATS = "MP4, MOV, WebM, MKV, AVI"
+_THREADS = 2
+# FFmpeg looks at the data itself, and would take some for a description of streams on the network.
+_CONTAINERS_ONLY = "format_whitelist;mov,matroska,webm,avi|protocol_whitelist;none"
+_COUNT = struct.Struct("<Qd")  # frames, and frames of a second
+_UNREADABLE = f"not a readable video ({FORMATS}), or a damaged one"
+
+
+@dataclass(frozen=True, slots=True)
+class VideoHeader:
+    """Of a video that is not decoded yet. `total`: frames; `fps`: frames of a second."""
+
+    width: int
+    height: int
+    total: int
+    fps: float
+
+
+def measure_video(data: bytes, max_seconds: float, max_pixels: int) -> VideoHeader:
+    """The header of a video. Raises MediaError if it is broken, or longer or larger than that; Abandoned if
+    nobody waits any more."""
+    with _start(data, "measure", str(max_seconds), str(max_pixels)) as output:
+        width, height = _read_first_size(output)
+        return VideoHeader(width, height, *_COUNT.unpack(read_exactly(output, _COUNT.size)))
+
+
+def read_frames(data: bytes, indices: Sequence[int], max_pixels: int) -> np.ndarray[Any, Any]:
+    """The frames with these ascending indices in RGB, uint8 [frames, height, width, 3], reduced to
+    `max_pixels` each; fewer if the video ends before. Raises as `measure_video` does."""
+    chosen = ",".join(map(str, indices))
+    with _start(data, "read", chosen, str(max_pixels)) as output:
+        width, height = _read_first_size(output)
+        frames = np.empty((len(indices), height, width, PIXEL_BYTES), np.uint8)
+        count = 0
+        while count < len(frames) and (size := output.readinto(memoryview(frames[count]).cast("B"))):  # type: ignore[attr-defined]
+            if size < frames[count].nbytes:
+                raise EOFError
+            count += 1
+    return frames[:count]
+
+
+def reduce_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
+    """The size of a frame that has at most so many pixels."""
+    scale = math.sqrt(max_pixels / (width * height))
+    if scale >= 1:
+        return width, height
+    return max(1, math.floor(width * scale)), max(1, math.floor(height * scale))
+
+
+def _start(data: bytes, *arguments: str) -> AbstractContextManager[IO[bytes]]:
+    limits = ChildLimits(SECONDS, MEMORY)
+    return start_reader("mlxrun.api.text.media.videos", list(arguments), data, limits, "video")
+
+
+def _read_first_size(output: IO[bytes]) -> tuple[int, int]:
+    size = read_size(output)
+    if size is None:
+        raise EOFError
+    return size
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +143,88 @@ def read_video(data: bytes, chosen: ChosenFrames, settings: MediaSettings) -> Vi
     frames = read_frames(data, chosen.indices, settings.video_max_pixels)
     indices = tuple(chosen.indices[: len(frames)])
     return Video(frames.transpose(0, 3, 1, 2), indices, chosen.total, chosen.fps)
+
+
+# The child.
+
+
+def main(source: IO[bytes], target: IO[bytes], task: str, first: str, max_pixels: int) -> None:
+    """Reads a video. The task `measure` writes its size and how many frames it has, if it is not longer than
+    `first` seconds; `read` writes the size and the pixels of the frames that `first` lists."""
+    data = source.read()
+    try:
+        with _open(data) as video:
+            if task == "measure":
+                _measure(video, target, float(first), max_pixels)
+            else:
+                _read(video, target, [int(index) for index in first.split(",")], max_pixels)
+    except MediaError as error:
+        write_error(target, error)
+    target.flush()
+
+
+@contextlib.contextmanager
+def _open(data: bytes) -> Iterator[Any]:
+    is_known = (
+        data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4], data[8:12]) == (b"RIFF", b"AVI ")
+    )
+    if not is_known:
+        raise MediaError(_UNREADABLE)
+    os.environ["OPENCV_FFMPEG_CAPTURE_OPTIONS"] = _CONTAINERS_ONLY
+    try:
+        import cv2
+    except ImportError as error:
+        hint = "install opencv-python-headless, which needs no graphics libraries"
+        raise MediaError(f"videos need OpenCV, which cannot be imported: {error}; {hint}") from error
+    cv2.setNumThreads(_THREADS)
+    video = cv2.VideoCapture(io.BytesIO(data), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, _THREADS])
+    if not video.isOpened():
+        raise MediaError(_UNREADABLE)
+    yield video
+
+
+def _measure(video: Any, target: IO[bytes], max_seconds: float, max_pixels: int) -> None:
+    import cv2
+
+    width, height = (int(video.get(key)) for key in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT))
+    if width * height > max_pixels:
+        raise MediaError(f"a frame has {width} x {height} pixels, more than media.max_pixels ({max_pixels})")
+    fps = float(video.get(cv2.CAP_PROP_FPS))
+    fps = fps if 0 < fps < math.inf else 1.0
+    most = max_seconds * fps
+    total = int(video.get(cv2.CAP_PROP_FRAME_COUNT))
+    if total <= 0:  # a recording that was never closed does not say it
+        total = 0
+        while total <= most and video.grab():
+            total += 1
+    if total > most:
+        raise MediaError(f"the video is longer than media.video_max_seconds ({max_seconds:g})")
+    if not total or not width or not height:
+        raise MediaError(_UNREADABLE)
+    write_size(target, (width, height))
+    target.write(_COUNT.pack(total, fps))
+
+
+def _read(video: Any, target: IO[bytes], indices: Sequence[int], max_pixels: int) -> None:
+    import cv2
+
+    at, size = -1, None
+    for index in indices:
+        while at < index and video.grab():
+            at += 1
+        frame = video.retrieve()[1] if at == index else None
+        if frame is None:
+            break
+        if size is None:
+            size = reduce_size(frame.shape[1], frame.shape[0], max_pixels)
+            write_size(target, size)
+        if frame.shape[1::-1] != size:
+            frame = cv2.resize(frame, size, interpolation=cv2.INTER_AREA)
+        target.write(np.ascontiguousarray(frame[..., ::-1]).data)
+    if size is None:
+        raise MediaError("no frame of the video can be decoded")
+
+
+if __name__ == "__main__":
+    limit_resources(int(sys.argv[1]), int(sys.argv[2]))
+    main(sys.stdin.buffer, sys.stdout.buffer, sys.argv[3], sys.argv[4], int(sys.argv[5]))

@@ -20,6 +20,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.api.text.media.media_kinds import VIDEO, MediaRef
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template_limits import LimitedEnvironment, limit_chat_templates
@@ -226,6 +227,13 @@ class ImageMarkers:
     def find_reserved_token(self, text: str) -> str | None:
         """The first reserved token that `text` contains."""
         return next((token for token in self.reserved if token in text), None)
+
+    def check_rendered(self, refs: Sequence[MediaRef]) -> None:
+        """RequestError for the first image, PDF or video that the chat template leaves out of prompts."""
+        for ref in refs:
+            if not (self.videos if ref.medium is VIDEO else self.images):
+                name = ref.medium.plural
+                reject_unsupported(ref.param, f"the model's chat template does not render {name}")
 
     def check(self, ids: Sequence[int], images: int, videos: int = 0) -> None:
         """Refuses a rendered prompt that does not mark exactly `images` images and `videos` videos."""

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlxrun.api.text.media.image_memory import get_image_memory
-from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.api.text.messages import ImageRef
+from mlxrun.api.text.media.images import MediaLoader, get_image_memory
+from mlxrun.api.text.media.media_kinds import MediaRef
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError, RequestError
 from mlxrun.core.request import ProcessedPrompt
@@ -41,7 +40,7 @@ def data_url(data: bytes, kind: str = "image/png") -> str:
 
 
 async def load_one(loader: MediaLoader, url: str, param: str = "messages[0]") -> Image.Image:
-    async with loader.load_images([ImageRef(url, param)], VISION) as images:
+    async with loader.load_images([MediaRef(url, param)], VISION) as images:
         return images[0]
 
 
@@ -175,7 +174,7 @@ def large(side: int = 2100) -> str:
 
 async def test_large_images_are_reduced_always_alike() -> None:
     """Alone and among others; small ones, and those of unknown processors, are not."""
-    refs = [ImageRef(large(), "a"), ImageRef(data_url(encoded(plain())), "b")]
+    refs = [MediaRef(large(), "a"), MediaRef(data_url(encoded(plain())), "b")]
     loader = MediaLoader(MediaSettings(), None)
     for some in (refs[:1], refs):
         async with loader.load_images(some, Keeping(vision=True)) as images:
@@ -189,7 +188,7 @@ async def test_images_of_many_requests_stay_within_the_budget() -> None:
     most = 16 * 2 * 300**2 + 4 * 300**2
     loader = MediaLoader(MediaSettings(), None, memory_bytes=most)
     memory, held = get_image_memory(most), 0
-    refs = [ImageRef(large(300), f"m[{i}]") for i in range(3)]
+    refs = [MediaRef(large(300), f"m[{i}]") for i in range(3)]
 
     async def use() -> None:
         nonlocal held
@@ -209,7 +208,7 @@ async def test_images_of_many_requests_stay_within_the_budget() -> None:
 async def test_a_damaged_image_returns_its_memory() -> None:
     loader = MediaLoader(MediaSettings(), None, memory_bytes=10**8)
     good = encoded(plain((64, 64)), "JPEG")
-    refs = [ImageRef(data_url(good), "a"), ImageRef(data_url(good[: len(good) // 2]), "b")]
+    refs = [MediaRef(data_url(good), "a"), MediaRef(data_url(good[: len(good) // 2]), "b")]
     with pytest.raises(MediaError, match="^b: not a readable image"):
         async with loader.load_images(refs, VISION):
             pass
@@ -217,7 +216,7 @@ async def test_a_damaged_image_returns_its_memory() -> None:
 
 
 async def test_the_first_error_in_the_order_of_the_images() -> None:
-    refs = [ImageRef(large(3), "a"), ImageRef("data:image/png;base64,AAAA", "b"), ImageRef("x.png", "c")]
+    refs = [MediaRef(large(3), "a"), MediaRef("data:image/png;base64,AAAA", "b"), MediaRef("x.png", "c")]
     for _ in range(3):
         with pytest.raises(MediaError, match="^b: "):
             async with MediaLoader(MediaSettings(), None).load_images(refs, VISION):

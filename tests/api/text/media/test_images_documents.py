@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.text.media.image_memory import get_image_memory
-from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.api.text.messages import DocumentRef, ImageRef
+from mlxrun.api.text.media.images import MediaLoader, get_image_memory
+from mlxrun.api.text.media.media_kinds import PDF, MediaRef
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError, RequestError
 from tests.helpers.anthropic_api import RED
@@ -18,7 +17,7 @@ from tests.helpers.pdf_files import RGB, make_pdf, pdf_url
 from tests.helpers.tokenizers import FakeModelInfo
 
 VISION = FakeModelInfo(vision=True)
-PNG = ImageRef(f"data:image/png;base64,{RED}", "png")
+PNG = MediaRef(f"data:image/png;base64,{RED}", "png")
 NAMES = {rgb: name for name, rgb in RGB.items()}
 
 
@@ -27,7 +26,7 @@ def make_messages(count: int) -> list[dict[str, Any]]:
 
 
 async def load(
-    *refs: ImageRef, base: Path | None = None, memory: int = 10**9, **options: Any
+    *refs: MediaRef, base: Path | None = None, memory: int = 10**9, **options: Any
 ) -> tuple[list[str], list[tuple[int, int]]]:
     """The colour and the size of each image; as many parts as images."""
     loader = MediaLoader(MediaSettings(**options), base, memory_bytes=memory)
@@ -38,8 +37,8 @@ async def load(
         return colours, [image.size for image in images]
 
 
-def document(*colours: str, param: str = "pdf") -> DocumentRef:
-    return DocumentRef(pdf_url(make_pdf(*colours)), param)
+def document(*colours: str, param: str = "pdf") -> MediaRef:
+    return MediaRef(pdf_url(make_pdf(*colours)), param, PDF)
 
 
 async def test_pages_and_images_in_their_order() -> None:
@@ -60,12 +59,12 @@ async def test_pdfs_that_do_not_say_what_they_are() -> None:
     data = make_pdf("blue")
     raw = base64.b64encode(data).decode()
     untyped = [pdf_url(data, kind) for kind in ("application/octet-stream", "Application/Octet-Stream", "")]
-    refs = [DocumentRef(url, "p") for url in (raw, *untyped)]
+    refs = [MediaRef(url, "p", PDF) for url in (raw, *untyped)]
     assert (await load(*refs))[0] == ["blue"] * 4
     with pytest.raises(MediaError, match="^p: it has more than media.max_bytes"):
         await load(refs[0], max_bytes=len(data) - 1)
     with pytest.raises(MediaError, match="^p: "):
-        await load(ImageRef(raw, "p"))
+        await load(MediaRef(raw, "p"))
 
 
 async def test_dots_per_inch() -> None:
@@ -84,11 +83,11 @@ async def test_pages_are_no_images_of_the_limit_of_images() -> None:
 
 async def test_paths_in_jobs(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(make_pdf("green"))
-    assert (await load(DocumentRef("a.pdf", "p"), base=tmp_path))[0] == ["green"]
+    assert (await load(MediaRef("a.pdf", "p", PDF), base=tmp_path))[0] == ["green"]
     with pytest.raises(MediaError, match="^p: file paths are not supported on the server"):
-        await load(DocumentRef("a.pdf", "p"))
+        await load(MediaRef("a.pdf", "p", PDF))
     with pytest.raises(MediaError, match="^p: .* is outside media.roots"):
-        await load(DocumentRef("../a.pdf", "p"), base=tmp_path)
+        await load(MediaRef("../a.pdf", "p", PDF), base=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +104,9 @@ async def test_paths_in_jobs(tmp_path: Path) -> None:
 )
 async def test_what_is_refused(url: str, message: str) -> None:
     with pytest.raises(MediaError, match=f"^p: {message}"):
-        await load(DocumentRef(url, "p"))
+        await load(MediaRef(url, "p", PDF))
     with pytest.raises(MediaError, match="^p: expected data:image/"):
-        await load(ImageRef(pdf_url(make_pdf("red")), "p"))
+        await load(MediaRef(pdf_url(make_pdf("red")), "p"))
 
 
 async def test_a_pdf_that_is_too_large() -> None:
@@ -133,14 +132,14 @@ async def test_a_text_model_says_what_to_do() -> None:
     with pytest.raises(
         RequestError, match="pdf: the model 'fake' does not accept images, which the pages of"
     ):
-        await loader.open_documents(make_messages(1), [DocumentRef("junk", "pdf")], FakeModelInfo())
+        await loader.open_documents(make_messages(1), [MediaRef("junk", "pdf", PDF)], FakeModelInfo())
     model = FakeModelInfo(vision=True)
     assert await loader.open_documents(make_messages(1), [PNG], model) == (make_messages(1), (PNG,))
 
 
 async def test_more_documents_than_pages_are_refused_unread() -> None:
     """No process is started for them."""
-    junk = [DocumentRef(pdf_url(b"junk"), f"p{at}") for at in range(4)]
+    junk = [MediaRef(pdf_url(b"junk"), f"p{at}", PDF) for at in range(4)]
     with pytest.raises(MediaError, match="^p3: 4 PDFs have more pages than media.max_pages") as caught:
         await load(*junk, max_pages=3)
     assert caught.value.param == "p3"

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlxrun.api.text.media import video_process
+from mlxrun.api.text.media import videos
 from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.api.text.media.video_process import measure_video, read_frames
-from mlxrun.api.text.messages import ImageRef, VideoRef
+from mlxrun.api.text.media.media_kinds import VIDEO as KIND
+from mlxrun.api.text.media.media_kinds import MediaRef
+from mlxrun.api.text.media.videos import measure_video, read_frames
 from mlxrun.config.settings import MediaSettings
 from mlxrun.config.video_sampling import Video, VideoSampling
 from mlxrun.core.errors import MediaError, RequestError
@@ -21,16 +22,17 @@ from tests.helpers.video_files import GREYS, make_video, video_url
 SAMPLING = VideoSampling(fps=2.0, min_frames=4, max_frames=768, multiple=2)
 MODEL = FakeModelInfo(vision=True, video_sampling=SAMPLING)
 VIDEO = make_video()
+CLIP = MediaRef(video_url(VIDEO), "p", KIND)
 
 
-async def load(*refs: ImageRef, base: Path | None = None, model: Any = MODEL, **options: Any) -> list[Any]:
+async def load(*refs: MediaRef, base: Path | None = None, model: Any = MODEL, **options: Any) -> list[Any]:
     memory = options.pop("memory", 10**9)
     loader = MediaLoader(MediaSettings(**options), base, memory_bytes=memory)
     async with loader.load_images(refs, model) as loaded:
         return list(loaded)
 
 
-async def refuse(*refs: ImageRef, **options: Any) -> str:
+async def refuse(*refs: MediaRef, **options: Any) -> str:
     with pytest.raises((MediaError, RequestError)) as caught:
         await load(*refs, **options)
     return str(caught.value)
@@ -85,11 +87,11 @@ def test_frames_are_those_of_the_library(sampling: VideoSampling, total: int, fp
 
 async def test_frames_of_a_video_as_settings_choose_them(tmp_path: Path) -> None:
     (tmp_path / "a.mkv").write_bytes(VIDEO)
-    (video,) = await load(VideoRef("a.mkv", "p"), base=tmp_path)
+    (video,) = await load(MediaRef("a.mkv", "p", KIND), base=tmp_path)
     assert (video.indices, video.total, video.fps) == ((0, 2, 4, 7, 9, 11), len(GREYS), 4.0)
     assert video.frames.shape == (6, 3, 32, 32) and list_greys(video) == [GREYS[i] for i in video.indices]
     options = {"video_fps": 4.0, "video_max_frames": 5, "video_max_pixels": 1024}
-    (wide,) = await load(VideoRef(video_url(make_video(size=(128, 32), kind="mp4")), "p"), **options)
+    (wide,) = await load(MediaRef(video_url(make_video(size=(128, 32), kind="mp4")), "p", KIND), **options)
     assert wide.indices == (0, 4, 7, 11) and wide.frames.shape == (4, 3, 16, 64)
     assert np.allclose(list_greys(wide), [GREYS[i] for i in wide.indices], atol=8)
 
@@ -97,8 +99,8 @@ async def test_frames_of_a_video_as_settings_choose_them(tmp_path: Path) -> None
 async def test_limits_and_errors_name_the_video(tmp_path: Path) -> None:
     url = video_url(VIDEO)
     blind = FakeModelInfo(vision=True)
-    assert await refuse(VideoRef(url, "p"), model=blind) == "p: the model 'fake' does not accept videos"
-    many = [VideoRef(url, f"p{at}") for at in range(2)]
+    assert await refuse(CLIP, model=blind) == "p: the model 'fake' does not accept videos"
+    many = [MediaRef(url, f"p{at}", KIND) for at in range(2)]
     assert await refuse(*many, max_videos=1) == "p1: 2 videos are more than media.max_videos (1)"
     small = {"video_max_bytes": 1000}
     assert await refuse(many[0], **small) == "p0: it has more than media.video_max_bytes (1000)"
@@ -109,10 +111,10 @@ async def test_limits_and_errors_name_the_video(tmp_path: Path) -> None:
     )
     assert "more than media.memory_bytes" in await refuse(many[0], memory=50_000)
     assert "the video has 1 frames, and the model takes at least 2" in await refuse(
-        VideoRef(video_url(make_video(GREYS[:1])), "p")
+        MediaRef(video_url(make_video(GREYS[:1])), "p", KIND)
     )
-    assert "expected data:video/...;base64" in await refuse(VideoRef("data:image/png;base64,AAAA", "p"))
-    assert "outside media.roots" in await refuse(VideoRef("../a.mp4", "p"), base=tmp_path)
+    assert "expected data:video/...;base64" in await refuse(MediaRef("data:image/png;base64,AAAA", "p", KIND))
+    assert "outside media.roots" in await refuse(MediaRef("../a.mp4", "p", KIND), base=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,6 @@ def test_a_video_that_ends_early_has_fewer_frames() -> None:
 
 
 def test_a_reader_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(video_process, "SECONDS", 0)
+    monkeypatch.setattr(videos, "SECONDS", 0)
     with pytest.raises(MediaError, match="more than 0 seconds of processor time"):
         measure_video(VIDEO, 600, 10**6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.api.text.media.documents import Document, PageRef, list_pages, repeat_images
+from mlxrun.api.text.media.images import repeat_images
 
 IMAGE = {"type": "image"}
 
@@ -26,8 +26,3 @@ def test_as_many_image_parts_as_pages() -> None:
     assert found[2] == {"role": "tool", "content": [IMAGE, IMAGE], "tool_call_id": "t"}
     assert len(messages[1]["content"]) == 4
     assert repeat_images(messages, [1, 1, 1]) == messages
-
-
-def test_the_pages_of_a_document() -> None:
-    document = Document(b"", [(1, 2), (3, 4)])
-    assert list_pages(document, "m") == [PageRef("", "m", document, page) for page in (0, 1)]

@@ -7,32 +7,31 @@ from typing import Any
 import pytest
 
 from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.api.text.media.media_support import check_model_takes, check_template_renders
-from mlxrun.api.text.messages import DocumentRef, ImageRef, VideoRef
+from mlxrun.api.text.media.media_kinds import PDF, VIDEO, MediaRef, check_model_takes
 from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.config.settings import MediaSettings
 from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.core.errors import MediaError, RequestError
 from tests.helpers.tokenizers import FakeModelInfo
 
-IMAGE, PDF, VIDEO = ImageRef("?", "a"), DocumentRef("?", "b"), VideoRef("?", "c")
+PICTURE, PAPER, CLIP = MediaRef("?", "a"), MediaRef("?", "b", PDF), MediaRef("?", "c", VIDEO)
 SAMPLING = VideoSampling(2.0, 2, 16, 2)
 
 
 @pytest.mark.parametrize(
     ("refs", "vision", "said"),
     [
-        ([IMAGE], False, "a: the model 'fake' does not accept images"),
+        ([PICTURE], False, "a: the model 'fake' does not accept images"),
         (
-            [PDF],
+            [PAPER],
             False,
             "b: the model 'fake' does not accept images, which the pages of a PDF become; send its",
         ),
-        ([VIDEO, IMAGE], False, "c: the model 'fake' does not accept videos"),
-        ([IMAGE, PDF, VIDEO], True, "c: the model 'fake' does not accept videos"),
+        ([CLIP, PICTURE], False, "c: the model 'fake' does not accept videos"),
+        ([PICTURE, PAPER, CLIP], True, "c: the model 'fake' does not accept videos"),
     ],
 )
-async def test_what_a_model_does_not_take(refs: list[ImageRef], vision: bool, said: str) -> None:
+async def test_what_a_model_does_not_take(refs: list[MediaRef], vision: bool, said: str) -> None:
     """Also where something before it is broken, or it is broken itself."""
     model: Any = FakeModelInfo(vision=vision)
     loader = MediaLoader(MediaSettings(), None)
@@ -45,14 +44,18 @@ async def test_what_a_model_does_not_take(refs: list[ImageRef], vision: bool, sa
 @pytest.mark.parametrize(
     ("refused", "refs", "said"),
     [
-        ({"videos": "why"}, [IMAGE, VIDEO], "c: videos are refused for this model: why"),
-        ({"images": "why"}, [VIDEO, PDF], "b: images are refused for this model: why"),
-        ({"images beside videos": "why"}, [IMAGE, VIDEO], "a: images beside videos are refused for this"),
-        ({"images beside videos": "why", "videos": ""}, [VIDEO, VIDEO], None),
+        ({"videos": "why"}, [PICTURE, CLIP], "c: videos are refused for this model: why"),
+        ({"images": "why"}, [CLIP, PAPER], "b: images are refused for this model: why"),
+        (
+            {"images beside videos": "why"},
+            [PICTURE, CLIP],
+            "a: images beside videos are refused for this",
+        ),
+        ({"images beside videos": "why", "videos": ""}, [CLIP, CLIP], None),
     ],
 )
 async def test_what_the_check_at_load_refuses_is_not_read(
-    refused: dict[str, str], refs: list[ImageRef], said: str | None
+    refused: dict[str, str], refs: list[MediaRef], said: str | None
 ) -> None:
     model: Any = FakeModelInfo(vision=True, video_sampling=SAMPLING, refused_media=refused)
     if said is None:
@@ -63,22 +66,20 @@ async def test_what_the_check_at_load_refuses_is_not_read(
             pass
 
 
-def test_what_a_template_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = FakeModelInfo(vision=True)
-    monkeypatch.setattr(
-        "mlxrun.api.text.media.media_support.get_image_markers", lambda model: ImageMarkers(images=True)
-    )
-    check_template_renders([IMAGE, PDF], model)
+def test_what_a_template_leaves_out() -> None:
+    markers = ImageMarkers(images=True)
+    markers.check_rendered([PICTURE, PAPER])
     with pytest.raises(
         RequestError, match="c: not supported: the model's chat template does not render videos"
     ):
-        check_template_renders([IMAGE, VIDEO], model)
+        markers.check_rendered([PICTURE, CLIP])
 
 
 @pytest.mark.parametrize(
-    ("ref", "code"), [(IMAGE, "invalid_image"), (PDF, "invalid_document"), (VIDEO, "invalid_video")]
+    ("ref", "code"),
+    [(PICTURE, "invalid_image"), (PAPER, "invalid_document"), (CLIP, "invalid_video")],
 )
-async def test_codes(ref: ImageRef, code: str) -> None:
+async def test_codes(ref: MediaRef, code: str) -> None:
     model: Any = FakeModelInfo(vision=True, video_sampling=SAMPLING)
     loader = MediaLoader(MediaSettings(), None)
     with pytest.raises(MediaError, match=f"^{ref.param}: file paths are not supported") as caught:

@@ -1,20 +1,28 @@
-"""Fetches an image, a PDF or a video from a URL without letting the sender reach into our network (SSRF).
+"""Reads the bytes of images, PDFs and videos: data URLs, files under the allowed folders, URLs if allowed.
 
-What counts is the address that a connection has: it is checked before anything is sent over it. Before, the
-resolver drops every address that is not public. No redirects, no cookies, no proxies from the environment, no
-compressed bodies.
+The bytes of a file are limited before it is read. A URL is fetched without letting the sender reach into our
+network (SSRF). What counts is the address that a connection has: it is checked before anything is sent over
+it. Before, the resolver drops every address that is not public. No redirects, no cookies, no proxies from the
+environment, no compressed bodies.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import binascii
 import ipaddress
+import re
 import socket
+import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxrun.api.text.media.media_kinds import BASE64_PDF, IMAGE, PDF, PDF_START, MediaLimit, Medium
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
+from mlxrun.core.field_errors import shorten
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, TCPConnector
@@ -22,6 +30,9 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
     from yarl import URL
 
+_DATA = re.compile(r"data:(?P<type>[^;,]*)(?P<options>(?:;[^;,]*)*),", re.IGNORECASE)
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_ANY_TYPES = ("", "application/octet-stream", "binary/octet-stream")  # the data itself says what it is
 _GLOBAL = ipaddress.ip_network("2000::/3")  # all that is assigned to the public internet so far
 # Prefixes of addresses that have an IPv4 address in their last 32 bits: compatible, mapped and translated
 # (RFC 4291, RFC 2765), and NAT64's well-known one (RFC 6052). Its local-use one, 64:ff9b:1::/48, is private.
@@ -43,21 +54,97 @@ def is_public(address: str) -> bool:
     return ip in _GLOBAL and ip.is_global and not ip.is_multicast
 
 
-@dataclass(frozen=True, slots=True)
-class SizeLimit:
-    """`size`: the maximum number of bytes of a file; `name`: of the setting."""
+class MediaSources:
+    """Reads the bytes of media. `base`: the job file's folder; None (the server) refuses paths."""
 
-    name: str
-    size: int
+    def __init__(
+        self, settings: MediaSettings, base: Path | None, public: Callable[[str], bool] = is_public
+    ) -> None:
+        self._settings = settings
+        self._base = base.resolve() if base is not None else None
+        self._roots = (
+            [(self._base / root).resolve() for root in settings.roots] if self._base is not None else []
+        )
+        self._public = public
 
-    def check(self, size: int) -> None:
-        """Raise MediaError for a larger file."""
-        if size > self.size:
-            raise MediaError(f"it has more than {self.name} ({self.size})")
+    async def read(self, url: str, medium: Medium) -> bytes:
+        scheme = _SCHEME.match(url)
+        if scheme is not None and scheme[1].lower() in ("http", "https") and self._settings.allow_urls:
+            return await fetch_media(
+                url, self._settings, medium.find_limit(self._settings, "max_bytes"), self._public
+            )
+        return await asyncio.to_thread(self.read_local, url, medium)
+
+    def read_local(self, url: str, medium: Medium = IMAGE) -> bytes:
+        """The bytes of an image or PDF, of a data URL or path; it blocks. Raises MediaError, also for other
+        URLs."""
+        if not url:
+            expected = f"the file is empty; expected data:{PDF.mime};base64,..."
+            raise MediaError(expected if medium is PDF else "the url is empty")
+        if medium is PDF and url.startswith(BASE64_PDF):
+            url = f"data:{PDF.mime};base64,{url}"
+        scheme = _SCHEME.match(url)
+        most = medium.find_limit(self._settings, "max_bytes")
+        if scheme is None:
+            return self._read_file(url, most)
+        if scheme[1].lower() == "data":
+            return _read_data(url, medium, most)
+        if scheme[1].lower() in ("http", "https"):
+            raise MediaError("URLs are not fetched; send a data: URL, or set media.allow_urls: true")
+        usable = ["a data: URL"]
+        if self._base is not None:
+            usable.append("a path")
+        if self._settings.allow_urls:
+            usable.append("an http(s) URL")
+        raise MediaError(f"{scheme[1]}: URLs are not supported; use {' or '.join(usable)}")
+
+    def _read_file(self, name: str, most: MediaLimit) -> bytes:
+        """Reads a file. Links are resolved before the check, so that none leads out of the roots."""
+        name_shown = shorten(name)
+        if self._base is None:
+            raise MediaError("file paths are not supported on the server; send a data: URL")
+        try:
+            path = (self._base / name).resolve()
+            if not any(path.is_relative_to(root) for root in self._roots):
+                raise MediaError(f"{name_shown!r} is outside media.roots")
+            info = path.stat()
+            if not stat.S_ISREG(info.st_mode):
+                raise MediaError(f"{name_shown!r} is not a file")
+            most.check(info.st_size)
+            with path.open("rb") as file:
+                data = file.read(most.size + 1)
+        except FileNotFoundError as exc:
+            raise MediaError(f"{name_shown!r} does not exist (paths are relative to the job file)") from exc
+        except (OSError, ValueError, RuntimeError) as exc:  # unreadable, a NUL in the name, a loop of links
+            reason = exc.strerror if isinstance(exc, OSError) else str(exc)
+            raise MediaError(f"{name_shown!r} cannot be read: {reason}") from exc
+        most.check(len(data))
+        return data
+
+
+def _read_data(url: str, medium: Medium, most: MediaLimit) -> bytes:
+    head = _DATA.match(url)
+    wrong = MediaError(f"expected data:{medium.mime};base64,...")
+    if head is None:
+        raise wrong
+    is_untyped = medium is PDF and head["type"].lower() in _ANY_TYPES
+    if not is_untyped and not head["type"].lower().startswith(medium.mime.removesuffix("...")):
+        raise wrong
+    if not head["options"].lower().endswith(";base64"):
+        raise MediaError("data URLs must be base64")
+    most.check((len(url) - head.end()) * 3 // 4 - 2)  # at most two bytes are padding
+    try:
+        data = base64.b64decode(url[head.end() :].encode("ascii"), validate=True)
+    except (ValueError, binascii.Error) as exc:
+        raise MediaError("not valid base64") from exc
+    most.check(len(data))
+    if is_untyped and not data.startswith(PDF_START):
+        raise wrong
+    return data
 
 
 async def fetch_media(
-    url: str, settings: MediaSettings, most: SizeLimit, public: Callable[[str], bool] = is_public
+    url: str, settings: MediaSettings, most: MediaLimit, public: Callable[[str], bool] = is_public
 ) -> bytes:
     """Downloads the body of an http(s) URL within the limits of `settings`. Raises MediaError."""
     import aiohttp
@@ -104,7 +191,7 @@ def _check_url(url: str, settings: MediaSettings, public: Callable[[str], bool])
     return target
 
 
-async def _read_body(response: ClientResponse, most: SizeLimit) -> bytes:
+async def _read_body(response: ClientResponse, most: MediaLimit) -> bytes:
     if 300 <= response.status < 400:
         raise MediaError("the URL redirects, which is not followed; give the final address")
     if response.status != 200:

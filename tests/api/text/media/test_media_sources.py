@@ -14,10 +14,10 @@ from aiohttp.resolver import ThreadedResolver
 from aiohttp.test_utils import TestServer
 from PIL import Image
 
-from mlxrun.api.text.media import image_fetch
-from mlxrun.api.text.media.image_fetch import is_public
+from mlxrun.api.text.media import media_sources
 from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.api.text.messages import ImageRef
+from mlxrun.api.text.media.media_kinds import MediaRef
+from mlxrun.api.text.media.media_sources import is_public
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
 from tests.helpers.tokenizers import FakeModelInfo
@@ -73,7 +73,7 @@ async def server() -> AsyncIterator[TestServer]:
 async def load(url: Any, *, public: Any = lambda _: True, **options: Any) -> Image.Image:
     settings = MediaSettings(**{"allow_urls": True, "timeout": 5.0} | options)
     loader = MediaLoader(settings, None, public=public)
-    async with loader.load_images([ImageRef(str(url), "p")], FakeModelInfo(vision=True)) as images:
+    async with loader.load_images([MediaRef(str(url), "p")], FakeModelInfo(vision=True)) as images:
         return images[0]
 
 
@@ -185,7 +185,7 @@ async def test_the_address_of_the_connection_is_what_counts(
     server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resolver that is deceived, or that checks nothing, does not help: nothing is sent."""
-    monkeypatch.setattr(image_fetch, "_make_resolver", lambda public: ThreadedResolver())
+    monkeypatch.setattr(media_sources, "_make_resolver", lambda public: ThreadedResolver())
     assert "leads to no public address" in await refused(
         f"http://localhost:{server.port}/image", public=is_public
     )

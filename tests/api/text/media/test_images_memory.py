@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from mlxrun.api.text.media.image_memory import ImageMemory, get_image_memory
+from mlxrun.api.text.media.images import ImageMemory, get_image_memory
 
 
 async def test_it_is_never_exceeded_and_everybody_has_a_turn() -> None:

@@ -1,0 +1,83 @@
+"""The kinds of media in requests: images, videos and PDFs, and which of them a model takes.
+
+A kind is declared here once: its part in a message, its limits, and the code of its errors. What a model does
+not take is refused before anything is read, whatever is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.config.media_settings import MediaSettings
+from mlxrun.core.errors import MediaError
+from mlxrun.core.field_errors import reject
+
+PDF_START = b"%PDF-"
+BASE64_PDF = "JVBERi0"  # how a PDF in base64 begins, which `file_data` may be without "data:" before it
+
+
+@dataclass(frozen=True, slots=True)
+class MediaLimit:
+    """A setting that limits something, such as the bytes of a file. `name`: its full name."""
+
+    name: str
+    size: int
+
+    def check(self, size: int) -> None:
+        """Raise MediaError for a larger file."""
+        if size > self.size:
+            raise MediaError(f"it has more than {self.name} ({self.size})")
+
+
+@dataclass(frozen=True, slots=True)
+class Medium:
+    """One kind of media. `part`: the type of its part in a message, and the field of that part. `fields`: the
+    known fields inside, the one with the URL first. `plural`: what models and templates know it as, images
+    for the pages of a PDF. `mime`: what its data URLs say; "..." stands for the rest. `max_bytes` and
+    `max_count`: the names of its settings."""
+
+    part: str
+    fields: tuple[str, ...]
+    plural: str
+    mime: str
+    code: str  # of errors about a broken, missing or refused one
+    max_bytes: str = "max_bytes"  # settings in media
+    max_count: str = ""  # empty: the loader counts its pages
+
+    def find_limit(self, settings: MediaSettings, name: str) -> MediaLimit:
+        """The setting that is its `max_bytes` or its `max_count`."""
+        setting = getattr(self, name)
+        return MediaLimit(f"media.{setting}", getattr(settings, setting))
+
+
+IMAGE = Medium("image_url", ("url", "detail"), "images", "image/...", MediaError.code, max_count="max_images")
+VIDEO = Medium(
+    "video_url", ("url",), "videos", "video/...", "invalid_video", "video_max_bytes", max_count="max_videos"
+)
+PDF = Medium("file", ("file_data", "file_id", "filename"), "images", "application/pdf", "invalid_document")
+MEDIA = (IMAGE, VIDEO, PDF)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRef:
+    """An image, a video or a PDF of a message: its URL, and the path of the field that holds it."""
+
+    url: str
+    param: str
+    medium: Medium = IMAGE
+
+
+def check_model_takes(refs: Sequence[MediaRef], model: ModelInfo) -> None:
+    """RequestError for the first image, PDF or video that the model does not take, or that the check at load
+    has refused."""
+    both = ["images beside videos"] if len({ref.medium.plural for ref in refs}) > 1 else []
+    for ref in refs:
+        name = ref.medium.plural
+        if not model.vision or (ref.medium is VIDEO and model.video_sampling is None):
+            pages = ", which the pages of a PDF become; send its text" if ref.medium is PDF else ""
+            reject(ref.param, f"the model {model.name!r} does not accept {name}{pages}")
+        for each in (name, *both):
+            if why := model.refused_media.get(each):
+                reject(ref.param, f"{each} are refused for this model: {why}")
