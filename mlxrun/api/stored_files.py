@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.anthropic.fields import EXTRA, IMAGE_TYPES
+from mlxrun.api.anthropic.fields import IMAGE_TYPES
+from mlxrun.api.anthropic.tagged_schema import EXTRA
 from mlxrun.api.text.media.media_kinds import PDF_START
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, reject_unsupported, shorten

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mlxrun.api.anthropic import fields as anthropic
-from mlxrun.api.anthropic.openapi_schema import build_schema
+from mlxrun.api.anthropic.fields import build_schema
+from mlxrun.api.anthropic.typed_tools import TYPED_SCHEMA
 from mlxrun.api.body_schema import Schema, convert_integers
 from mlxrun.api.openai.fields import BODIES, TOKENIZE
 from mlxrun.api.openai.request import prepare_request
@@ -136,7 +137,7 @@ SCHEMAS = {
     CHAT: BODIES["chat"].schema,
     COMPLETION: BODIES["completion"].schema,
     RESPONSES_URL: RESPONSES.schema,
-    anthropic.MESSAGES: build_schema(anthropic.BODY),
+    anthropic.MESSAGES: build_schema(anthropic.BODY, TYPED_SCHEMA),
 }
 NUMBERS = [
     (url, path) for url, schema in SCHEMAS.items() for path in [*find_numbers(schema), *MORE.get(url, ())]

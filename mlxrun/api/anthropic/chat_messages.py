@@ -14,23 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.anthropic.fields import (
-    ALLOWED,
-    BLOCKS,
-    DOCUMENTS,
-    MESSAGE,
-    OUTPUT,
-    REFUSED_BLOCKS,
-    REFUSED_DOCUMENTS,
-    SOURCES,
-    TRANSFORMATIONS,
-    VIDEOS,
-    check_fields,
-    check_tagged,
-)
 from mlxrun.api.opaque_reasoning import decode_reasoning
-from mlxrun.config.settings import ServerSettings
-from mlxrun.core.field_errors import get_json_type, reject, reject_unsupported, shorten
+from mlxrun.core.field_errors import reject, reject_unsupported, shorten
 
 Json = dict[str, Any]
 
@@ -40,7 +25,6 @@ _DATA_FIELDS = {  # of parts
     "video_url": "video_url.url",
     "file": "file.file_data",
 }
-_CONTAINERS = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
 logger = logging.getLogger(__name__)
 
 _BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)", re.IGNORECASE)
@@ -74,42 +58,36 @@ class ChatMessagesBuilder:
     assistant with text that the answer continues: then `continued` is set.
     """
 
-    def __init__(self, sources: dict[str, str], settings: ServerSettings, *, complete: bool) -> None:
+    def __init__(self, sources: dict[str, str], *, complete: bool, strip_billing: bool = True) -> None:
         self.messages: list[Json] = []
         self.continued = False
         self._sources = sources
-        self._strip_billing = settings.strip_billing_header
-        self._echoed = not settings.strict_fields  # see fields.py
+        self._strip_billing = strip_billing
         self._complete = complete
         self._open_calls: dict[str, str] = {}  # paths of calls without a result, by id
         self._last_role = "user"  # of the last message that is not the system's
 
     def add_messages(self, messages: Sequence[Any]) -> None:
-        """Adds all messages of a body."""
-        read = [
-            check_tagged(message, f"messages[{i}]", MESSAGE, tag="role", echoed=self._echoed)
-            for i, message in enumerate(messages)
-        ]
-        last_user = max((i for i, (role, _) in enumerate(read) if role == "user"), default=-1)
-        for i, (role, given) in enumerate(read):
-            where = f"messages[{i}]"
+        """Adds all messages of a checked body."""
+        last_user = max((i for i, given in enumerate(messages) if given["role"] == "user"), default=-1)
+        for i, given in enumerate(messages):
+            where, role = f"messages[{i}]", given["role"]
             if role == "system":
-                check_fields(given.get("output_config", {}), f"{where}.output_config", OUTPUT)
                 if given.get("clear_at") != "next_user_message" or i >= last_user:
                     self.add_system(given.get("content", ""), f"{where}.content")
                 continue
             add = self._add_user if role == "user" else self._add_assistant
             add(given["content"], where)
             self._last_role = role
-        if read and read[-1][0] == "assistant":
-            self._continue_last(f"messages[{len(read) - 1}].content", read[-1][1]["content"])
+        if messages[-1]["role"] == "assistant":
+            self._continue_last(f"messages[{len(messages) - 1}].content", messages[-1]["content"])
         elif self._complete and self._last_role == "assistant":
             reject_unsupported("messages", "a system message after the assistant's; the user must speak last")
         self._check_results()
 
     def add_system(self, content: Any, where: str) -> None:
         """Adds a system message. A billing line at the beginning of the first one is left out."""
-        parts = self._read_parts(content, where, "system")
+        parts = _read_parts(content, where)
         if self._strip_billing and parts and not self.messages:
             parts = _strip_billing_line(parts)
         if parts:
@@ -119,10 +97,13 @@ class ChatMessagesBuilder:
         if isinstance(content, str):
             self._add({"role": "user", "content": content}, where)
             return
+        if not content:
+            reject(f"{where}.content", "is empty; give at least one block")
         parts: list[PromptPart] = []
-        for kind, block, path in _read_blocks(content, f"{where}.content", "user", self._echoed):
-            if kind != "tool_result":
-                parts += _read_part(kind, block, path, self._echoed)
+        for i, block in enumerate(content):
+            path = f"{where}.content[{i}]"
+            if block["type"] != "tool_result":
+                parts += _read_part(block, path)
             elif parts:
                 reject(path, "`tool_result` blocks must come first in a message")
             else:
@@ -135,7 +116,7 @@ class ChatMessagesBuilder:
         if self._open_calls.pop(call_id, None) is None and self._complete:
             text = "unexpected: each `tool_result` needs a `tool_use` block of this id in the message before"
             reject(f"{path}.tool_use_id", text)
-        parts = self._read_parts(block.get("content", ""), f"{path}.content", "tool_result")
+        parts = _read_parts(block.get("content", ""), f"{path}.content")
         if block.get("is_error"):
             parts = _mark_failed(parts, path)
         self._add({"role": "tool", "tool_call_id": call_id, "content": ""}, path, parts)
@@ -149,7 +130,8 @@ class ChatMessagesBuilder:
         target = f"messages[{len(self.messages)}]"
         text = reasoning = ""  # blocks of one answer: tool calls split its text
         calls: list[Json] = []
-        for kind, block, path in _read_blocks(content, f"{where}.content", "assistant", self._echoed):
+        for i, block in enumerate(content):
+            path, kind = f"{where}.content[{i}]", block["type"]
             if kind == "text":
                 text += block["text"]
             elif kind == "thinking":
@@ -168,13 +150,6 @@ class ChatMessagesBuilder:
         if calls:
             message["tool_calls"] = calls
         self._add(message, where)
-
-    def _read_parts(self, content: Any, where: str, container: str) -> list[PromptPart]:
-        """A string, or blocks of text, images and videos."""
-        if isinstance(content, str):
-            return [PromptPart.from_text(content, where)] if content else []
-        blocks = _read_blocks(content, where, container, self._echoed)
-        return [part for block in blocks for part in _read_part(*block, self._echoed)]
 
     def _add(self, message: Json, where: str, parts: Sequence[PromptPart] = ()) -> None:
         target = f"messages[{len(self.messages)}]"
@@ -213,70 +188,50 @@ class ChatMessagesBuilder:
             reject(path, f"`tool_use` ids without `tool_result` blocks in the next message: {ids}")
 
 
-def _read_blocks(content: Any, where: str, container: str, echoed: bool) -> list[tuple[str, Json, str]]:
-    """Type, fields and path of each block, checked."""
-    if not isinstance(content, list):
-        reject(where, f"expected string or array, got {get_json_type(content)}", code="invalid_type")
-    if not content and container == "user":
-        reject(where, "is empty; give at least one block")
-    allowed = {name: BLOCKS[name] for name in ALLOWED[container]}
-    elsewhere = f"not in {_CONTAINERS.get(container, f'messages of the {container}')}"
-    refused = REFUSED_BLOCKS | dict.fromkeys(BLOCKS.keys() - allowed.keys(), elsewhere)
-    paths = [f"{where}[{i}]" for i in range(len(content))]
-    return [
-        (*check_tagged(block, path, allowed, refused, echoed=echoed), path)
-        for block, path in zip(content, paths, strict=True)
-    ]
+def _read_parts(content: str | list[Json], where: str) -> list[PromptPart]:
+    """A string, or blocks of text, images, documents and videos."""
+    if isinstance(content, str):
+        return [PromptPart.from_text(content, where)] if content else []
+    return [part for i, block in enumerate(content) for part in _read_part(block, f"{where}[{i}]")]
 
 
-def _read_part(kind: str, block: Json, path: str, echoed: bool) -> list[PromptPart]:
+def _read_part(block: Json, path: str) -> list[PromptPart]:
+    kind = block["type"]
     if kind == "text":
         return [PromptPart.from_text(block["text"], path, f"{path}.text")]
     if kind == "document":
-        return _read_document(block, path, echoed)
+        return _read_document(block, path)
     if kind == "search_result":
-        text = _join_texts(block["content"], f"{path}.content", kind, echoed)
+        text = _join_texts(block["content"])
         return [PromptPart.from_text(_write_tags(kind, block, ("title", "source"), text), path)]
-    sources = SOURCES if kind == "image" else VIDEOS
-    source, given = check_tagged(
-        block["source"], f"{path}.source", sources, {"file": "send it as base64"}, echoed=echoed
-    )
-    check_fields(block.get("transformations", {}), f"{path}.transformations", TRANSFORMATIONS)
-    url, field = _read_url(source, given)
+    url, field = _read_url(block["source"])
     name = f"{kind}_url"
     return [PromptPart({"type": name, name: {"url": url}}, path, f"{path}.source.{field}")]
 
 
-def _read_url(kind: str, source: Json) -> tuple[str, str]:
+def _read_url(source: Json) -> tuple[str, str]:
     """The URL of a source, and the field it comes from."""
-    if kind == "url":
+    if source["type"] == "url":
         return source["url"], "url"
     return f"data:{source['media_type']};base64,{source['data']}", "data"
 
 
-def _read_document(block: Json, path: str, echoed: bool) -> list[PromptPart]:
-    kind, source = check_tagged(
-        block["source"], f"{path}.source", DOCUMENTS, REFUSED_DOCUMENTS, echoed=echoed
-    )
-    if kind in ("base64", "url"):
-        url, field = _read_url(kind, source)
+def _read_document(block: Json, path: str) -> list[PromptPart]:
+    source = block["source"]
+    if source["type"] in ("base64", "url"):
+        url, field = _read_url(source)
         file = PromptPart({"type": "file", "file": {"file_data": url}}, path, f"{path}.source.{field}")
         if not block.get("title") and not block.get("context"):
             return [file]
         tail = "\n</content>\n</document>"
         head = _write_tags("document", block, ("title", "context"), "").removesuffix(tail)
         return [PromptPart.from_text(head, path), file, PromptPart.from_text(tail, path)]
-    if kind == "text":
-        text = source["data"]
-    else:
-        text = _join_texts(source["content"], f"{path}.source.content", "document", echoed)
+    text = source["data"] if source["type"] == "text" else _join_texts(source["content"])
     return [PromptPart.from_text(_write_tags("document", block, ("title", "context"), text), path)]
 
 
-def _join_texts(content: Any, where: str, container: str, echoed: bool) -> str:
-    if isinstance(content, str):
-        return content
-    return "\n".join(block["text"] for _, block, _ in _read_blocks(content, where, container, echoed))
+def _join_texts(content: str | list[Json]) -> str:
+    return content if isinstance(content, str) else "\n".join(block["text"] for block in content)
 
 
 def _write_tags(name: str, block: Mapping[str, Any], keys: Sequence[str], text: str) -> str:

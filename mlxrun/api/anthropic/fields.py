@@ -1,18 +1,13 @@
 """The fields of Anthropic's messages and count_tokens, and of the objects inside their bodies.
 
-`check_tagged` checks an object against the schema of its `type`; its errors are in Anthropic's words.
-`echoed` objects are those of a conversation, which clients send back as they got them: their unknown fields
-have no effect. `cache_control` is accepted on every object. null counts as not given.
+Objects of a kind are declared once: tagged_schema.py checks them, and /openapi.json documents them.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
-from jsonschema import Draft202012Validator
-
+from mlxrun.api.anthropic.tagged_schema import NAME, TEXTS, Tagged, check_value
 from mlxrun.api.body_schema import (
     BOOL,
     LIST,
@@ -22,45 +17,26 @@ from mlxrun.api.body_schema import (
     Accepted,
     BodySchema,
     Schema,
-    convert_integers,
-    format_path,
     object_of,
-    raise_schema_error,
 )
 from mlxrun.api.sampling_params import MAX_STOPS
-from mlxrun.api.text.ignored_fields import CACHE_HINT, ECHOED, log_ignored
-from mlxrun.core.field_errors import UNKNOWN, check_type, reject, reject_choice, reject_unsupported, shorten
+from mlxrun.api.text.ignored_fields import CACHE_HINT
+from mlxrun.core.field_errors import reject
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
-EXTRA = "Extra inputs are not permitted"
 THREAD_UNSUPPORTED = (
     "thread_unsupported_request"  # the error on which Anthropic's SDK goes on without a thread
 )
 
-_TEXTS: Schema = {"type": ["string", "array"]}
-_MAX_NAME_LENGTH = 256
-_NAME: Schema = {"type": "string", "minLength": 1, "maxLength": _MAX_NAME_LENGTH}
 _TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _EFFORT: Schema = {"enum": ["low", "medium", "high", "xhigh", "max"]}
-
-
 _DIRECT: Schema = {"type": "object", "properties": {"type": {"const": "direct"}}, "required": ["type"]}
 _CITATIONS = object_of({}, {"enabled": {"const": False}})
-BLOCKS: dict[str, Schema] = {
-    "text": object_of({"text": STRING}, {"citations": LIST}),
-    "image": object_of({"source": OBJECT}, {"transformations": OBJECT}),
-    "video": object_of({"source": OBJECT}),  # not a block of Anthropic's
-    "document": object_of({"source": OBJECT}, {"title": STRING, "context": STRING, "citations": _CITATIONS}),
-    "search_result": object_of(
-        {"source": STRING, "title": STRING, "content": LIST}, {"citations": _CITATIONS}
-    ),
-    "tool_use": object_of({"id": _NAME, "name": _NAME, "input": OBJECT}, {"caller": _DIRECT}),
-    "tool_result": object_of({"tool_use_id": _NAME}, {"content": _TEXTS, "is_error": BOOL}),
-    "thinking": object_of({"thinking": STRING, "signature": STRING}),
-    "redacted_thinking": object_of({"data": STRING}),
-}
-TRANSFORMATIONS = object_of({}, {"oversized_image": {"const": "downsize"}})
-ALLOWED = {
+IMAGE_TYPES = ["image/jpeg", "image/png", "image/gif", "image/webp"]
+_URL = object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}})
+_FILE = object_of({"file_id": STRING})  # stored_files.py puts what is in the file in its place
+_TRANSFORMATIONS = object_of({}, {"oversized_image": {"const": "downsize"}})
+_ALLOWED = {
     "system": ("text",),
     "user": ("text", "image", "video", "document", "search_result", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
@@ -68,6 +44,7 @@ ALLOWED = {
     "document": ("text",),
     "search_result": ("text",),
 }
+_CONTAINERS = {"tool_result": "tool results", "document": "documents", "search_result": "search results"}
 _SERVER_TOOLS = (
     *("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result"),
     *("code_execution_tool_result", "bash_code_execution_tool_result"),
@@ -83,31 +60,76 @@ REFUSED_BLOCKS = {
     "mcp_tool_result": "there is no MCP connector",
     "compaction": "conversations are not compacted",
 }
-IMAGE_TYPES = ["image/jpeg", "image/png", "image/gif", "image/webp"]
-SOURCES: dict[str, Schema] = {
-    "base64": object_of({"media_type": {"enum": IMAGE_TYPES}, "data": STRING}),
-    "url": object_of({"url": {"type": "string", "pattern": "^[Hh][Tt][Tt][Pp][Ss]?://"}}),
+_BLOCKS: dict[str, Schema] = {
+    "text": object_of({"text": STRING}, {"citations": LIST}),
+    "tool_use": object_of({"id": NAME, "name": NAME, "input": OBJECT}, {"caller": _DIRECT}),
+    "thinking": object_of({"thinking": STRING, "signature": STRING}),
+    "redacted_thinking": object_of({"data": STRING}),
 }
-VIDEOS: dict[str, Schema] = {
+
+
+def _list_blocks(container: str, schema: Schema) -> Schema:
+    """`schema`, of a list or of a string or list, with the blocks that a container may have."""
+    allowed = _ALLOWED[container]
+    elsewhere = f"not in {_CONTAINERS.get(container, f'messages of the {container}')}"
+    others = {name for names in _ALLOWED.values() for name in names}.difference(allowed)
+    refused = REFUSED_BLOCKS | dict.fromkeys(others, elsewhere)
+    return {**schema, "items": Tagged({name: _BLOCKS[name] for name in allowed}, refused, echoed=True)}
+
+
+_IMAGES: dict[str, Schema] = {
+    "base64": object_of({"media_type": {"enum": IMAGE_TYPES}, "data": STRING}),
+    "url": _URL,
+    "file": _FILE,
+}
+_VIDEOS: dict[str, Schema] = {  # not a block of Anthropic's
     "base64": object_of(
         {"media_type": {"type": "string", "pattern": "^video/[a-z0-9.+-]+$"}, "data": STRING}
     ),
-    "url": SOURCES["url"],
+    "url": _URL,
 }
-DOCUMENTS: dict[str, Schema] = {
+_DOCUMENTS: dict[str, Schema] = {
     "base64": object_of({"media_type": {"const": "application/pdf"}, "data": STRING}),
-    "url": SOURCES["url"],
+    "url": _URL,
     "text": object_of({"media_type": {"const": "text/plain"}, "data": STRING}),
-    "content": object_of({"content": _TEXTS}),
+    "content": object_of({"content": _list_blocks("document", TEXTS)}),
+    "file": _FILE,
 }
-REFUSED_DOCUMENTS = {"file": "send a PDF as base64, or the text"}
-MESSAGE: dict[str, Schema] = {
-    "user": object_of({"content": _TEXTS}),
-    "assistant": object_of({"content": _TEXTS}),
-    "system": object_of(
-        {}, {"content": _TEXTS, "clear_at": {"enum": ["never", "next_user_message"]}, "output_config": OBJECT}
+_NO_FILE = {"file": "send it as base64"}
+_BLOCKS |= {
+    "image": object_of(
+        {"source": Tagged(_IMAGES, _NO_FILE, echoed=True)}, {"transformations": _TRANSFORMATIONS}
+    ),
+    "video": object_of({"source": Tagged(_VIDEOS, _NO_FILE, echoed=True)}),
+    "document": object_of(
+        {"source": Tagged(_DOCUMENTS, {"file": "send a PDF as base64, or the text"}, echoed=True)},
+        {"title": STRING, "context": STRING, "citations": _CITATIONS},
+    ),
+    "search_result": object_of(
+        {"source": STRING, "title": STRING, "content": _list_blocks("search_result", LIST)},
+        {"citations": _CITATIONS},
     ),
 }
+_BLOCKS["tool_result"] = object_of(
+    {"tool_use_id": NAME}, {"content": _list_blocks("tool_result", TEXTS), "is_error": BOOL}
+)
+_OUTPUT = {"effort": _EFFORT, "format": OBJECT}
+_MESSAGES = Tagged(
+    {
+        "user": object_of({"content": _list_blocks("user", TEXTS)}),
+        "assistant": object_of({"content": _list_blocks("assistant", TEXTS)}),
+        "system": object_of(
+            {},
+            {
+                "content": _list_blocks("system", TEXTS),
+                "clear_at": {"enum": ["never", "next_user_message"]},
+                "output_config": object_of({}, _OUTPUT),
+            },
+        ),
+    },
+    tag="role",
+    echoed=True,
+)
 TOOL_OPTIONS: dict[str, Schema] = {
     "input_examples": {"type": "array", "items": OBJECT},
     "strict": BOOL,
@@ -115,29 +137,46 @@ TOOL_OPTIONS: dict[str, Schema] = {
     "defer_loading": {"const": False},
     "allowed_callers": {"type": "array", "contains": {"const": "direct"}},
 }
-TOOL: dict[str, Schema] = {
-    "custom": object_of({"name": _TOOL_NAME, "input_schema": OBJECT}, {"description": STRING, **TOOL_OPTIONS})
-}
+CUSTOM_TOOL = Tagged(
+    {
+        "custom": object_of(
+            {"name": _TOOL_NAME, "input_schema": OBJECT}, {"description": STRING, **TOOL_OPTIONS}
+        )
+    }
+)
 _PARALLEL = {"disable_parallel_tool_use": BOOL}
-TOOL_CHOICES: dict[str, Schema] = {
-    "auto": object_of({}, _PARALLEL),
-    "any": object_of({}, _PARALLEL),
-    "tool": object_of({"name": _NAME}, _PARALLEL),
-    "none": object_of({}),
-}
 _DISPLAY = {"display": {"enum": ["summarized", "omitted", "updates"]}}  # all but omitted show it whole
-THINKING: dict[str, Schema] = {
-    "enabled": object_of({"budget_tokens": {"type": "integer", "minimum": 1024}}, _DISPLAY),
-    "adaptive": object_of({}, _DISPLAY),
-    "disabled": object_of({}),
+_FORMAT = Tagged({"json_schema": object_of({"schema": OBJECT})})
+EDIT = Tagged({"clear_thinking_20251015": object_of({"keep": {"const": "all"}})})
+# Fields whose objects are checked in Anthropic's words, after the types of all fields.
+_OBJECTS: dict[str, Schema] = {
+    "messages": {"type": "array", "minItems": 1, "items": _MESSAGES},
+    "system": _list_blocks("system", TEXTS),
+    "tool_choice": Tagged(
+        {
+            "auto": object_of({}, _PARALLEL),
+            "any": object_of({}, _PARALLEL),
+            "tool": object_of({"name": NAME}, _PARALLEL),
+            "none": object_of({}),
+        }
+    ),
+    "thinking": Tagged(
+        {
+            "enabled": object_of({"budget_tokens": {"type": "integer", "minimum": 1024}}, _DISPLAY),
+            "adaptive": object_of({}, _DISPLAY),
+            "disabled": object_of({}),
+        }
+    ),
+    "output_config": object_of({}, {**_OUTPUT, "format": _FORMAT}),
+    "output_format": _FORMAT,
+    "metadata": object_of({}, {"user_id": {"type": "string", "maxLength": 4096}})
+    | {"additionalProperties": True},
 }
-FORMATS: dict[str, Schema] = {"json_schema": object_of({"schema": OBJECT})}
-EDITS: dict[str, Schema] = {"clear_thinking_20251015": object_of({"keep": {"const": "all"}})}
 
 _HONOURED: dict[str, Schema] = {
     "model": {"type": "string", "minLength": 1},
     "messages": {"type": "array", "minItems": 1},
-    "system": _TEXTS,
+    "system": TEXTS,
     "tools": TOOLS,
     "tool_choice": OBJECT,
     "thinking": OBJECT,
@@ -154,9 +193,6 @@ _GENERATION: dict[str, Schema] = {
     "stream": BOOL,
     "metadata": OBJECT,
 }
-METADATA = object_of({}, {"user_id": {"type": "string", "maxLength": 4096}})
-CONTEXT = object_of({}, {"edits": LIST})
-OUTPUT = object_of({}, {"effort": _EFFORT, "format": OBJECT})
 _HARMLESS: Accepted = {
     "cache_control": (OBJECT, "a hint; the prefix cache compares tokens"),
     "speed": ({"const": "standard"}, "there is only one speed"),
@@ -193,10 +229,10 @@ _IGNORED_GENERATION: Accepted = {
 # Accepted in objects inside a body, also with server.strict_fields.
 IGNORED_INNER: Accepted = {
     "cache_control": (OBJECT, CACHE_HINT),
-    "messages[].output_config": (OUTPUT, "the effort of earlier turns has no effect"),
+    "messages[].output_config": (object_of({}, _OUTPUT), "the effort of earlier turns has no effect"),
     "messages[].content[].caller": (_DIRECT, "the model calls every tool itself"),
     "messages[].content[].citations": (LIST, "chat templates do not render citations"),
-    "messages[].content[].transformations": (TRANSFORMATIONS, "the processor of the model resizes images"),
+    "messages[].content[].transformations": (_TRANSFORMATIONS, "the processor of the model resizes images"),
     "tools[].allowed_callers": (TOOL_OPTIONS["allowed_callers"], "the model calls every tool itself"),
     "tools[].defer_loading": (TOOL_OPTIONS["defer_loading"], "all tools are in the prompt"),
     "tools[].eager_input_streaming": (BOOL, "inputs are streamed as they are generated"),
@@ -208,86 +244,31 @@ BODY = BodySchema(
     ignored=_IGNORED | _IGNORED_GENERATION,
 )
 COUNT_BODY = BodySchema(_HONOURED, _HARMLESS, _REFUSED, ignored=_IGNORED)
-REQUIRED = ("model", "max_tokens", "messages")
+_REQUIRED = ("model", "max_tokens", "messages")
 
 
 def check_body(body: Any, count: bool, *, strict: bool = False) -> dict[str, Any]:
-    """The given fields of a body of /v1/messages, or of count_tokens."""
+    """The given fields of a body of /v1/messages, or of count_tokens, with the objects inside; tools and
+    context edits are checked where they are read."""
     schema = COUNT_BODY if count else BODY
     if isinstance(body, dict) and body.get("thread") is not None:
         reject("thread", f"not supported: {_REFUSED['thread']}", code=THREAD_UNSUPPORTED)
     given = schema.check(body, strict=strict)
-    for name in REQUIRED:
+    for name in _REQUIRED:
         if name not in given and name in schema.honoured:
             reject(name, "Field required", code="missing_field")
-    return given
+    objects = {name: schema for name, schema in _OBJECTS.items() if name in given}
+    return given | {name: check_value(given[name], name, objects[name], not strict) for name in objects}
 
 
-def check_tagged(
-    value: Any,
-    param: str,
-    kinds: Mapping[str, Schema],
-    refused: Mapping[str, str] | None = None,
-    *,
-    tag: str = "type",
-    echoed: bool = False,
-) -> tuple[str, dict[str, Any]]:
-    """Which of `kinds` an object is, by its field `tag`, and its other fields."""
-    check_type(value, dict, param)
-    kind, where = value.get(tag), f"{param}.{tag}"
-    if kind is None:
-        reject(where, "Field required", code="missing_field")
-    check_type(kind, str, where)
-    if refused and kind in refused:
-        reject_unsupported(where, f"{kind!r}: {refused[kind]}")
-    if kind not in kinds:
-        reject_choice(where, kind, kinds)
-    others = {key: item for key, item in value.items() if key != tag}
-    return kind, check_fields(others, param, kinds[kind], echoed=echoed)
-
-
-def check_fields(value: Any, param: str, schema: Schema, *, echoed: bool = False) -> dict[str, Any]:
-    """The given fields of an object except `cache_control`, checked against a schema of `object_of`."""
-    given, properties = {}, schema["properties"]
-    for key, item in check_type(value, dict, param).items():
-        if item is None:
-            continue
-        if key == "cache_control":
-            check_type(item, dict, f"{param}.cache_control")
-            log_ignored("cache_control", CACHE_HINT)
-        elif key in properties:
-            _check_value(item, f"{param}.{key}", properties[key])
-            given[key] = convert_integers(item, properties[key])
-        elif echoed:
-            log_ignored(f"{param}.{key}", ECHOED)
-        else:
-            reject(f"{param}.{shorten(key)}", EXTRA, code=UNKNOWN)
-    for key in schema["required"]:
-        if key not in given:
-            reject(f"{param}.{key}", "Field required", code="missing_field")
-    return given
-
-
-def _check_value(value: Any, param: str, schema: Schema) -> None:
-    """Refuses the first thing in `value` that the schema does not allow."""
-    error = None if _is_valid(value, schema) else next(Draft202012Validator(schema).iter_errors(value), None)
-    if error is None:
-        return
-    where = format_path(error.absolute_path, param)
-    if error.validator == "const":
-        reject_unsupported(where, f"only {json.dumps(error.validator_value)} is supported")
-    if error.validator == "additionalProperties":
-        extra = next(key for key in error.instance if key not in error.schema["properties"])
-        reject(f"{where}.{shorten(extra)}", EXTRA, code=UNKNOWN)
-    raise_schema_error(error, param)
-
-
-def _is_valid(value: Any, schema: Schema) -> bool:
-    """Whether a value is certainly valid, without jsonschema: long conversations have thousands of fields."""
-    kind = type(value)
-    if kind is str:
-        is_name = schema is _NAME and 0 < len(value) <= _MAX_NAME_LENGTH
-        return schema is STRING or schema is _TEXTS or is_name
-    if kind is list:
-        return schema is LIST or schema is _TEXTS
-    return schema is OBJECT if kind is dict else kind is bool and schema is BOOL
+def build_schema(body: BodySchema, typed_tools: Tagged) -> Schema:
+    """The body as one JSON schema, for /openapi.json."""
+    schema, tool = body.schema, CUSTOM_TOOL["oneOf"][0]
+    optional = {**tool["properties"], "type": {"enum": ["custom", None]}}
+    custom = {**tool, "properties": optional, "required": tool["required"][1:]}
+    parts = _OBJECTS | {
+        "tools": {**TOOLS, "items": {"anyOf": [custom, typed_tools]}},
+        "context_management": object_of({}, {"edits": {"type": "array", "items": EDIT}}),
+    }
+    properties = {name: parts.get(name, value) for name, value in schema["properties"].items()}
+    return {**schema, "properties": properties, "required": [n for n in _REQUIRED if n in body.honoured]}

@@ -16,21 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
-from mlxrun.api.anthropic.fields import (
-    CONTEXT,
-    EDITS,
-    EXTRA,
-    FORMATS,
-    METADATA,
-    OUTPUT,
-    THINKING,
-    TOOL,
-    TOOL_CHOICES,
-    check_body,
-    check_fields,
-    check_tagged,
-)
+from mlxrun.api.anthropic.fields import CUSTOM_TOOL, EDIT, check_body
+from mlxrun.api.anthropic.tagged_schema import EXTRA, check_fields, check_tagged
 from mlxrun.api.anthropic.typed_tools import read_typed_tool
+from mlxrun.api.body_schema import LIST, object_of
 from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.request import check_body as check_chat_body
 from mlxrun.api.openai.request import (
@@ -139,7 +128,8 @@ def read_message(body: Any, context: ApiContext, *, count: bool = False) -> Mess
 
 def _translate(given: Json, context: ApiContext, count: bool) -> MessageRequest:
     sources: dict[str, str] = {}
-    builder = ChatMessagesBuilder(sources, context.config.server, complete=not count)
+    server = context.config.server
+    builder = ChatMessagesBuilder(sources, complete=not count, strip_billing=server.strip_billing_header)
     if "system" in given:
         builder.add_system(given["system"], "system")
     builder.add_messages(given["messages"])
@@ -148,10 +138,8 @@ def _translate(given: Json, context: ApiContext, count: bool) -> MessageRequest:
     if "stop_sequences" in given:
         chat["stop"] = given["stop_sequences"]
         sources["stop"] = "stop_sequences"
-    lenient = not context.config.server.strict_fields
-    metadata = check_fields(given.get("metadata", {}), "metadata", METADATA, echoed=lenient)
-    if "user_id" in metadata:
-        chat["user"] = metadata["user_id"]
+    if "user_id" in given.get("metadata", {}):
+        chat["user"] = given["metadata"]["user_id"]
         sources["user"] = "metadata.user_id"
     chat |= _translate_tools(given, sources) | _translate_tool_choice(given, sources)
     chat |= _translate_thinking(given, context, sources)
@@ -198,7 +186,7 @@ def _translate_tool(value: Any, where: str) -> Json:
     if isinstance(kind, str) and kind != "custom":
         tool, function = read_typed_tool(value, where)
     else:
-        _, tool = check_tagged({**value, "type": "custom" if kind is None else kind}, where, TOOL)
+        tool = check_tagged({**value, "type": "custom" if kind is None else kind}, where, CUSTOM_TOOL)
         function = {name: tool[name] for name in ("name", "description") if name in tool}
     if tool.get("input_examples"):
         examples = [json.dumps(example, ensure_ascii=False) for example in tool["input_examples"]]
@@ -213,7 +201,7 @@ def _translate_tool(value: Any, where: str) -> Json:
 def _translate_tool_choice(given: Json, sources: dict[str, str]) -> Json:
     if "tool_choice" not in given:
         return {}
-    kind, choice = check_tagged(given["tool_choice"], "tool_choice", TOOL_CHOICES)
+    choice, kind = given["tool_choice"], given["tool_choice"]["type"]
     names = [tool["name"] for tool in given.get("tools", [])]
     if kind in ("any", "tool") and not names:
         reject("tool_choice", f"{kind!r} needs `tools`")
@@ -233,16 +221,15 @@ def _translate_thinking(given: Json, context: ApiContext, sources: dict[str, str
     parsed. `adaptive` leaves the switch to the template and the config."""
     if "thinking" not in given:
         return {}
-    kind, thinking = check_tagged(given["thinking"], "thinking", THINKING)
-    chat: Json = {}
+    thinking, chat = given["thinking"], {}
     if "budget_tokens" in thinking and context.formats.reasoning is not None:
         chat["thinking_budget"] = thinking["budget_tokens"]
         sources["thinking_budget"] = "thinking.budget_tokens"
     switch = find_reasoning_switch(context.model_info)
     if switch is None:
         log_ignored("thinking.type", _NO_VARIABLE)
-    elif kind != "adaptive":
-        chat["chat_template_kwargs"] = {switch: kind == "enabled"}
+    elif thinking["type"] != "adaptive":
+        chat["chat_template_kwargs"] = {switch: thinking["type"] == "enabled"}
         sources[f"chat_template_kwargs.{switch}"] = "thinking"
     return chat
 
@@ -258,7 +245,7 @@ def _check_budget(body: Json, interleaved: bool) -> None:
 
 
 def _translate_output(given: Json, model_info: ModelInfo, sources: dict[str, str]) -> Json:
-    output = check_fields(given.get("output_config", {}), "output_config", OUTPUT)
+    output: Json = given.get("output_config", {})
     chat: Json = {}
     known = find_template_variables(model_info.chat_template or "")
     if "effort" in output and "reasoning_effort" not in known:
@@ -270,8 +257,7 @@ def _translate_output(given: Json, model_info: ModelInfo, sources: dict[str, str
     if len(formats) > 1:
         reject("output_format", "not together with output_config.format; give one of them")
     for name, value in formats:
-        _, wanted = check_tagged(value, name, FORMATS)
-        schema = {"name": "output", "schema": wanted["schema"], "strict": True}
+        schema = {"name": "output", "schema": value["schema"], "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
         sources["response_format"] = name
         sources["response_format.json_schema.schema"] = f"{name}.schema"
@@ -291,12 +277,13 @@ def _check_edits(given: Json) -> bool:
     """Whether the body has context edits. Only an edit that removes nothing is supported."""
     if "context_management" not in given:
         return False
-    management = check_fields(given["context_management"], "context_management", CONTEXT)
+    edits = object_of({}, {"edits": LIST})
+    management = check_fields(given["context_management"], "context_management", edits)
     for i, edit in enumerate(management.get("edits", [])):
         where = f"context_management.edits[{i}]"
         check_type(edit, dict, where)
         kind = edit.get("type")
-        if isinstance(kind, str) and kind not in EDITS:
+        if isinstance(kind, str) and kind not in EDIT.kinds:
             reject_unsupported(f"{where}.type", f"{quote(kind)}; conversations are used as they are sent")
-        check_tagged(edit, where, EDITS)
+        check_tagged(edit, where, EDIT)
     return True

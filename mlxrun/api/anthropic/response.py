@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from mlxrun.api.anthropic.fields import THREAD_UNSUPPORTED, check_fields
+from mlxrun.api.anthropic.fields import THREAD_UNSUPPORTED
+from mlxrun.api.anthropic.tagged_schema import check_fields
 from mlxrun.api.body_schema import OBJECT, STRING, object_of
 from mlxrun.core.errors import (
     Draining,

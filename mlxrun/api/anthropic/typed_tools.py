@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlxrun.api.anthropic.fields import TOOL_OPTIONS, check_tagged
+from mlxrun.api.anthropic.fields import TOOL_OPTIONS
+from mlxrun.api.anthropic.tagged_schema import Tagged, check_tagged
 from mlxrun.api.body_schema import Schema, object_of
 from mlxrun.core.field_errors import reject_unsupported
 
@@ -104,13 +105,15 @@ TYPED_TOOLS: dict[str, Json] = {
     "memory_20250818": _MEMORY,
 }
 _LIMIT: dict[str, Schema] = {"max_characters": {"type": "integer", "minimum": 1}}
-TYPED_KINDS = {
-    kind: object_of(
-        {"name": {"const": tool["name"]}},
-        TOOL_OPTIONS | (_LIMIT if kind == "text_editor_20250728" else {}),
-    )
-    for kind, tool in TYPED_TOOLS.items()
-}
+TYPED_SCHEMA = Tagged(
+    {
+        kind: object_of(
+            {"name": {"const": tool["name"]}},
+            TOOL_OPTIONS | (_LIMIT if kind == "text_editor_20250728" else {}),
+        )
+        for kind, tool in TYPED_TOOLS.items()
+    }
+)
 _REFUSED = {
     "computer": "there is no screen; describe it as a custom tool",
     "browser": "there is no browser; describe it as a custom tool",
@@ -125,7 +128,7 @@ def read_typed_tool(value: Json, where: str) -> tuple[Json, Json]:
     if kind not in TYPED_TOOLS:
         reason = _REFUSED.get(kind.partition("_")[0], _SERVER_TOOL)
         reject_unsupported(f"{where}.type", f"{kind[:80]!r}: {reason}")
-    _, fields = check_tagged(value, where, TYPED_KINDS)
+    fields = check_tagged(value, where, TYPED_SCHEMA)
     function = dict(TYPED_TOOLS[kind])
     if "max_characters" in fields:
         most = fields["max_characters"]

@@ -26,7 +26,6 @@ from mlxrun.api.responses.tools import read_tools
 from mlxrun.api.text.messages import normalize_messages
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.tools import read_offered_tools
-from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import reject
 from mlxrun.jobs.lines.job_file import COMPLETION, MESSAGE, POOLED, RESPONSE, BadLine, JobLine
@@ -136,7 +135,7 @@ def check_line_body(line: JobLine) -> None:
     """RequestError if no model could answer the line."""
     if line.url == MESSAGE:
         given = check_message_body(line.body, False)
-        ChatMessagesBuilder({}, ServerSettings(), complete=True).add_messages(given["messages"])
+        ChatMessagesBuilder({}, complete=True).add_messages(given["messages"])
     elif line.url == RESPONSE:
         given = RESPONSE_BODY.check(line.body)
         read_tools(given)

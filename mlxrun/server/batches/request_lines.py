@@ -15,8 +15,9 @@ from typing import Any
 
 from aiohttp import web
 
-from mlxrun.api.anthropic.fields import EXTRA, MESSAGES
+from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import MAX_REQUESTS, check_request
+from mlxrun.api.anthropic.tagged_schema import EXTRA
 from mlxrun.core.errors import BodyTooLarge, RequestError
 from mlxrun.core.field_errors import UNKNOWN, check_type, quote, reject, shorten
 from mlxrun.core.limited_json import NestedTooDeeply, check_depth

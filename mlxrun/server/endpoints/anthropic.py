@@ -11,11 +11,11 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES
-from mlxrun.api.anthropic.openapi_schema import build_schema
+from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES, build_schema
 from mlxrun.api.anthropic.request import count_tokens, prepare_message
 from mlxrun.api.anthropic.response import build_error, get_error_status
 from mlxrun.api.anthropic.stream import MessageWriter
+from mlxrun.api.anthropic.typed_tools import TYPED_SCHEMA
 from mlxrun.core.errors import MlxrunError
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
@@ -79,14 +79,14 @@ SURFACE = Surface(
             MESSAGES,
             create_message,
             "Answer a conversation, at once or as a stream",
-            build_schema(BODY),
+            build_schema(BODY, TYPED_SCHEMA),
         ),
         Endpoint(
             "POST",
             COUNT_TOKENS,
             count_message_tokens,
             "Count the tokens of a conversation",
-            build_schema(COUNT_BODY),
+            build_schema(COUNT_BODY, TYPED_SCHEMA),
         ),
     ),
     build_error,

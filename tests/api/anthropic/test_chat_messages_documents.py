@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from mlxrun.api.anthropic.fields import BODY
-from mlxrun.api.anthropic.openapi_schema import build_schema
+from mlxrun.api.anthropic.fields import BODY, build_schema
+from mlxrun.api.anthropic.typed_tools import TYPED_SCHEMA
 from mlxrun.config.settings import Config, ServerSettings
 from tests.helpers.anthropic_api import (
     CALLED,
@@ -152,7 +152,7 @@ def test_only_where_they_belong() -> None:
 
 def test_the_document_of_the_body_says_the_same() -> None:
     """/openapi.json has the blocks, and refuses what they do not hold."""
-    checks = Draft202012Validator(build_schema(BODY))
+    checks = Draft202012Validator(build_schema(BODY, TYPED_SCHEMA))
     assert checks.is_valid(body(user(doc(PLAIN, title="T"), doc(BLOCKS), found())))
     for block in (
         doc({"type": "url", "url": "x"}),

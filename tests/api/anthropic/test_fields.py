@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from mlxrun.api.anthropic import fields
-from mlxrun.api.anthropic.openapi_schema import build_schema
+from mlxrun.api.anthropic import fields, tagged_schema
+from mlxrun.api.anthropic.fields import build_schema
 from mlxrun.api.anthropic.response import build_error
+from mlxrun.api.anthropic.typed_tools import TYPED_SCHEMA
 from mlxrun.config.settings import Config, MediaSettings, ServerSettings
 from mlxrun.core.errors import MediaError
 from tests.helpers.anthropic_api import (
@@ -230,7 +231,9 @@ def test_bad_videos_are_named(source: Json, param: str, said: str) -> None:
     given = body(user(text("a"), {"type": "video", "source": source}))
     error = refused(given, EYES)
     assert error.param == f"messages.0.content.1.{param}" and said in str(error)
-    assert Draft202012Validator(build_schema(fields.BODY)).is_valid(given) is (source in (VIDEO, LINKED))
+    assert Draft202012Validator(build_schema(fields.BODY, TYPED_SCHEMA)).is_valid(given) is (
+        source in (VIDEO, LINKED)
+    )
 
 
 def test_videos_are_in_messages_of_the_user_only() -> None:
@@ -251,8 +254,8 @@ def test_images_need_a_model_that_sees() -> None:
 
 
 CONSTANTS = {
-    name: getattr(fields, name) for name in ("STRING", "_NAME", "_TEXTS", "LIST", "OBJECT", "BOOL", "_EFFORT")
-}
+    name: getattr(tagged_schema, name) for name in ("STRING", "NAME", "TEXTS", "LIST", "OBJECT", "BOOL")
+} | {"_EFFORT": fields._EFFORT}
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
@@ -261,4 +264,4 @@ def test_the_fast_check_agrees_with_the_schema(name: str, value: Any) -> None:
     """What is let through without jsonschema would have passed it."""
     schema = CONSTANTS[name]
     valid = Draft202012Validator(schema).is_valid(value)
-    assert valid or not fields._is_valid(value, schema)
+    assert valid or not tagged_schema._is_valid(value, schema)
