@@ -29,7 +29,7 @@ _MEDIA = "the model's files configure image processing"
 _SAMPLER = "this sampler is not implemented"
 
 # Of both endpoints, chat/completions and completions.
-_COMMON: Accepted = {
+COMPLETION_IGNORED: Accepted = {
     # OpenAI
     "metadata": (OBJECT, _LABEL),
     "prediction": (OBJECT, _SPEED),
@@ -120,7 +120,7 @@ _COMMON: Accepted = {
         (_NUMBER, "it acts only with a sampler that is not implemented"),
     ),
 }
-CHAT_IGNORED: Accepted = _COMMON | {
+CHAT_IGNORED: Accepted = COMPLETION_IGNORED | {
     "documents": (_EMPTY, _NOTHING),
     "echo": (_OFF, _NOTHING),
     "function_call": ({"enum": ["none", "auto"]}, _NOTHING),
@@ -133,7 +133,6 @@ CHAT_IGNORED: Accepted = _COMMON | {
     "stream_reasoning": (BOOL, "reasoning is streamed as it is computed"),
     "use_audio_in_video": (BOOL, "there is no audio input; the sound of videos is not used"),
 }
-COMPLETION_IGNORED: Accepted = _COMMON
 
 # Known fields of other servers that would change the answer, and the reason.
 REFUSED_OF_OTHERS = {

@@ -75,41 +75,37 @@ _COMMON: dict[str, Schema] = {
     "sparse_prefill": BOOL,
     "user": STRING,
 }
-HONOURED: dict[RequestKind, dict[str, Schema]] = {
-    "chat": _COMMON
-    | {
-        "messages": ANY,
-        "tools": TOOLS,
-        "tool_choice": ANY,
-        "max_completion_tokens": _COUNT,
-        "logprobs": BOOL,
-        "top_logprobs": _TOP,
-        "reasoning_effort": STRING,  # reasoning.py resolves this and the next three
-        "reasoning": object_of(  # OpenRouter's
-            {},
-            {"effort": STRING, "enabled": BOOL, "max_tokens": _COUNT, "exclude": {"const": False}},
-        ),
-        "thinking": object_of(  # of the chat APIs of GLM and DeepSeek, and LiteLLM's
-            {"type": {"enum": ["enabled", "disabled", "auto", "adaptive"]}},
-            {"budget_tokens": _COUNT, "clear_thinking": BOOL},
-        ),
-        "enable_thinking": BOOL,  # of the chat API of Qwen
-        "thinking_budget": {"type": "integer", "minimum": 0},
-        "thinking_token_budget": {"type": "integer", "minimum": 0},  # vLLM's name of the same
-        "chat_template_kwargs": OBJECT,
-        "parallel_tool_calls": BOOL,
-        "response_format": {"type": "object", "required": ["type"]},
-        "add_generation_prompt": BOOL,  # with the next, as in vLLM: see api/text/continuation.py
-        "continue_final_message": BOOL,
-    },
-    "completion": _COMMON
-    | {
-        "prompt": ANY,
-        "suffix": STRING,
-        "echo": BOOL,
-        "logprobs": _TOP,
-        "max_tokens": {"type": "integer", "minimum": 0},  # 0: for the logprobs of the prompt
-    },
+CHAT = _COMMON | {
+    "messages": ANY,
+    "tools": TOOLS,
+    "tool_choice": ANY,
+    "max_completion_tokens": _COUNT,
+    "logprobs": BOOL,
+    "top_logprobs": _TOP,
+    "reasoning_effort": STRING,  # reasoning.py resolves this and the next three
+    "reasoning": object_of(  # OpenRouter's
+        {},
+        {"effort": STRING, "enabled": BOOL, "max_tokens": _COUNT, "exclude": {"const": False}},
+    ),
+    "thinking": object_of(  # of the chat APIs of GLM and DeepSeek, and LiteLLM's
+        {"type": {"enum": ["enabled", "disabled", "auto", "adaptive"]}},
+        {"budget_tokens": _COUNT, "clear_thinking": BOOL},
+    ),
+    "enable_thinking": BOOL,  # of the chat API of Qwen
+    "thinking_budget": {"type": "integer", "minimum": 0},
+    "thinking_token_budget": {"type": "integer", "minimum": 0},  # vLLM's name of the same
+    "chat_template_kwargs": OBJECT,
+    "parallel_tool_calls": BOOL,
+    "response_format": {"type": "object", "required": ["type"]},
+    "add_generation_prompt": BOOL,  # with the next, as in vLLM: see api/text/continuation.py
+    "continue_final_message": BOOL,
+}
+_COMPLETION = _COMMON | {
+    "prompt": ANY,
+    "suffix": STRING,
+    "echo": BOOL,
+    "logprobs": _TOP,
+    "max_tokens": {"type": "integer", "minimum": 0},  # 0: for the logprobs of the prompt
 }
 
 # Accepted because these values do not change the answer, also with server.strict_fields: the values, and the
@@ -118,29 +114,7 @@ _HARMLESS: Accepted = {
     "skip_special_tokens": ({"const": True}, "special tokens are never part of the text"),
     "include_stop_str_in_output": ({"const": False}, "stop strings are never part of an answer"),
 }
-HARMLESS: dict[RequestKind, Accepted] = {
-    "chat": _HARMLESS
-    | {
-        "include_reasoning": ({"const": True}, "reasoning is always returned"),
-        "add_special_tokens": ({"const": False}, "the chat template adds the special tokens"),
-        "metadata": (OBJECT, "it labels requests for a dashboard"),
-        "safety_identifier": (STRING, "it identifies the end user"),
-        "prompt_cache_key": (STRING, "a hint; the prefix cache compares tokens"),
-        "promptCacheKey": (STRING, "another spelling of prompt_cache_key"),
-        "store": ({"const": False}, "chat completions are not stored"),
-        "service_tier": ({"enum": ["auto", "default"]}, "there is only one service tier"),
-        "modalities": ({"const": ["text"]}, "only text output is supported"),
-    },
-    "completion": _HARMLESS
-    | {
-        "best_of": ({"const": 1}, "candidates are not compared"),
-        "add_special_tokens": ({"const": True}, "the tokenizer always adds its special tokens"),
-    },
-}
-
-IGNORED: dict[RequestKind, Accepted] = {"chat": CHAT_IGNORED, "completion": COMPLETION_IGNORED}
-
-# Known fields that are refused, unless their value is one of IGNORED, and the reason.
+# Known fields that are refused, unless their value is one of those in client_fields.py, and the reason.
 _REFUSED = {  # of vLLM's fields
     "allowed_token_ids": "use structured_outputs",
     "bad_words": "use logit_bias",
@@ -155,35 +129,51 @@ _REFUSED = {  # of vLLM's fields
     "truncate_prompt_tokens": "a prompt that does not fit is refused, not truncated",
     "use_beam_search": "there is no beam search",
 }
-REFUSED: dict[RequestKind, dict[str, str]] = {
-    "chat": _REFUSED
-    | REFUSED_OF_OTHER_CHATS
-    | {
-        "audio": "only text output is supported",
-        "chat_template": "set model.chat_template in the config",
-        "documents": "send them in a message",
-        "function_call": "deprecated; use tool_choice",
-        "functions": "deprecated; use tools",
-        "moderation": "there is no moderation model",
-        "prediction": "predicted outputs are not implemented",
-        "prompt_cache_options": "the prefix cache has no options per request",
-        "prompt_cache_retention": "the config decides how long prefixes are cached",
-        "verbosity": "ask for the desired length in the prompt",
-        "web_search_options": "there is no web search",
-    },
-    "completion": _REFUSED | REFUSED_OF_OTHERS,
-}
 
-_URL = {kind: url for url, kind in URLS.items()}
 BODIES: dict[RequestKind, BodySchema] = {
-    kind: BodySchema(
-        HONOURED[kind],
-        HARMLESS[kind],
-        REFUSED[kind],
-        {name: _URL[other] for other in HONOURED if other != kind for name in HONOURED[other]},
-        IGNORED[kind],
-    )
-    for kind in HONOURED
+    "chat": BodySchema(
+        CHAT,
+        _HARMLESS
+        | {
+            "include_reasoning": ({"const": True}, "reasoning is always returned"),
+            "add_special_tokens": ({"const": False}, "the chat template adds the special tokens"),
+            "metadata": (OBJECT, "it labels requests for a dashboard"),
+            "safety_identifier": (STRING, "it identifies the end user"),
+            "prompt_cache_key": (STRING, "a hint; the prefix cache compares tokens"),
+            "promptCacheKey": (STRING, "another spelling of prompt_cache_key"),
+            "store": ({"const": False}, "chat completions are not stored"),
+            "service_tier": ({"enum": ["auto", "default"]}, "there is only one service tier"),
+            "modalities": ({"const": ["text"]}, "only text output is supported"),
+        },
+        _REFUSED
+        | REFUSED_OF_OTHER_CHATS
+        | {
+            "audio": "only text output is supported",
+            "chat_template": "set model.chat_template in the config",
+            "documents": "send them in a message",
+            "function_call": "deprecated; use tool_choice",
+            "functions": "deprecated; use tools",
+            "moderation": "there is no moderation model",
+            "prediction": "predicted outputs are not implemented",
+            "prompt_cache_options": "the prefix cache has no options per request",
+            "prompt_cache_retention": "the config decides how long prefixes are cached",
+            "verbosity": "ask for the desired length in the prompt",
+            "web_search_options": "there is no web search",
+        },
+        dict.fromkeys(_COMPLETION, COMPLETION_URL),
+        CHAT_IGNORED,
+    ),
+    "completion": BodySchema(
+        _COMPLETION,
+        _HARMLESS
+        | {
+            "best_of": ({"const": 1}, "candidates are not compared"),
+            "add_special_tokens": ({"const": True}, "the tokenizer always adds its special tokens"),
+        },
+        _REFUSED | REFUSED_OF_OTHERS,
+        dict.fromkeys(CHAT, CHAT_URL),
+        COMPLETION_IGNORED,
+    ),
 }
 
 # Tokens of a prompt, as the engine would get it, and back.
@@ -193,7 +183,7 @@ _PROMPT_FIELDS = (
 )
 TOKENIZE = BodySchema(
     {"model": STRING, "prompt": STRING, "add_special_tokens": BOOL, "return_token_strs": BOOL}
-    | {name: HONOURED["chat"][name] for name in _PROMPT_FIELDS}
+    | {name: CHAT[name] for name in _PROMPT_FIELDS}
     | {"tool_choice": {"enum": ["auto", "none"]}}
 )
 DETOKENIZE = BodySchema(

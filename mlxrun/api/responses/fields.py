@@ -17,8 +17,7 @@ from mlxrun.api.body_schema import (
     Schema,
     object_of,
 )
-from mlxrun.api.openai.fields import CHAT_URL, EFFORTS
-from mlxrun.api.openai.fields import HONOURED as CHAT
+from mlxrun.api.openai.fields import CHAT, CHAT_URL, EFFORTS
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"
@@ -44,7 +43,7 @@ SAME = (
 SUMMARIES = ("auto", "concise", "detailed")
 INCLUDE: Schema = {"type": "array", "maxItems": 64, "items": {"enum": list(INCLUDES)}}
 
-HONOURED: dict[str, Schema] = {name: CHAT["chat"][name] for name in SAME} | {
+HONOURED: dict[str, Schema] = {name: CHAT[name] for name in SAME} | {
     "input": {"type": ["string", "array"]},
     "instructions": STRING,
     "previous_response_id": STRING,
@@ -59,8 +58,8 @@ HONOURED: dict[str, Schema] = {name: CHAT["chat"][name] for name in SAME} | {
         | dict.fromkeys(("summary", "generate_summary", "context"), {"enum": ["auto", None]}),
     ),
     "text": object_of({}, {"format": {"type": ["object", "null"]}, "verbosity": {"enum": ["medium", None]}}),
-    "max_output_tokens": CHAT["chat"]["max_tokens"],
-    "top_logprobs": CHAT["chat"]["top_logprobs"],
+    "max_output_tokens": CHAT["max_tokens"],
+    "top_logprobs": CHAT["top_logprobs"],
     "include": INCLUDE,
     "store": BOOL,
     "metadata": METADATA,

@@ -9,7 +9,7 @@ import pytest
 
 from mlxrun.api.anthropic import fields as anthropic_fields
 from mlxrun.api.body_schema import BodySchema
-from mlxrun.api.openai.fields import BODIES, HARMLESS, IGNORED, REFUSED
+from mlxrun.api.openai.fields import BODIES
 from mlxrun.api.openai.response import build_error
 from mlxrun.api.responses.fields import BODY as RESPONSES
 from mlxrun.config.settings import Config, ServerSettings
@@ -17,7 +17,9 @@ from mlxrun.core.errors import RequestError
 from tests.helpers.field_examples import list_examples, set_field
 from tests.helpers.openai_api import CHAT, COMPLETION, HI, TOOL, chat, complete, refused
 
-ACCEPTED = [(name, value) for name, (schema, _) in IGNORED["chat"].items() for value in list_examples(schema)]
+ACCEPTED = [
+    (name, value) for name, (schema, _) in BODIES["chat"].ignored.items() for value in list_examples(schema)
+]
 
 
 def test_both_spellings_of_the_cache_key() -> None:
@@ -136,7 +138,7 @@ def test_bad_fields_are_named(url: str, field: str, value: Any, param: str, word
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
         ({"messages": None}, "messages"),
-        *(({name: 7}, name) for name in REFUSED["chat"]),
+        *(({name: 7}, name) for name in BODIES["chat"].refused),
         ({"use_beam_search": True}, "use_beam_search"),
         ({"length_penalty": 1.1}, "length_penalty"),
         ({"top_a": 0.2}, "top_a"),
@@ -171,7 +173,7 @@ STRICT = Config(server=ServerSettings(strict_fields=True))
         ({"enable_thinking": False}, "enable_thinking"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs.enable_thinking"),
         ({"messages": [{**HI[0], "id": "x"}]}, "messages[0].id"),
-        *(({name: {}}, name) for name in REFUSED["chat"]),
+        *(({name: {}}, name) for name in BODIES["chat"].refused),
         *((set_field({}, name, value), name) for name, value in ACCEPTED if "." not in name),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ],
@@ -179,7 +181,7 @@ STRICT = Config(server=ServerSettings(strict_fields=True))
 def test_what_has_no_effect_is_refused_if_strict(fields: Mapping[str, Any], param: str) -> None:
     """With server.strict_fields; but values that are always accepted are accepted then too."""
     body = {"messages": HI, "stream": True, **fields}
-    always = HARMLESS["chat"].get(param)
+    always = BODIES["chat"].harmless.get(param)
     if always is not None and fields[param] in list_examples(always[0]):
         assert BODIES["chat"].check(body, strict=True)
     else:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
+from mlxrun.api.openai.fields import BODIES
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error
 from mlxrun.api.prepared import ApiContext
@@ -58,7 +58,10 @@ def test_unknown_urls() -> None:
     assert error.param == "url" and "did you mean '/v1/chat/completions'" in str(error)
 
 
-FIELDS = st.sampled_from(sorted({*HONOURED["chat"], *HARMLESS["chat"], *REFUSED["chat"], "prompt", "echo"}))
+CHAT_BODY = BODIES["chat"]
+FIELDS = st.sampled_from(
+    sorted({*CHAT_BODY.honoured, *CHAT_BODY.harmless, *CHAT_BODY.refused, "prompt", "echo"})
+)
 
 
 VALUES = st.recursive(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.openai.fields import HARMLESS, HONOURED, REFUSED
+from mlxrun.api.openai.fields import BODIES
 from mlxrun.config.settings import ApiSettings, SchedulerSettings
 from mlxrun.core.errors import EngineDead, Overloaded, PromptTooLong
 from mlxrun.core.request import FinishReason, HitKind, TokenEvent
@@ -362,7 +362,10 @@ async def test_bodies_that_clients_send(name: str) -> None:
             assert "".join(c["delta"].get("content", "") for c in deltas(reply)) == "ok"
 
 
-FIELDS = sorted({*HONOURED["chat"], *HONOURED["completion"], *HARMLESS["chat"], *REFUSED["chat"], "tokens"})
+CHAT_BODY = BODIES["chat"]
+FIELDS = sorted(
+    {*CHAT_BODY.honoured, *BODIES["completion"].honoured, *CHAT_BODY.harmless, *CHAT_BODY.refused, "tokens"}
+)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 300) | st.floats() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
