@@ -166,13 +166,13 @@ class MessageWriter:
 
 def parse_arguments(text: str) -> Json:
     """The input of a call. A number that Python or JSON cannot represent stays text."""
-    found = json.loads(text or "{}", parse_int=_parse_int, parse_float=_parse_float)
+    found = json.loads(
+        text or "{}",
+        parse_int=lambda number: int(number) if len(number) <= _MAX_DIGITS else number,
+        parse_float=_parse_float,
+    )
     assert isinstance(found, dict), "parsers return an object"
     return found
-
-
-def _parse_int(text: str) -> int | str:
-    return int(text) if len(text) <= _MAX_DIGITS else text
 
 
 def _parse_float(text: str) -> float | str:

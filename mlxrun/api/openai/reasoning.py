@@ -30,7 +30,10 @@ def resolve_reasoning_fields(given: Mapping[str, Any], context: ApiContext) -> d
     known = find_template_variables(context.model_info.chat_template or "")
     switch = find_reasoning_switch(context.model_info)
     if effort is not None:
-        _check_effort(effort, effort_field, "reasoning_effort" in known)
+        if "reasoning_effort" not in known and effort not in EFFORTS:
+            reject_choice(effort_field, effort, EFFORTS)
+        if not effort.strip():
+            reject(effort_field, "is empty")
     variables = {} if effort is None else translate_effort(effort, context.model_info)
     unused = [] if effort is None or variables else [effort_field]
     enabled = _SWITCHED.get(enabled) if isinstance(enabled, str) else enabled
@@ -46,14 +49,10 @@ def resolve_reasoning_fields(given: Mapping[str, Any], context: ApiContext) -> d
         if context.config.server.strict_fields:
             reject_unsupported(name, _NO_VARIABLE)
         log_ignored(name, _NO_VARIABLE)
-    return _add_budget(given, context) | _merge_variables(given, variables)
-
-
-def _check_effort(effort: str, param: str, has_variable: bool) -> None:
-    if not has_variable and effort not in EFFORTS:
-        reject_choice(param, effort, EFFORTS)
-    if not effort.strip():
-        reject(param, "is empty")
+    body = _add_budget(given, context)
+    if variables:
+        body["chat_template_kwargs"] = {**variables, **given.get("chat_template_kwargs", {})}
+    return body
 
 
 def translate_effort(effort: str, model_info: ModelInfo) -> dict[str, Any]:
@@ -75,12 +74,6 @@ def _find_first(given: Mapping[str, Any], *paths: str) -> tuple[str, Any]:
         if value is not None:
             return path, value
     return paths[-1], None
-
-
-def _merge_variables(given: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-    if not variables:
-        return {}
-    return {"chat_template_kwargs": {**variables, **given.get("chat_template_kwargs", {})}}
 
 
 def _add_budget(given: Mapping[str, Any], context: ApiContext) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from mlxrun.api.text.ignored_fields import log_ignored
 from mlxrun.api.text.media.media_kinds import MediaRef, check_model_takes
 from mlxrun.api.text.messages import Message, normalize_messages
 from mlxrun.api.text.model_info import choose_adapter, name_model
-from mlxrun.api.text.prompt import PromptOptions, RenderedPrompt, build_chat_prompt, check_text
+from mlxrun.api.text.prompt import RenderedPrompt, build_chat_prompt, check_text
 from mlxrun.api.text.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.text.templates.template import (
     find_template_variables,
@@ -254,10 +254,14 @@ async def prepare_chat_prompt(
             describe_tools_in_prompt, messages, tools, call_format, native=native
         )
         tools = ()
-    options = PromptOptions(continued_path, must_fit)
     messages, refs = await context.media_loader.open_documents(messages, refs, model_info)
     async with context.media_loader.load_images(refs, model_info) as images:
-        work = partial(build_chat_prompt, model_info, messages, images, tools, arguments, options)
+        work = partial(
+            build_chat_prompt,
+            *(model_info, messages, images, tools, arguments),
+            continued_path=continued_path,
+            must_fit=must_fit,
+        )
         prompt = await (IMAGES.run(work) if images else run_on_text(size, work))
     return dataclasses.replace(prompt, continuation=continuation)
 

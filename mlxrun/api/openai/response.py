@@ -7,10 +7,10 @@ Everything but `id` and `created`, which the caller passes, follows from the req
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from mlxrun.api.choice import AnswerToken, Choice, ToolCall
+from mlxrun.api.choice import AnswerToken, Choice
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.text.tokens.detokenize import TokenBytes
 from mlxrun.core.errors import InternalError, MlxrunError, RequestError, describe_error, get_http_status
@@ -47,17 +47,10 @@ def build_response(
     }
 
 
-def build_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
-    """Token counts. A prompt counts once, and of its cached tokens only those of its first choice."""
-    return _build_counts(prepared, prepared.prompt_tokens, choices)
-
-
-def build_choice_usage(prepared: PreparedRequest, choice: Choice) -> Json:
-    """Token counts of one choice so far, with its own prompt."""
-    return _build_counts(prepared, len(prepared.requests[choice.index].prompt), [choice])
-
-
-def _build_counts(prepared: PreparedRequest, prompt: int, choices: Sequence[Choice]) -> Json:
+def build_usage(prepared: PreparedRequest, choices: Sequence[Choice], prompt: int | None = None) -> Json:
+    """Token counts. A prompt counts once, and of its cached tokens only those of its first choice. `prompt`:
+    tokens of the choices' own prompt; None: of all prompts."""
+    prompt = prepared.prompt_tokens if prompt is None else prompt
     completion = sum(choice.completion_tokens for choice in choices)
     reasoning = sum(choice.reasoning_tokens for choice in choices)
     firsts = [choice for choice in choices if choice.index % prepared.n == 0]
@@ -80,8 +73,9 @@ def _build_choice(prepared: PreparedRequest, choice: Choice) -> Json:
         answer = {"text": (prompts[choice.index // prepared.n] if prompts else "") + choice.text}
     tokens = choice.get_tokens_with_logprobs()
     logprobs = build_logprobs(prepared, choice.index, tokens) if prepared.has_logprobs else None
-    if prepared.echoed_offsets:
-        logprobs = join_logprobs(build_echoed_logprobs(prepared, choice), logprobs)
+    if prepared.echoed_offsets and logprobs is not None:
+        echoed = build_echoed_logprobs(prepared, choice)
+        logprobs = {name: values + logprobs[name] for name, values in echoed.items()}
     if prepared.prompt_logprobs is not None and prepared.kind == "completion":
         answer["prompt_logprobs"] = build_prompt_logprobs(prepared, choice)
     if prepared.returns_token_ids:
@@ -103,14 +97,15 @@ def _build_message(choice: Choice) -> Json:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["content"] = choice.content or None
-        message["tool_calls"] = [build_tool_call(call) for call in choice.calls]
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in choice.calls
+        ]
     return message
-
-
-def build_tool_call(call: ToolCall) -> Json:
-    """A tool call of a message."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}
 
 
 def build_logprobs(prepared: PreparedRequest, index: int, tokens: Sequence[AnswerToken]) -> Json:
@@ -192,31 +187,27 @@ def _build_top(top: Iterable[tuple[str, float]], own: str, logprob: float) -> Js
 def build_echoed_logprobs(prepared: PreparedRequest, choice: Choice) -> Json:
     """Those of the prompt that a completion echoes. Nothing comes before its first token, which has none."""
     request = prepared.requests[choice.index]
-    names = _get_token_names(choice.token_bytes, as_ids=prepared.writes_tokens_as_ids)
+    name = partial(_name_token, choice.token_bytes, prepared.writes_tokens_as_ids)
     logprobs: list[float | None] = [None]
     tops: list[Json | None] = [None]
     for token, score in _pair_prompt(request.prompt, choice):
         if score is not None:  # a completion has no images
             logprobs.append(max(score.logprob, _LOWEST))
-            top = [(names[i], value) for i, value in score.top[: request.params.logprobs]]
-            tops.append(_build_top(top, names[token], score.logprob))
+            top = [(name(i), value) for i, value in score.top[: request.params.logprobs]]
+            tops.append(_build_top(top, name(token), score.logprob))
     return {
-        "tokens": [names[token] for token in request.prompt],
+        "tokens": [name(token) for token in request.prompt],
         "token_logprobs": logprobs,
         "top_logprobs": tops,
         "text_offset": list(prepared.echoed_offsets[choice.index // prepared.n]),
     }
 
 
-def join_logprobs(first: Json, more: Json | None) -> Json:
-    """The logprobs of a completion's tokens, followed by those of the next ones."""
-    return first if more is None else {name: values + more[name] for name, values in first.items()}
-
-
 def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Json | None]:
     """vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the likeliest ones, by id.
     None for the first token and for those of images. `rank` counts from 1."""
-    prompt, names = prepared.requests[choice.index].prompt, _get_token_names(choice.token_bytes)
+    prompt = prepared.requests[choice.index].prompt
+    name = partial(_name_token, choice.token_bytes, False)
     found: list[Json | None] = [None]
     for token, score in _pair_prompt(prompt, choice):
         if score is None:
@@ -228,7 +219,7 @@ def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Jso
         }
         found.append(
             {
-                str(i): {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": names[i]}
+                str(i): {"logprob": max(logprob, _LOWEST), "rank": rank, "decoded_token": name(i)}
                 for i, (logprob, rank) in described.items()
             }
         )
@@ -245,21 +236,9 @@ def _pair_prompt(prompt: Sequence[int], choice: Choice) -> Iterator[tuple[int, T
     return zip(prompt[1:], found, strict=True)
 
 
-class _TokenNames(dict[int, str]):
-    """The names of a tokenizer's tokens by id; each is made once, since prompts are long and share tokens."""
-
-    def __init__(self, to_bytes: TokenBytes, *, as_ids: bool) -> None:
-        self._to_bytes = to_bytes
-        self._as_ids = as_ids
-
-    def __missing__(self, token: int) -> str:
-        text = f"{_TOKEN_ID}{token}" if self._as_ids else _format_bytes(self._to_bytes(token))
-        return self.setdefault(token, text)
-
-
-@lru_cache(maxsize=16)
-def _get_token_names(to_bytes: TokenBytes, *, as_ids: bool = False) -> _TokenNames:
-    return _TokenNames(to_bytes, as_ids=as_ids)
+@lru_cache(maxsize=1 << 18)  # prompts are long and share tokens
+def _name_token(to_bytes: TokenBytes, as_ids: bool, token: int) -> str:
+    return f"{_TOKEN_ID}{token}" if as_ids else _format_bytes(to_bytes(token))
 
 
 def _format_bytes(text: bytes, mark: str = "bytes:") -> str:

@@ -13,7 +13,6 @@ from itertools import groupby
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai.response import (
     Json,
-    build_choice_usage,
     build_echoed_logprobs,
     build_logprobs,
     build_prompt_ids,
@@ -78,7 +77,8 @@ class ChunkWriter:
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         tail = self._tail
         if self._prepared.continuous_usage:
-            tail = {"usage": build_choice_usage(self._prepared, self._choices[index])}
+            own = len(self._prepared.requests[index].prompt)
+            tail = {"usage": build_usage(self._prepared, [self._choices[index]], own)}
         return {**self._head, "choices": [choice], **tail}
 
     def make_content(self, delta: Delta) -> Json:

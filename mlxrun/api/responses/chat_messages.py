@@ -1,7 +1,13 @@
-"""Translates input items of the Responses API to chat messages.
+"""Translates input items of the Responses API to chat messages, and chooses which items a prompt has.
 
 The items of one assistant turn (reasoning, text, calls) become one message. The texts of a message are joined
 without separators.
+
+With `truncation: auto`, items of a prompt that does not fit are dropped from the beginning of the
+conversation, as OpenAI documents it: as few as necessary, turn by turn, so that the rest begins with a user's
+message. If the last turn alone does not fit, its oldest steps (an assistant's items and the outputs of its
+calls) are dropped, and the user's message is kept. Instructions, system and developer messages always stay.
+Nothing that is stored changes.
 """
 
 from __future__ import annotations
@@ -111,3 +117,58 @@ def _join_texts(parts: Sequence[Item], param: str) -> str:
 
 def _get_text(part: Item) -> str:
     return str(part["refusal"] if part["type"] == "refusal" else part["text"])
+
+
+def list_cuts(items: Sequence[Item]) -> list[int]:
+    """The positions, ascending, before which items may be dropped; each drops more than the one before."""
+    first_user, last_user = _find_last_question(items)
+    cuts, dropped, at_last_cut = [], 0, 0
+    for i, item in enumerate(items):
+        begins_turn = i <= first_user and _is_user(item) and not (i and _is_user(items[i - 1]))
+        begins_step = (
+            i > last_user
+            and not _is_output(item)
+            and i > 0
+            and (_is_user(items[i - 1]) or _is_output(items[i - 1]))
+        )
+        if (begins_turn or begins_step) and dropped > at_last_cut:
+            cuts.append(i)
+            at_last_cut = dropped
+        # Outputs do not count, as one may have gone with its call.
+        dropped += not (_is_permanent(item) or _is_output(item) or first_user <= i <= last_user)
+    return cuts
+
+
+def list_kept(items: Sequence[Item], cut: int) -> list[int]:
+    """The indices of the items that stay. The outputs of dropped calls are dropped too."""
+    first_user, last_user = _find_last_question(items)
+    stays = [i >= cut or first_user <= i <= last_user or _is_permanent(item) for i, item in enumerate(items)]
+    dropped_calls = {
+        item["call_id"] for i, item in enumerate(items) if item["type"].endswith("_call") and not stays[i]
+    }
+    return [
+        i
+        for i, item in enumerate(items)
+        if stays[i] and not (_is_output(item) and item["call_id"] in dropped_calls)
+    ]
+
+
+def _find_last_question(items: Sequence[Item]) -> tuple[int, int]:
+    """The first and the last of the user's messages that end the conversation's questions; -1 without any."""
+    last = max((i for i, item in enumerate(items) if _is_user(item)), default=-1)
+    first = last
+    while first > 0 and _is_user(items[first - 1]):
+        first -= 1
+    return first, last
+
+
+def _is_user(item: Item) -> bool:
+    return bool(item["type"] == "message" and item["role"] == "user")
+
+
+def _is_permanent(item: Item) -> bool:
+    return item.get("role") in ("system", "developer")
+
+
+def _is_output(item: Item) -> bool:
+    return bool(item["type"].endswith("_output"))

@@ -57,24 +57,22 @@ class InputItem:
     param: str
 
 
-@dataclass(frozen=True, slots=True)
-class ItemSource:
-    """Where items come from. New ids are made of `token`; `lookup` finds the item of a reference; `strict`
-    refuses unknown fields; `param` is the field of the body."""
-
-    token: str
-    lookup: Callable[[str], Item | None] = lambda _: None
-    strict: bool = False
-    param: str = "input"
-
-
-def read_input_items(value: Any, source: ItemSource) -> list[InputItem]:
-    """The items of a field: a text, or an array."""
-    token, param = source.token, source.param
+def read_input_items(
+    value: Any,
+    token: str,
+    lookup: Callable[[str], Item | None] = lambda _: None,
+    *,
+    strict: bool = False,
+    param: str = "input",
+) -> list[InputItem]:
+    """The items of a field, `param`: a text, or an array. New ids are made of `token`; `lookup` finds the
+    item of a reference; `strict` refuses unknown fields."""
     if isinstance(value, str):
         item = {"id": f"msg_{token}in00", "type": "message", "status": "completed"}
         return [InputItem(item | {"role": "user", "content": [_build_text(value, "user")]}, param)]
-    return [_read_item(item, f"{param}[{i}]", f"{token}in{i:02d}", source) for i, item in enumerate(value)]
+    return [
+        _read_item(item, f"{param}[{i}]", f"{token}in{i:02d}", lookup, strict) for i, item in enumerate(value)
+    ]
 
 
 def check_item_ids(items: Iterable[InputItem], known: Iterable[Item], where: str) -> None:
@@ -90,31 +88,29 @@ def _drop_nulls(value: Any, param: str) -> Item:
     return {key: each for key, each in check_type(value, dict, param).items() if each is not None}
 
 
-def _read_item(value: Any, param: str, token: str, source: ItemSource) -> InputItem:
+def _read_item(
+    value: Any, param: str, token: str, lookup: Callable[[str], Item | None], strict: bool
+) -> InputItem:
     given = _drop_nulls(value, param)
     kind = check_type(given.get("type", "message" if "role" in given else None), str, f"{param}.type")
     if kind in _REFUSED:
         reject_unsupported(f"{param}.type", f"{kind!r} items; mlxrun does not run OpenAI's built-in tools")
     if kind == "item_reference":
-        return InputItem(_find_reference(given, param, source.lookup), param)
+        check_keys(given, ("type", "id"), param)
+        item_id = check_type(given.get("id", ""), str, f"{param}.id")
+        found = lookup(item_id)
+        if found is None:
+            reject(f"{param}.id", f"there is no stored item {quote(item_id)}")
+        return InputItem(found, param)
     if kind not in _KINDS:
         reject_choice(f"{param}.type", kind, (*_KINDS, "item_reference"))
     prefix, read, keys = _KINDS[kind]
-    given = select_known(given, ("type", "id", "status", *keys), param, strict=source.strict)
+    given = select_known(given, ("type", "id", "status", *keys), param, strict=strict)
     item_id = check_type(given.get("id", f"{prefix}_{token}"), str, f"{param}.id")
     head: Item = {"id": item_id, "type": kind}
     if kind != "reasoning":
         head["status"] = check_type(given.get("status", "completed"), str, f"{param}.status")
-    return InputItem(head | read(given, param, source.strict), param)
-
-
-def _find_reference(given: Item, param: str, lookup: Callable[[str], Item | None]) -> Item:
-    check_keys(given, ("type", "id"), param)
-    item_id = check_type(given.get("id", ""), str, f"{param}.id")
-    found = lookup(item_id)
-    if found is None:
-        reject(f"{param}.id", f"there is no stored item {quote(item_id)}")
-    return found
+    return InputItem(head | read(given, param, strict), param)
 
 
 def _read_message(given: Item, param: str, strict: bool) -> Item:
@@ -256,7 +252,7 @@ def build_conversation(conversation_id: str, created: int, given: Mapping[str, A
 def read_new_items(
     value: Any, known: Sequence[Item], token: str, lookup: Callable[[str], Item | None], strict: bool
 ) -> tuple[Item, ...]:
-    """Checks items for a conversation that has the known ones; see ItemSource for the last three."""
-    items = read_input_items(value, ItemSource(token, lookup, strict, "items"))
+    """Checks items for a conversation that has the known ones; see read_input_items for the others."""
+    items = read_input_items(value, token, lookup, strict=strict, param="items")
     check_item_ids(items, known, "the conversation")
     return tuple(each.item for each in items)

@@ -1,14 +1,14 @@
 """Prepares bodies of OpenAI's /v1/responses, by translating them to chat bodies.
 
 Errors about a chat body are translated back to the client's fields. With `truncation: auto`, items are left
-out of a prompt that does not fit; see truncation.py.
+out of a prompt that does not fit; see chat_messages.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,14 +16,13 @@ from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.reasoning import translate_effort
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.prepared import ApiContext, PreparedRequest, check_prompt_lengths
-from mlxrun.api.responses.chat_messages import ChatMessagesTranslator
+from mlxrun.api.responses.chat_messages import ChatMessagesTranslator, list_cuts, list_kept
 from mlxrun.api.responses.fields import BODY, ENCRYPTED, LOGPROBS, SAME
-from mlxrun.api.responses.input_items import InputItem, Item, ItemSource, check_item_ids, read_input_items
+from mlxrun.api.responses.input_items import InputItem, Item, check_item_ids, read_input_items
 from mlxrun.api.responses.tools import ResponseTools, read_tools, warn_once
-from mlxrun.api.responses.truncation import find_fitting
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import REASONING_SWITCHES
-from mlxrun.core.errors import RequestError
+from mlxrun.core.errors import PromptTooLong, RequestError
 from mlxrun.core.field_errors import (
     check_keys,
     check_type,
@@ -139,10 +138,35 @@ async def prepare_response(
         return found
 
     try:
-        return await find_fitting(wanted, prepare) if wanted.truncates else (wanted, await prepare(wanted))
+        return await _find_fitting(wanted, prepare) if wanted.truncates else (wanted, await prepare(wanted))
     except RequestError as error:
         wanted.rename_error(error)
         raise
+
+
+async def _find_fitting(
+    request: ResponseRequest, prepare: Callable[[ResponseRequest], Awaitable[PreparedRequest]]
+) -> tuple[ResponseRequest, PreparedRequest]:
+    """The request with as few items dropped as necessary, prepared; PromptTooLong if nothing more can be."""
+    try:
+        return request, await prepare(request)
+    except PromptTooLong as error:
+        too_long = error
+    items = request.context
+    cuts = list_cuts(items)
+    found: tuple[ResponseRequest, PreparedRequest] | None = None
+    low, high = 0, len(cuts)
+    while low < high:  # the last cut is tried if no earlier one fits, as it is the middle of what is left
+        middle = (low + high) // 2
+        shorter = request.keep(list_kept(items, cuts[middle]))
+        try:
+            found = shorter, await prepare(shorter)
+            high = middle
+        except PromptTooLong:
+            low = middle + 1
+    if found is None:
+        raise too_long
+    return found
 
 
 def read_response_request(
@@ -153,7 +177,7 @@ def read_response_request(
     _check_combinations(given)
     tools = read_tools(given, strict=strict)
     history = _get_history(given, lookup)
-    items = read_input_items(given.get("input", []), ItemSource(token, lookup.item, strict))
+    items = read_input_items(given.get("input", []), token, lookup.item, strict=strict)
     if "conversation" in given:
         check_item_ids(items, (each.item for each in history), "the conversation")
     messages, sources = _translate_items(given, [*history, *items])

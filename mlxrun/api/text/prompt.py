@@ -67,15 +67,6 @@ class RenderedPrompt:
         return self.text.removesuffix(self.continuation)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptOptions:
-    """`continued_path`: the path of the last message's content, if the answer continues it. `must_fit`: raise
-    PromptTooLong before a text is tokenized that is certainly too long for the context."""
-
-    continued_path: str | None = None
-    must_fit: bool = False
-
-
 def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
     """The number of characters of all strings in a value. Refuses strings that cannot be tokenized, or that
     would be read as an image."""
@@ -96,15 +87,19 @@ def build_chat_prompt(
     images: Sequence[Image | Video],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
-    options: PromptOptions = PromptOptions(),
+    *,
+    continued_path: str | None = None,
+    must_fit: bool = False,
 ) -> RenderedPrompt:
     """Renders and tokenizes a conversation; the model's processor runs only if there are images or videos.
-    `images`: both, in the order of their parts."""
-    if options.continued_path is None:
+    `images`: both, in the order of their parts. `continued_path`: the path of the last message's content, if
+    the answer continues it. `must_fit`: raise PromptTooLong before a text is tokenized that is certainly too
+    long for the context."""
+    if continued_path is None:
         text = render_chat(model, messages, tools, arguments)
     else:
-        text = render_continuation(model, messages, tools, arguments, options.continued_path)
-    if options.must_fit:
+        text = render_continuation(model, messages, tools, arguments, continued_path)
+    if must_fit:
         check_length(model, text)
     tokens = tokenize(model, text, add_special_tokens=False)
     videos = sum(isinstance(each, Video) for each in images)
@@ -200,14 +195,12 @@ def _make_stand_in(rest: Sequence[Message], user: bool) -> Message:
         return {"role": "user", "content": _OTHER_TEXTS[0]}
     same = {key: value for key, value in rest[0].items() if key in _COPIED_FIELDS}
     content = rest[0]["content"]
+    text = content if isinstance(content, str) else content[0].get("text", "")
+    # Its first character differs, also if a template strips white space.
+    other = next(each for each in _OTHER_TEXTS if not text.lstrip().startswith(each[0]))
     if isinstance(content, str):
-        return {**same, "content": _choose_other_text(content)}
-    return {**same, "content": [{"type": "text", "text": _choose_other_text(content[0].get("text", ""))}]}
-
-
-def _choose_other_text(text: str) -> str:
-    """A text with another first character, also if a template strips white space."""
-    return next(other for other in _OTHER_TEXTS if not text.lstrip().startswith(other[0]))
+        return {**same, "content": other}
+    return {**same, "content": [{"type": "text", "text": other}]}
 
 
 def map_to_expanded(

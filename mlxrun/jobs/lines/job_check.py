@@ -21,7 +21,7 @@ from mlxrun.api.anthropic.fields import check_body as check_message_body
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.pooled import check_pooling_body
 from mlxrun.api.responses.fields import BODY as RESPONSE_BODY
-from mlxrun.api.responses.input_items import ItemSource, read_input_items
+from mlxrun.api.responses.input_items import read_input_items
 from mlxrun.api.responses.tools import read_tools
 from mlxrun.api.text.messages import normalize_messages
 from mlxrun.api.text.model_info import ModelInfo
@@ -139,7 +139,7 @@ def check_line_body(line: JobLine) -> None:
     elif line.url == RESPONSE:
         given = RESPONSE_BODY.check(line.body)
         read_tools(given)
-        read_input_items(given.get("input", []), ItemSource("check"))
+        read_input_items(given.get("input", []), "check")
     elif line.url in POOLED:
         check_pooling_body(line.url, line.body)
     else:

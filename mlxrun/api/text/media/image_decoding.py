@@ -58,7 +58,8 @@ class ImageHeader:
 
     def count_decoder_bytes(self, factor: int) -> int:
         """Bytes that are needed besides while it is decoded."""
-        scale = _choose_jpeg_scale(factor) if self.is_jpeg else 1
+        scales = _JPEG_SCALES if self.is_jpeg else ()
+        scale = next((each for each in scales if each <= factor), 1)
         return self.decoder_bytes * self.pixels + 4 * self.pixels // scale**2
 
 
@@ -118,10 +119,6 @@ class _CountedReads(io.BytesIO):
 def _make_error() -> MediaError:
     logger.debug("image cannot be decoded", exc_info=True)
     return MediaError(f"not a readable image ({', '.join(_FORMATS[:6])}), or a damaged one")
-
-
-def _choose_jpeg_scale(factor: int) -> int:
-    return next((scale for scale in _JPEG_SCALES if scale <= factor), 1)
 
 
 def _convert_to_rgb(image: Image, factor: int) -> Image:

@@ -72,10 +72,10 @@ def main(source: IO[bytes], target: IO[bytes], task: str, max_pages: int, dpi: i
         for number in range(len(document)):
             with _name_page(number):
                 width, height = document.get_page_size(number)
-                scale, size = _scale_page(width, height, dpi)
+                scale = min(dpi / _POINTS, math.sqrt(MAX_PAGE_PIXELS / (width * height)))
                 bitmap = _draw(document[number], scale) if task == "draw" else None
             if bitmap is None:
-                write_size(target, size)
+                write_size(target, (math.ceil(width * scale), math.ceil(height * scale)))
             else:
                 write_size(target, (bitmap.width, bitmap.height))
                 target.write(bitmap.buffer)
@@ -109,12 +109,6 @@ def _name_page(number: int) -> Iterator[None]:
         yield
     except pypdfium2.PdfiumError as error:
         raise MediaError(f"page {number + 1} of the PDF is damaged") from error
-
-
-def _scale_page(width: float, height: float, dpi: int) -> tuple[float, Size]:
-    """The factor from points to pixels, and the size in pixels."""
-    scale = min(dpi / _POINTS, math.sqrt(MAX_PAGE_PIXELS / (width * height)))
-    return scale, (math.ceil(width * scale), math.ceil(height * scale))
 
 
 def _draw(page: Any, scale: float) -> Any:

@@ -71,15 +71,12 @@ def check_template(model: ModelInfo, configured: str | None) -> None:
     broken = find_syntax_error(model.chat_template) if model.chat_template is not None else None
     if broken is not None:
         line, reason = broken
-        own = _find_template_file(Path(model.tokenizer.name_or_path))
+        # Where a model's template may be: see model/load/model_info.py.
+        names = ("chat_template.json", "chat_template.jinja", "tokenizer_config.json")
+        files = (Path(model.tokenizer.name_or_path) / name for name in names)
+        own = next((file for file in files if file.is_file()), None)
         where = configured or own or f"the model {model.name}"
         raise ModelLoadError(f"{where}: the chat template is broken: line {line}: {reason}")
-
-
-def _find_template_file(folder: Path) -> Path | None:
-    """The file that a model's template is from; see model/load/model_info.py."""
-    names = ("chat_template.json", "chat_template.jinja", "tokenizer_config.json")
-    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 @functools.lru_cache(maxsize=16)

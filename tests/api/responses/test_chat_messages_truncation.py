@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlxrun.api.responses.chat_messages import list_cuts, list_kept
 from mlxrun.api.responses.stream import build_response
-from mlxrun.api.responses.truncation import list_cuts, list_kept
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import PromptTooLong
 from tests.helpers.responses_api import TOOL_MODEL_INFO, refused, run
