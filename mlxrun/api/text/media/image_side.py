@@ -7,7 +7,6 @@ import logging
 import math
 import threading
 from collections.abc import Mapping
-from typing import Any
 
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import render_image_probe
@@ -53,13 +52,9 @@ def _measure_side(key: _Identity) -> int | None:
         except Exception:  # the model's own processor may raise anything
             logger.debug("the processor of images cannot be measured", exc_info=True)
             return None
-        found.append((_count_pixels(made.media), len(made.ids)))
+        # Each pixel is three numbers; 0 if it is not known which they are.
+        values = made.media.get("pixel_values") if isinstance(made.media, Mapping) else None
+        found.append((int(getattr(values, "size", 0)) // 3, len(made.ids)))
     if found[0] != found[1] or not found[0][0]:
         return None
     return math.isqrt(found[0][0]) + 1
-
-
-def _count_pixels(media: Any) -> int:
-    """Pixels of a processed image, as three numbers each; 0 if it is not known which they are."""
-    size = getattr(media.get("pixel_values"), "size", 0) if isinstance(media, Mapping) else 0
-    return int(size) // 3

@@ -11,9 +11,9 @@ import contextlib
 import os
 import struct
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from mlxrun.core.child_process import start_module
@@ -26,14 +26,6 @@ WALL_SECONDS = 600  # in which a child must end, also one that waits; not while 
 _HEAD = struct.Struct("<II")
 
 Size = tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ChildLimits:
-    """`seconds` of processor time, bytes of address space."""
-
-    seconds: int
-    memory: int
 
 
 @contextlib.contextmanager
@@ -57,15 +49,16 @@ def _end_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def start_reader(
-    module: str, arguments: list[str], data: bytes, limits: ChildLimits, name: str
+    module: str, arguments: Sequence[object], data: bytes, *, seconds: int, memory: int, name: str
 ) -> Iterator[IO[bytes]]:
     """The output of a child that runs a module of ours and has got the file; at the end, it has succeeded.
-    Raises MediaError about the `name` if it did not, and Abandoned if nobody waits any more."""
+    `seconds` of processor time, bytes of address space. Raises MediaError about the `name` if it did not
+    succeed, and Abandoned if nobody waits any more."""
     pipe = subprocess.PIPE
     with (
         start_module(
             module,
-            *(limits.seconds, limits.memory, *arguments),
+            *(seconds, memory, *arguments),
             environment={"OPENBLAS_NUM_THREADS": "1"},  # each thread of a pool takes address space
             stdin=pipe,
             stdout=pipe,
@@ -86,7 +79,7 @@ def start_reader(
         if process.wait() != 0 or not is_complete:
             raise MediaError(
                 f"the {name} cannot be read: its process was ended (it is broken, takes more than "
-                f"{limits.seconds} seconds of processor time, or more than {limits.memory / 1e9:g} GB of "
+                f"{seconds} seconds of processor time, or more than {memory / 1e9:g} GB of "
                 "memory)"
             )
 
@@ -115,22 +108,25 @@ def read_exactly(output: IO[bytes], size: int) -> bytes:
 # The child.
 
 
-def limit_resources(seconds: int, memory: int) -> None:
-    """Make this process nice, and limit its processor time and, on Linux, its memory."""
+def run_child(read: Callable[..., None]) -> None:
+    """Run the child, nice and within its limits. `read` gets the file, the output and the arguments of
+    `start_reader` as texts; its MediaError is written in place of a head."""
     import resource
 
+    seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    target = sys.stdout.buffer
+    try:
+        read(sys.stdin.buffer.read(), target, *sys.argv[3:])
+    except MediaError as error:
+        message = str(error).encode()
+        target.write(_HEAD.pack(0, len(message)) + message)
+    target.flush()
 
 
 def write_size(target: IO[bytes], size: Size) -> None:
     """Write a head."""
     target.write(_HEAD.pack(*size))
-
-
-def write_error(target: IO[bytes], error: MediaError) -> None:
-    """Write an error in place of a head."""
-    message = str(error).encode()
-    target.write(_HEAD.pack(0, len(message)) + message)

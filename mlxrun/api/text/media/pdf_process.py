@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import IO, TYPE_CHECKING, Any
 
 from mlxrun.api.text.media.media_process import (
-    ChildLimits,
     Size,
-    limit_resources,
     read_exactly,
     read_size,
+    run_child,
     start_reader,
-    write_error,
     write_size,
 )
 from mlxrun.core.errors import MediaError
@@ -55,34 +52,27 @@ def draw_pages(data: bytes, sizes: Sequence[Size], dpi: int) -> list[Image]:
 
 
 def _start(data: bytes, task: str, max_pages: int, dpi: int) -> AbstractContextManager[IO[bytes]]:
-    limits = ChildLimits(SECONDS, MEMORY)
-    return start_reader(
-        "mlxrun.api.text.media.pdf_process", [task, str(max_pages), str(dpi)], data, limits, "PDF"
-    )
+    module = "mlxrun.api.text.media.pdf_process"
+    return start_reader(module, (task, max_pages, dpi), data, seconds=SECONDS, memory=MEMORY, name="PDF")
 
 
 # The child.
 
 
-def main(source: IO[bytes], target: IO[bytes], task: str, max_pages: int, dpi: int) -> None:
-    """Reads a PDF, and writes the size of each page, and its pixels if the task is `draw`."""
-    data = source.read()
-    try:
-        document = _open(data, max_pages)
-        for number in range(len(document)):
-            with _name_page(number):
-                width, height = document.get_page_size(number)
-                scale = min(dpi / _POINTS, math.sqrt(MAX_PAGE_PIXELS / (width * height)))
-                bitmap = _draw(document[number], scale) if task == "draw" else None
-            if bitmap is None:
-                write_size(target, (math.ceil(width * scale), math.ceil(height * scale)))
-            else:
-                write_size(target, (bitmap.width, bitmap.height))
-                target.write(bitmap.buffer)
-                bitmap.close()
-    except MediaError as error:
-        write_error(target, error)
-    target.flush()
+def read_file(data: bytes, target: IO[bytes], task: str, max_pages: str, dpi: str) -> None:
+    """Writes the size of each page of a PDF, and its pixels if the task is `draw`."""
+    document = _open(data, int(max_pages))
+    for number in range(len(document)):
+        with _name_page(number):
+            width, height = document.get_page_size(number)
+            scale = min(int(dpi) / _POINTS, math.sqrt(MAX_PAGE_PIXELS / (width * height)))
+            bitmap = _draw(document[number], scale) if task == "draw" else None
+        if bitmap is None:
+            write_size(target, (math.ceil(width * scale), math.ceil(height * scale)))
+        else:
+            write_size(target, (bitmap.width, bitmap.height))
+            target.write(bitmap.buffer)
+            bitmap.close()
 
 
 def _open(data: bytes, max_pages: int) -> Any:
@@ -118,5 +108,4 @@ def _draw(page: Any, scale: float) -> Any:
 
 
 if __name__ == "__main__":
-    limit_resources(int(sys.argv[1]), int(sys.argv[2]))
-    main(sys.stdin.buffer, sys.stdout.buffer, sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+    run_child(read_file)

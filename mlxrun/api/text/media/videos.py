@@ -6,13 +6,11 @@ hold their own data are read: a playlist could name other files and addresses.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import os
 import struct
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -21,12 +19,10 @@ import numpy as np
 
 from mlxrun.api.text.media.image_decoding import KEPT_BYTES
 from mlxrun.api.text.media.media_process import (
-    ChildLimits,
-    limit_resources,
     read_exactly,
     read_size,
+    run_child,
     start_reader,
-    write_error,
     write_size,
 )
 from mlxrun.config.media_settings import MediaSettings
@@ -44,22 +40,13 @@ _COUNT = struct.Struct("<Qd")  # frames, and frames of a second
 _UNREADABLE = f"not a readable video ({FORMATS}), or a damaged one"
 
 
-@dataclass(frozen=True, slots=True)
-class VideoHeader:
-    """Of a video that is not decoded yet. `total`: frames; `fps`: frames of a second."""
-
-    width: int
-    height: int
-    total: int
-    fps: float
-
-
-def measure_video(data: bytes, max_seconds: float, max_pixels: int) -> VideoHeader:
-    """The header of a video. Raises MediaError if it is broken, or longer or larger than that; Abandoned if
-    nobody waits any more."""
+def measure_video(data: bytes, max_seconds: float, max_pixels: int) -> tuple[int, int, int, float]:
+    """Width and height of a video, its number of frames, and how many of them are in a second. Raises
+    MediaError if it is broken, or longer or larger than that; Abandoned if nobody waits any more."""
     with _start(data, "measure", str(max_seconds), str(max_pixels)) as output:
         width, height = _read_first_size(output)
-        return VideoHeader(width, height, *_COUNT.unpack(read_exactly(output, _COUNT.size)))
+        total, fps = _COUNT.unpack(read_exactly(output, _COUNT.size))
+    return width, height, total, fps
 
 
 def read_frames(data: bytes, indices: Sequence[int], max_pixels: int) -> np.ndarray[Any, Any]:
@@ -86,8 +73,8 @@ def reduce_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
 
 
 def _start(data: bytes, *arguments: str) -> AbstractContextManager[IO[bytes]]:
-    limits = ChildLimits(SECONDS, MEMORY)
-    return start_reader("mlxrun.api.text.media.videos", list(arguments), data, limits, "video")
+    module = "mlxrun.api.text.media.videos"
+    return start_reader(module, arguments, data, seconds=SECONDS, memory=MEMORY, name="video")
 
 
 def _read_first_size(output: IO[bytes]) -> tuple[int, int]:
@@ -129,13 +116,12 @@ class ChosenFrames:
 def choose_frames(data: bytes, settings: MediaSettings, sampling: VideoSampling) -> ChosenFrames:
     """Which frames of a video are read. Raises MediaError if it is broken, too long or too large; it
     blocks."""
-    header = measure_video(data, settings.video_max_seconds, settings.max_pixels)
-    indices = sampling.limit(settings).choose_frames(header.total, header.fps)
+    width, height, total, fps = measure_video(data, settings.video_max_seconds, settings.max_pixels)
+    indices = sampling.limit(settings).choose_frames(total, fps)
     if not indices:
-        text = f"the video has {header.total} frames, and the model takes at least {sampling.multiple}"
+        text = f"the video has {total} frames, and the model takes at least {sampling.multiple}"
         raise MediaError(text)
-    size = reduce_size(header.width, header.height, settings.video_max_pixels)
-    return ChosenFrames(*size, indices, header.total, header.fps)
+    return ChosenFrames(*reduce_size(width, height, settings.video_max_pixels), indices, total, fps)
 
 
 def read_video(data: bytes, chosen: ChosenFrames, settings: MediaSettings) -> Video:
@@ -148,23 +134,17 @@ def read_video(data: bytes, chosen: ChosenFrames, settings: MediaSettings) -> Vi
 # The child.
 
 
-def main(source: IO[bytes], target: IO[bytes], task: str, first: str, max_pixels: int) -> None:
+def read_file(data: bytes, target: IO[bytes], task: str, first: str, max_pixels: str) -> None:
     """Reads a video. The task `measure` writes its size and how many frames it has, if it is not longer than
     `first` seconds; `read` writes the size and the pixels of the frames that `first` lists."""
-    data = source.read()
-    try:
-        with _open(data) as video:
-            if task == "measure":
-                _measure(video, target, float(first), max_pixels)
-            else:
-                _read(video, target, [int(index) for index in first.split(",")], max_pixels)
-    except MediaError as error:
-        write_error(target, error)
-    target.flush()
+    video = _open(data)
+    if task == "measure":
+        _measure(video, target, float(first), int(max_pixels))
+    else:
+        _read(video, target, [int(index) for index in first.split(",")], int(max_pixels))
 
 
-@contextlib.contextmanager
-def _open(data: bytes) -> Iterator[Any]:
+def _open(data: bytes) -> Any:
     is_known = (
         data[4:8] == b"ftyp" or data[:4] == b"\x1aE\xdf\xa3" or (data[:4], data[8:12]) == (b"RIFF", b"AVI ")
     )
@@ -180,7 +160,7 @@ def _open(data: bytes) -> Iterator[Any]:
     video = cv2.VideoCapture(io.BytesIO(data), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, _THREADS])
     if not video.isOpened():
         raise MediaError(_UNREADABLE)
-    yield video
+    return video
 
 
 def _measure(video: Any, target: IO[bytes], max_seconds: float, max_pixels: int) -> None:
@@ -226,5 +206,4 @@ def _read(video: Any, target: IO[bytes], indices: Sequence[int], max_pixels: int
 
 
 if __name__ == "__main__":
-    limit_resources(int(sys.argv[1]), int(sys.argv[2]))
-    main(sys.stdin.buffer, sys.stdout.buffer, sys.argv[3], sys.argv[4], int(sys.argv[5]))
+    run_child(read_file)
