@@ -54,8 +54,8 @@ HARNESSES = {"inspect_ai", "lm_eval"}
 # No dependency at all beyond the standard library.
 PURE = (
     "engine.scheduler",
-    *(f"core.{name}" for name in ("errors", "request", "step_plan", "step_costs", "payload", "content_ids")),
-    *(f"core.{name}" for name in ("draft_source", "memory_budget", "pooling_batch")),
+    *(f"core.{name}" for name in ("errors", "request", "step_plan")),
+    *(f"core.{name}" for name in ("draft_source", "memory_budget")),
 )
 LAZY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "PIL", "numpy"}
 

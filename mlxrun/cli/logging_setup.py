@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from mlxrun.core.log_lines import JsonFormatter, TextFormatter
+from mlxrun.core.visible_text import JsonFormatter, TextFormatter
 
 if TYPE_CHECKING:
     from mlxrun.config.settings import LogSettings

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
 from mlxrun.cli.interrupts import NUMBERS, expect_last_signal, reset_when_delivered
-from mlxrun.core.running_clock import STEP, RunningClock
+from mlxrun.core.processes import STEP, RunningClock
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from mlxrun.core import visible_text
-from mlxrun.core.stream_errors import name_stream
+from mlxrun.core.visible_text import name_stream
 
 if TYPE_CHECKING:
     from rich.console import Console

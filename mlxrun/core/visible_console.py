@@ -10,7 +10,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from mlxrun.core import visible_text
-from mlxrun.core.stream_errors import name_stream
+from mlxrun.core.visible_text import name_stream
 
 
 class VisibleConsole(Console):

@@ -1,13 +1,21 @@
 """Text of files, models and clients as people are shown it: what a terminal would obey is made visible.
 
 Control characters, marks that change the direction of text and lone surrogates are written as `\\x1b` or
-`\\u202e`. A message is one line of at most MAX_MESSAGE bytes.
+`\\u202e`. A message is one line of at most MAX_MESSAGE bytes. Neither can a message forge a line of the log.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+import sys
+import textwrap
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any
 
 from mlxrun.core.errors import shorten_message
@@ -17,6 +25,7 @@ from mlxrun.core.errors import shorten_message
 _HIDDEN = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
+TRACE = "trace"  # in `extra`: the lines of a traceback without the text of its error, which may be a prompt
 _NAMED = {"\t": "\\t", "\r": "\\r"}
 
 
@@ -48,3 +57,65 @@ def escape_json(text: str) -> str:
 def _write_out(found: re.Match[str]) -> str:
     code = ord(found[0])
     return _NAMED.get(found[0]) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
+
+
+@contextmanager
+def name_stream(stream: object) -> Iterator[None]:
+    """Give an OSError of the block, which has no path in it, the name of the stream."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = "standard error" if stream is sys.__stderr__ else "standard output"
+        raise
+
+
+def describe_trace(trace: TracebackType | None) -> dict[str, str]:
+    """The `extra` of a record that shows where an error was raised, and not what it says."""
+    return {TRACE: "".join(traceback.format_tb(trace))}
+
+
+class TextFormatter(logging.Formatter):
+    """One line for each record; tracebacks follow, indented."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, and below it the trace in its `extra`."""
+        line = make_message(super().formatMessage(record))
+        trace = getattr(record, TRACE, "")
+        return f"{line}\n{_indent(trace.rstrip())}" if trace else line
+
+    def formatException(self, ei: Any) -> str:
+        """Return the lines of a traceback."""
+        return _indent(super().formatException(ei))
+
+
+def _indent(lines: str) -> str:
+    return textwrap.indent(make_visible(lines), "    ")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the traceback of an exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as JSON."""
+        row = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": shorten_message(record.getMessage()),
+        }
+        if record.exc_info:
+            row["exception"] = self.formatException(record.exc_info)
+        elif trace := getattr(record, TRACE, ""):
+            row["exception"] = trace
+        return dump_json(row)
+
+
+def start_logging(level: str) -> None:
+    """Log as text from this level on, in a process that is no command, unless its logging is set up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(TextFormatter())
+    logging.basicConfig(handlers=[handler], level=level.upper())

@@ -11,9 +11,8 @@ from dataclasses import replace
 import numpy as np
 
 from mlxrun.config.settings import EngineSettings
-from mlxrun.core.content_ids import compute_digest
 from mlxrun.core.errors import RequestError
-from mlxrun.core.request import Request, TokenEvent
+from mlxrun.core.request import Request, TokenEvent, compute_digest
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.generation import GenerationSteps, Runner

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mlxrun.core.errors import EngineDead
-from mlxrun.core.log_lines import TextFormatter
 from mlxrun.core.request import Request
+from mlxrun.core.visible_text import TextFormatter
 from mlxrun.jobs.records.output_records import BatchStamp
 from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, chats

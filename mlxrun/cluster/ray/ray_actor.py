@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from mlxrun.cluster.messages import PROTOCOL, SentLine, WorkerFacts, WorkerReport
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
-from mlxrun.core.log_lines import start_logging
+from mlxrun.core.visible_text import start_logging
 
 if TYPE_CHECKING:
     from mlxrun.cluster.line_worker import LineWorker

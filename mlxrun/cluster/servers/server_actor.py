@@ -18,7 +18,7 @@ from mlxrun.cluster.ray.ray_actor import describe_worker
 from mlxrun.cluster.servers.server_relay import OWNER_DIGITS, SECRET_HEADER
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Forbidden, MlxrunError
-from mlxrun.core.log_lines import start_logging
+from mlxrun.core.visible_text import start_logging
 
 if TYPE_CHECKING:
     from aiohttp import web

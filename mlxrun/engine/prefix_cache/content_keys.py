@@ -1,4 +1,4 @@
-"""Keys of content: a key names all content up to a position, by its ids (core/content_ids.py).
+"""Keys of content: a key names all content up to a position, by its ids (core/request.py).
 
 A grid point is a multiple of `chunk` tokens. Its key is made of the key of the grid point before it and the
 ids between the two; the key of a position off the grid is made of the last grid point before it in the same
@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from mlxrun.core.content_ids import MASK, compute_digest
+from mlxrun.core.request import ID_MASK, compute_digest
 from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
 
@@ -30,7 +30,7 @@ class AdapterSalt:
         if not self._words:
             return array("q", ids)
         count = len(self._words)
-        return array("q", [x ^ (self._words[at % count] & MASK) for at, x in enumerate(ids, start)])
+        return array("q", [x ^ (self._words[at % count] & ID_MASK) for at, x in enumerate(ids, start)])
 
 
 def derive_kind_key(key: Key, kind: SnapshotKind) -> Key:

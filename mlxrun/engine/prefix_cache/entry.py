@@ -1,7 +1,7 @@
 """Entries and counters of the prefix cache, and what it asks of a codec (model/kv/snapshot/snapshots.py).
 
 An entry is found by its content. Token ids inside an image's span are replaced by numbers derived from the
-image's digest, so that equal ids mean equal content, in text and images alike (core/content_ids.py).
+image's digest, so that equal ids mean equal content, in text and images alike (core/request.py).
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from mlxrun.core.content_ids import build_content_ids, has_known_content, round_down
-from mlxrun.core.request import Request
+from mlxrun.core.request import Request, build_content_ids, has_known_content, round_down
 from mlxrun.engine.prefix_cache.content_keys import AdapterSalt, KeyChain
 from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
 from mlxrun.engine.prefix_cache.entry_scores import ScoreBook

@@ -15,8 +15,16 @@ from mlxrun.config.settings import SchedulerSettings, SpeculationSettings
 from mlxrun.core.errors import Overloaded, is_out_of_memory, wrap_model_error
 from mlxrun.core.memory_budget import RequestLimits
 from mlxrun.core.request import FinishReason, Request, TokenEvent
-from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
-from mlxrun.core.step_plan import Admission, SampledToken, ScoredTokens, SnapshotRequest, StepPlan, StepResult
+from mlxrun.core.step_plan import (
+    DEFAULT_CHUNK,
+    Admission,
+    SampledToken,
+    ScoredTokens,
+    SnapshotRequest,
+    StepCosts,
+    StepPlan,
+    StepResult,
+)
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
 from mlxrun.engine.scheduler.preemption import Preemption, RowLimit
 from mlxrun.engine.scheduler.prefill_planner import PrefillPlanner

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.memory_budget import MemoryBudget
-from mlxrun.core.step_costs import StepCosts
+from mlxrun.core.step_plan import StepCosts
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.request_state import RequestState

@@ -15,7 +15,7 @@ from typing import Any
 from mlxrun.config.settings import PrefillSettings
 from mlxrun.core.errors import MlxrunError, Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
-from mlxrun.core.step_costs import DEFAULT_CHUNK, MIN_CHUNK
+from mlxrun.core.step_plan import DEFAULT_CHUNK, MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler

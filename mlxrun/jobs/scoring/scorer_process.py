@@ -31,8 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
-from mlxrun.core.child_process import start_module
-from mlxrun.core.running_clock import STEP, RunningClock
+from mlxrun.core.processes import STEP, RunningClock, start_module
 
 START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
 MOST_SUSPENSIONS = 10  # of one call

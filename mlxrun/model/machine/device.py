@@ -16,7 +16,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.config.settings import Config, EngineSettings
-from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
+from mlxrun.core.step_plan import DEFAULT_CHUNK, StepCosts
 from mlxrun.model.machine.blas import describe_blas
 from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_memory, list_limits
 

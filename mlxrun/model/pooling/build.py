@@ -15,8 +15,8 @@ from mlx.utils import tree_flatten
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.core.pooling_batch import MAX_ROWS, PoolingBatch
 from mlxrun.core.request import Request, SamplingParams
+from mlxrun.core.step_plan import MAX_ROWS, PoolingBatch
 from mlxrun.model.load.model_files import read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load.tensor_files import read_tensors

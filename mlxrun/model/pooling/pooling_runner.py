@@ -15,9 +15,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import Request
-from mlxrun.core.step_plan import StepPlan, StepResult
+from mlxrun.core.step_plan import PoolingBatch, StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.pooling.pooler import RowPooler, VectorHead

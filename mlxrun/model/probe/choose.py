@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
-from mlxrun.core.step_costs import DEFAULT_CHUNK
+from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.hooks.quantized_layers import use_library_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind

@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.core.errors import Draining, EngineDead, JobError, RequestError, describe_error
-from mlxrun.core.log_lines import describe_trace
+from mlxrun.core.visible_text import describe_trace
 from mlxrun.core.workers import Lane
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_service import JobService, LineProblem

@@ -4,8 +4,7 @@ budget of prompt tokens beside decoding rows."""
 from __future__ import annotations
 
 from mlxrun.core.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.core.step_costs import StepCosts
-from mlxrun.core.step_plan import PrefillChunk, SampledToken, StepPlan, StepResult
+from mlxrun.core.step_plan import PrefillChunk, SampledToken, StepCosts, StepPlan, StepResult
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.scheduler.token_budget import TokenBudget

@@ -14,6 +14,9 @@ from mlxrun.core.memory_budget import Footprint, MemoryBudget, RequestLimits
 from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import FinishReason, Request, SamplingParams
 from mlxrun.core.step_plan import SampledToken, StepResult
+from mlxrun.core.memory_budget import Footprint, MemoryBudget
+from mlxrun.core.request import FinishReason, Request, SamplingParams
+from mlxrun.core.step_plan import PoolingBatch
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 from mlxrun.engine.scheduler.scheduler import Scheduler

@@ -179,7 +179,7 @@ def test_the_kernel_ends_what_lets_no_thread_run(pool: ScorerPool) -> None:
 
 
 SUSPENDED_CODE = """
-from mlxrun.core import running_clock
+from mlxrun.core import processes
 from mlxrun.jobs.scoring.scorer_process import *
 {twin}
 pool = ScorerPool(ScorerLimits(1.5, 10**9))
@@ -197,7 +197,7 @@ def note_and_sleep():
     pathlib.Path("called").touch()
     time.sleep(1.0)
 """
-COUNTED = "running_clock.GAP = float('inf')"
+COUNTED = "processes.GAP = float('inf')"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import Config, EngineSettings, SchedulerSettings
-from mlxrun.core.step_costs import DEFAULT_CHUNK, StepCosts
+from mlxrun.core.step_plan import DEFAULT_CHUNK, StepCosts
 from mlxrun.model.machine import device
 from mlxrun.model.machine.memory_limits import MemoryLimit
 

@@ -10,8 +10,8 @@ import pytest
 
 from mlxrun.config.settings import ApiSettings, Config, LogSettings, ServerSettings
 from mlxrun.core.errors import EngineDead, MlxrunError, OutOfMemory, Overloaded, PromptTooLong, RequestError
-from mlxrun.core.log_lines import TextFormatter
 from mlxrun.core.request import Request
+from mlxrun.core.visible_text import TextFormatter
 from mlxrun.server.endpoints import admin
 from mlxrun.server.http.access import ApiKeys
 from mlxrun.server.http.surface import Endpoint, Surface

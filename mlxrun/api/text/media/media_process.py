@@ -16,9 +16,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
-from mlxrun.core.child_process import start_module
 from mlxrun.core.errors import MediaError
-from mlxrun.core.running_clock import STEP, RunningClock
+from mlxrun.core.processes import STEP, RunningClock, start_module
 from mlxrun.core.workers import end_by
 
 NICENESS = 5

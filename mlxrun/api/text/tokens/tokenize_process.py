@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 from tokenizers import Encoding, Tokenizer
 
-from mlxrun.core.child_process import start_module
 from mlxrun.core.errors import InternalError
+from mlxrun.core.processes import start_module
 from mlxrun.core.workers import end_by
 
 Splits = tuple[tuple[int, int], ...]

@@ -22,7 +22,7 @@ from mlxrun.cli.bench.engine.side_runs import (
 from mlxrun.cli.bench.engine.workloads import CACHED_WORKLOADS, RequestWorkload, make_workload
 from mlxrun.cli.bench.models import BenchModel, open_model
 from mlxrun.config.settings import Config
-from mlxrun.core.step_costs import DEFAULT_CHUNK
+from mlxrun.core.step_plan import DEFAULT_CHUNK
 
 FORMAT = 1
 

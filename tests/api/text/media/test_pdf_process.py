@@ -141,7 +141,7 @@ async def test_it_ends_with_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
 WAITS = """
 import sys
 import time
-from mlxrun.core import running_clock
+from mlxrun.core import processes
 from mlxrun.api.text.media.media_process import _end_after
 {twin}
 with _end_after(2.0, lambda: print("ended", flush=True)):
@@ -153,7 +153,7 @@ print("over")
 
 @pytest.mark.parametrize(
     ("twin", "said"),
-    [("", "over\n"), ("running_clock.GAP = float('inf')", "ended\nover\n")],
+    [("", "over\n"), ("processes.GAP = float('inf')", "ended\nover\n")],
     ids=["guard", "twin"],
 )
 def test_a_child_has_its_time_after_a_suspension(twin: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""A child is a module of this package, whatever lies in the working directory."""
+"""A child is a module of this package; a suspended process loses no time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, cast
 import pytest
 
 import mlxrun
-from mlxrun.core.child_process import start_module
+from mlxrun.core import processes
+from mlxrun.core.processes import GAP, RunningClock, start_module
 
 
 def test_files_of_the_working_directory_are_no_modules(
@@ -36,3 +37,34 @@ def test_the_environment_and_options_reach_it(monkeypatch: pytest.MonkeyPatch) -
     assert command == [sys.executable, "-P", "-m", "m", "1", "x"]
     assert options["stdin"] == 3 and (options["env"]["KEPT"], options["env"]["OWN"]) == ("a", "b")
     assert options["env"]["PYTHONPATH"] == f"{Path(mlxrun.__file__).parents[1]}{os.pathsep}/elsewhere"
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of the system, which tests set."""
+    times = [100.0]
+    monkeypatch.setattr(processes.time, "monotonic", lambda: times[0])  # type: ignore[attr-defined]
+    return times
+
+
+def test_it_counts_what_is_read_often(now: list[float]) -> None:
+    clock = RunningClock()
+    first = clock.read()
+    for _ in range(100):
+        now[0] += GAP
+        clock.read()
+    assert clock.read() - first == pytest.approx(100 * GAP)
+
+
+def test_it_stands_still_in_a_suspension(now: list[float]) -> None:
+    """Also of one in a wait, of which it is not known how much was left."""
+    clock: Any = RunningClock()
+    first = clock.read()
+    now[0] += 3600.0
+    assert clock.read() == first
+    now[0] += 5.0
+    assert clock.read(waited=5.0) == first + 5.0
+    now[0] += 5.0 + GAP + 0.1
+    assert clock.read(waited=5.0) == first + 5.0
+    now[0] += 0.5
+    assert clock.read() == first + 5.5

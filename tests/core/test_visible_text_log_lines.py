@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from mlxrun.core.log_lines import JsonFormatter, TextFormatter, describe_trace, start_logging
+from mlxrun.core.visible_text import JsonFormatter, TextFormatter, describe_trace, start_logging
 
 
 def make_record(message: str, error: Exception | None = None, **extra: str) -> logging.LogRecord:

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mlxrun.core.content_ids import build_content_ids, has_known_content, round_down
-from mlxrun.core.request import Request, SamplingParams
+from mlxrun.core.request import Request, SamplingParams, build_content_ids, has_known_content, round_down
 
 A, B = b"a" * 32, b"b" * 32
 

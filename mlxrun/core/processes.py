@@ -1,0 +1,53 @@
+"""Starts modules of this package as processes, and measures the time in which this process ran.
+
+By SIGSTOP, Ctrl-Z or a paused container, a process computes nothing, while others wait for it or are
+suspended with it. A time limit that counted this time would fail what has taken no time, as soon as the
+process goes on. (While the machine sleeps, the system's own monotonic clock stands still too.)
+
+No system says how long a process was suspended. So `RunningClock` is read often, and a time in which nobody
+has read it does not count.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def start_module(
+    module: str, *arguments: Any, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """A process that runs a module with these arguments. `environment`: variables besides those of this
+    process; `options`: of Popen."""
+    paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # -P: files of the folder that this process was started in are no modules of the child.
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+        **options,
+    )
+
+
+GAP = 1.0  # seconds between two readings that a busy machine may cause; a longer time was a suspension
+STEP = 1.0  # seconds at most that are waited between two readings
+
+
+class RunningClock:
+    """Seconds in which this process ran, for one thread."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._suspended = 0.0
+
+    def read(self, waited: float = 0.0) -> float:
+        """The time. `waited`: seconds that the caller has meant to wait since the last reading."""
+        now = time.monotonic()
+        if now - self._last > waited + GAP:
+            self._suspended += now - self._last
+        self._last = now
+        return now - self._suspended
