@@ -2,12 +2,16 @@
 commands report.
 
 `@add_config_options` adds the first two. The command gets `config_path` and `sets` and passes them to
-`load_command_config`, which loads the config and sets up logging.
+`load_command_config`, which loads the config and sets up logging. Handlers of logging are set here only;
+libraries get a handler through the root logger. Checks of a config that need other packages (names of
+parsers, the chat template's syntax) import nothing heavy, and nothing at all if it does not set the value.
 """
 
 from __future__ import annotations
 
+import logging
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,10 +19,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error
+from mlxrun.core.visible_text import JsonFormatter, TextFormatter
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.nodes import ConfigProblem
+    from mlxrun.config.settings import LogSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN = 20  # lines of a list; the others are counted
@@ -80,8 +88,6 @@ def load_command_config(
     before a model is loaded. `options`: see `load_config`."""
     import os
 
-    from mlxrun.cli.config_checks import check_chat_template, check_parsers
-    from mlxrun.cli.logging_setup import set_up_logging
     from mlxrun.config.loading import load_config
 
     loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template), options)
@@ -91,7 +97,7 @@ def load_command_config(
 
 def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     """The name and the value of an option such as `--set max_tokens=20`; the value is YAML."""
-    from mlxrun.config.nodes import ConfigProblem, Origin
+    from mlxrun.config.nodes import Origin
     from mlxrun.config.yaml_source import YamlError, parse_value
     from mlxrun.core.errors import ConfigError
 
@@ -128,3 +134,53 @@ def interrupt_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, earlier)
+
+
+def set_up_logging(settings: LogSettings) -> None:
+    """Log mlxrun from `settings.level` on, and warnings of other libraries, to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("mlxrun").setLevel(settings.level.upper())
+    logging.captureWarnings(True)
+
+
+def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
+    """Find names of parsers that do not exist."""
+    from mlxrun.config.nodes import ConfigProblem
+
+    given = loaded.config.parsers
+    if given.tools in ("auto", "none") and given.reasoning in ("auto", "none"):
+        return []
+    from mlxrun.api.parsers.registry import choose_formats
+
+    found = []
+    for key, names in (("tools", (given.tools, "none")), ("reasoning", ("none", given.reasoning))):
+        try:
+            choose_formats(None, (), *names)
+        except ConfigError as error:
+            path = f"parsers.{key}"
+            found.append(ConfigProblem.at(loaded.origins[path], path, str(error)))
+    return found
+
+
+def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
+    """Find a chat template that cannot be read, or is not valid Jinja."""
+    from mlxrun.config.nodes import ConfigProblem
+
+    key, given = "model.chat_template", loaded.config.model.chat_template
+    if given is None:
+        return []
+    from mlxrun.api.text.templates.template import find_syntax_error
+    from mlxrun.core.text_files import read_text_file
+
+    try:
+        broken = find_syntax_error(read_text_file(Path(given)))
+    except OSError as error:
+        return [ConfigProblem.at(loaded.origins[key], key, f"{given}: {error.strerror}")]
+    except UnicodeDecodeError as error:
+        return [ConfigProblem.at(loaded.origins[key], key, f"{given}: it is not UTF-8 text: {error.reason}")]
+    if broken is None:
+        return []
+    line, reason = broken
+    return [ConfigProblem.at(loaded.origins[key], key, f"{given}:{line}: {reason}")]

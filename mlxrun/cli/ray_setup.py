@@ -97,7 +97,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     import signal
     from typing import cast
 
-    from mlxrun.cli.serve_setup import load_engine, load_model, make_context
+    from mlxrun.cli.run_setup import load_engine, load_model, make_context
     from mlxrun.cluster.ray.ray_servers import RayServers
     from mlxrun.cluster.servers.server_relay import make_front
     from mlxrun.engine.client import EngineClient

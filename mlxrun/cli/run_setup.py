@@ -1,24 +1,50 @@
-"""Loads a model for the lines of a job: that of an earlier run with its config, or that of a command's."""
+"""What commands load: a model's files without its weights, the engine of a server, and the model for a job.
+
+Files are read under a watchdog, as a file system may hang. The engine's thread has the same watchdog for what
+comes later; this is before there is such a thread.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mlxrun.cli.model_reading import read_model
 from mlxrun.cli.options import list_first
-from mlxrun.core.terminal import print_line
+from mlxrun.core.terminal import print_error, print_line
 
 if TYPE_CHECKING:
+    from mlxrun.api.prepared import ApiContext
     from mlxrun.config.loading import LoadedConfig
-    from mlxrun.config.settings import Config
+    from mlxrun.config.settings import Config, ModelSettings
     from mlxrun.evals.run_folders.run_folder import RunFolder
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.jobs.run.line_answerer import LinePreparer
     from mlxrun.model.load.model_info import LoadedModelInfo
+    from mlxrun.server.engine_state import LoadedEngine
+
+STUCK_EXIT = 3  # of an engine that cannot be used
+
+
+def read_model(settings: ModelSettings, **options: Any) -> LoadedModelInfo:
+    """What `load_model_info` returns, which has the options. A file system that answers no more would be
+    waited for without end, and no exception ends that: the process does, and says where it was."""
+    from mlxrun.engine.watchdog import watch
+    from mlxrun.model.load.model_info import load_model_info
+
+    with watch("reading the model's files", _end_process):
+        return load_model_info(settings, **options)
+
+
+def _end_process(problem: str) -> None:
+    print_error(f"mlxrun: the model cannot be loaded: {problem}")
+    sys.stderr.flush()
+    os._exit(STUCK_EXIT)
+
 
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
 
@@ -64,7 +90,7 @@ def make_run_setup(
 ) -> JobSetup:
     """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
     those of the run. `model`: instead of the recorded model.path."""
-    from mlxrun.cli.logging_setup import set_up_logging
+    from mlxrun.cli.options import set_up_logging
     from mlxrun.config.conversion import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
     from mlxrun.jobs.lines.line_keys import collect_settings
@@ -119,3 +145,41 @@ def _make_setup(
 
     device = partial(describe_device, config.engine)
     return JobSetup(config, digest, model_info, preparer, start, device)
+
+
+async def load_engine(config: Config) -> LoadedEngine:
+    """Load the model of a config on an engine of its own."""
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.model.machine.device import describe_device
+    from mlxrun.model.machine.versions import list_library_versions
+    from mlxrun.server.engine_state import LoadedEngine
+
+    model = await load_model(config, weights=True)
+    context = make_context(config, model)
+    client = await EngineClient.start(config, model)
+    try:
+        facts = {"versions": list_library_versions(), "device": describe_device(config.engine)}
+        return LoadedEngine(client, context, facts)
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def load_model(config: Config, *, weights: bool) -> LoadedModelInfo:
+    """The model of a config, whose weights are loaded later; `weights`: they must be there."""
+    import asyncio
+
+    return await asyncio.to_thread(read_model, config.model, weights=weights)
+
+
+def make_context(config: Config, model: LoadedModelInfo) -> ApiContext:
+    """What turns request bodies into token ids for the model of a config."""
+    from mlxrun.api.parsers.registry import detect_formats
+    from mlxrun.api.prepared import ApiContext
+    from mlxrun.api.text.media.images import MediaLoader
+    from mlxrun.config.image_bytes import get_image_bytes
+
+    formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
+    image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+    loader = MediaLoader(config.media, None, memory_bytes=image_bytes)
+    return ApiContext(model, config, loader, formats)

@@ -162,7 +162,7 @@ def test_a_server_that_ends_says_why(
         return outcome
 
     monkeypatch.setattr("mlxrun.cli.commands.serve._serve", serves)
-    monkeypatch.setattr("mlxrun.cli.logging_setup.set_up_logging", lambda settings: None)
+    monkeypatch.setattr("mlxrun.cli.options.set_up_logging", lambda settings: None)
     assert main(["serve", "--port", "0"]) == code
     shown = capsys.readouterr().err
     assert said in shown and bool(said) == bool(shown)

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import command as benchmarks_command
-from mlxrun.cli.logging_setup import set_up_logging
 from mlxrun.cli.main import main
+from mlxrun.cli.options import set_up_logging
 from mlxrun.config.settings import Config, LogSettings
 from mlxrun.core import visible_text
 from mlxrun.model.load.model_files import EMBEDDED

@@ -33,7 +33,7 @@ and the exit code is then 2. No model is loaded.
 @add_config_options
 def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
     """Find all errors in config files."""
-    from mlxrun.cli.config_checks import check_chat_template, check_parsers
+    from mlxrun.cli.options import check_chat_template, check_parsers
     from mlxrun.config.loading import load_config
 
     paths: list[Path | None] = [*files] or [config_path]

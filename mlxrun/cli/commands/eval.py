@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.commands.job import make_row_report
-from mlxrun.cli.model_reading import read_model
 from mlxrun.cli.options import add_config_options, load_command_config, say
+from mlxrun.cli.run_setup import read_model
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_line
 
@@ -113,7 +113,7 @@ def _read_cells(path: Path, config_path: Path | None, sets: Sequence[str]) -> tu
     """The suite and its cells; problems are in the suite."""
     import os
 
-    from mlxrun.cli.config_checks import check_chat_template, check_parsers
+    from mlxrun.cli.options import check_chat_template, check_parsers
     from mlxrun.config.loading import load_config
     from mlxrun.evals.suites.matrix import build_cells
     from mlxrun.evals.suites.suite_checks import check_suite

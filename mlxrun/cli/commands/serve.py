@@ -90,7 +90,7 @@ async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
     """Load the model on an engine of its own, and start the batches, those of an earlier run included."""
     from functools import partial
 
-    from mlxrun.cli.serve_setup import load_engine
+    from mlxrun.cli.run_setup import load_engine
     from mlxrun.jobs.run.job_service import JobService
     from mlxrun.model.machine.device import describe_device
 

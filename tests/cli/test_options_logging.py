@@ -1,4 +1,4 @@
-"""Log lines as text and as JSON (cli/logging_setup.py)."""
+"""Log lines as text and as JSON (cli/options.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxrun.cli.logging_setup import set_up_logging
+from mlxrun.cli.options import set_up_logging
 from mlxrun.config.settings import LogSettings
 
 

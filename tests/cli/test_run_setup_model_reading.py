@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from mlxrun.cli.model_reading import read_model
+from mlxrun.cli.run_setup import read_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.engine import watchdog
 from mlxrun.model.load import load_progress
@@ -16,7 +16,7 @@ from mlxrun.model.load import load_progress
 # A load that takes long, with limits that are soon reached.
 HANGS = """
 import threading
-from mlxrun.cli.model_reading import read_model
+from mlxrun.cli.run_setup import read_model
 from mlxrun.config.settings import ModelSettings
 from mlxrun.engine import watchdog
 from mlxrun.model.load import load_progress, model_info
