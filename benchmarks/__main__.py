@@ -14,11 +14,12 @@ from benchmarks.reproduce.benchmark import CONDITIONS
 from benchmarks.reproduce.models import FAMILIES as REPRODUCE_FAMILIES
 from benchmarks.speculation import LANGUAGE
 from benchmarks.speculation import WORKLOADS as DRAFT_WORKLOADS
-from mlxrun.cli.bench_options import add_measure_options, write_report
+from mlxrun.cli.bench.report import write_report
 from mlxrun.cli.main import main
 from mlxrun.cli.options import (
     add_config_options,
     add_json_option,
+    add_measure_options,
     load_command_config,
     make_repeat_option,
     say,

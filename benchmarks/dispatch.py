@@ -25,7 +25,7 @@ from typing import Any
 
 import click
 
-from mlxrun.cli.bench_options import write_report
+from mlxrun.cli.bench.report import write_report
 from mlxrun.cli.main import main
 from mlxrun.cli.options import add_json_option, say
 from mlxrun.cluster.dispatcher import Dispatcher

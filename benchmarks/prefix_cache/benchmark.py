@@ -33,8 +33,8 @@ from benchmarks.prefix_cache.workloads import (
     make_script,
 )
 from mlxrun import __version__
+from mlxrun.cli.bench.engine.benchmark import OURS, PEER, alternate
 from mlxrun.cli.bench.engine.measurement import Contender, run_workload
-from mlxrun.cli.bench.engine.side_runs import OURS, PEER, alternate
 from mlxrun.cli.bench.models import BenchModel
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
@@ -97,7 +97,7 @@ def _collect_settings(plan: CachePlan) -> dict[str, Any]:
     }
     if plan.peer:
         from benchmarks.prefix_cache.mlx_lm_side import CACHES
-        from mlxrun.cli.bench.engine.mlx_lm_contender import SETTINGS
+        from mlxrun.cli.bench.engine.contenders import SETTINGS
 
         settings[PEER] = SETTINGS | {"prompt_cache_size": CACHES}
     return settings
@@ -211,7 +211,7 @@ def _measure_no_reuse(
     plan: CachePlan, family: str, model: BenchModel, config: Config, say: Say
 ) -> dict[str, Any]:
     """The cost of the cache where nothing can be reused."""
-    from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
+    from mlxrun.cli.bench.engine.contenders import MlxrunContender
 
     engines: dict[str, Contender] = {
         ON: MlxrunContender.open(config),

@@ -81,6 +81,27 @@ def add_json_option(function: F) -> F:
     )(function)
 
 
+def add_measure_options(function: F) -> F:
+    """Add the options of all benchmarks, also of those of `python -m benchmarks`."""
+    model = click.option(
+        "--model",
+        default="tiny",
+        show_default=True,
+        metavar="PRESET|PATH",
+        help="tiny, qwen3-0.6b, qwen3-8b or qwen3-30b-a3b, each also with -4bit or -8bit behind it (random "
+        "weights), embedded (the built-in model), or a local model folder.",
+    )
+    scale = click.option(
+        "--scale",
+        default=1.0,
+        show_default=True,
+        type=click.FloatRange(0, 16, min_open=True),
+        help="Factor of all prompt and answer lengths.",
+    )
+    repeat = make_repeat_option("Runs of each side; medians are shown.")
+    return model(scale(repeat(add_json_option(add_config_options(function)))))
+
+
 def load_command_config(
     config_path: Path | None, sets: Sequence[str], options: Sequence[tuple[str, str, str]] = ()
 ) -> LoadedConfig:

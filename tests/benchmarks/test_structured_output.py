@@ -11,8 +11,8 @@ from jsonschema import Draft202012Validator
 
 from benchmarks import structured_output
 from benchmarks.__main__ import command
+from mlxrun.cli.bench.engine.benchmark import SideRuns
 from mlxrun.cli.bench.engine.measurement import MEASURES
-from mlxrun.cli.bench.engine.side_runs import SideRuns
 
 
 def test_each_row_has_a_schema_of_its_own_that_never_ends() -> None:

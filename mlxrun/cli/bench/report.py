@@ -1,16 +1,32 @@
-"""Tables of benchmark reports: rich on a terminal, Markdown when piped, so that they can be pasted."""
+"""Benchmark reports: tables (rich on a terminal, Markdown when piped, so that they can be pasted), and JSON.
+
+The JSON says where a report comes from: the command, the date, the machine and the versions. Nothing in it
+names a host, a user or a serial number. This module imports no mlx, so it also works beside servers that run
+elsewhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from mlxrun import __version__
 from mlxrun.cli.bench.engine.measurement import MEASURES
-from mlxrun.core.terminal import open_console
+from mlxrun.core.errors import JobError
+from mlxrun.core.terminal import open_console, print_text
+from mlxrun.model.machine.versions import list_library_versions
 
 PIPED_WIDTH = 1000  # wider than any table, so that no cell is cut
 
@@ -130,3 +146,58 @@ def _build_chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
         f"{chunk['seconds'] * 1000:.1f} ms to prefill. Inter-token p99 while the long prompt prefills, as a "
         f"multiple of that time: {over}"
     )
+
+
+def add_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The report with `date` (UTC), `command`, `machine` and `versions`; what the report says itself wins.
+
+    The versions of the report are completed, not replaced: a benchmark may know more than this module.
+    """
+    versions = {"mlxrun": __version__} | list_library_versions() | dict(report.get("versions", {}))
+    origin = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["mlxrun", *sys.argv[1:]]),
+        "machine": read_machine_facts(),
+    }
+    return origin | dict(report) | {"versions": versions}
+
+
+def read_machine_facts() -> dict[str, Any]:
+    """The processor, its cores (those that this process may use), the memory in bytes and the system."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return {
+        "cpu": _find_cpu_name(),
+        "cores": len(affinity(0)) if affinity else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "os": platform.platform(),
+        "arch": platform.machine(),
+    }
+
+
+def _find_cpu_name() -> str:
+    """The name that the system gives the processor, else its architecture."""
+    if sys.platform == "darwin":
+        sysctl = ["sysctl", "-n", "machdep.cpu.brand_string"]
+        return subprocess.run(sysctl, capture_output=True, text=True).stdout.strip() or platform.processor()
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    names = (line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
+    return next(names, platform.machine())
+
+
+def write_report(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
+    """Show the report as a table, write it as JSON, or both; the JSON says where and how it was measured."""
+    text = json.dumps(add_provenance(report), indent=2) + "\n"
+    if str(json_path) == "-":
+        print_text(text)
+        return 0
+    show(report)
+    if json_path is not None:
+        _write(json_path, text)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"--json {path}: cannot be written: {error.strerror}") from error

@@ -25,11 +25,8 @@ from mlxrun.core.errors import (
     RequestError,
 )
 from mlxrun.core.memory_budget import MemoryBudget
-from mlxrun.core.pooling_batch import MAX_ROWS, PoolingBatch
 from mlxrun.core.request import FinishReason, Request, TokenEvent
-from mlxrun.core.step_costs import MIN_CHUNK
-from mlxrun.core.request import Request, TokenEvent
-from mlxrun.core.step_plan import MIN_CHUNK, PoolingBatch
+from mlxrun.core.step_plan import MAX_ROWS, MIN_CHUNK, PoolingBatch
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.model.pooling.pooling_runner import PoolingRunner

@@ -18,11 +18,8 @@ from mlxrun.core.errors import MediaError
 from mlxrun.evals.prompt_messages import dump_text, list_messages
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
-from mlxrun.jobs.records.line_times import LineTiming
-from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.records.journal import LineTiming
-from mlxrun.jobs.records.output_records import ID_PREFIX, read_usage
-from mlxrun.jobs.scoring.answer_text import extract_answers, is_cut
+from mlxrun.jobs.scoring.answer_text import is_cut
 
 RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run
 CUT, EMPTY, FLIP = 1, 2, 4  # flags; FLIP: of all runs of a line that they score differently

@@ -17,10 +17,9 @@ from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, LineRow, LineR
 from mlxrun.evals.reports.shown_text import format_count
 from mlxrun.evals.run_folders.run_folder import RunFolder, list_working_runs, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
-from mlxrun.jobs.records.line_times import LineTiming, read_timings
+from mlxrun.jobs.records.journal import LineTiming, read_timings
 from mlxrun.jobs.records.manifest_checks import flatten_settings
 from mlxrun.jobs.records.output_records import ID_PREFIX
-from mlxrun.jobs.records.journal import LineTiming, read_timings
 from mlxrun.jobs.scoring.score_groups import Scores
 
 SHOWN_IDS = 3  # of the lines that failed for one reason

@@ -16,7 +16,6 @@ from markupsafe import Markup
 
 from mlxrun.evals.reports.charts import choose_top, draw_series
 from mlxrun.evals.reports.report_runs import ReportRun, describe_hits
-from mlxrun.jobs.records.line_times import LineTiming
 from mlxrun.jobs.records.journal import LineTiming
 
 MOST_PARTS, LINES_PER_PART = 60, 8  # of a chart

@@ -35,7 +35,6 @@ from mlxrun.jobs.lines.job_maker import ColumnChoice, JobMaker
 from mlxrun.jobs.lines.line_template import LineTemplate
 from mlxrun.jobs.lines.table_files import Row, RowError
 from mlxrun.jobs.records.manifest import hash_file
-from mlxrun.jobs.records.run_paths import wrap_write_errors
 from mlxrun.jobs.records.run_paths import replace_file, wrap_write_errors
 from mlxrun.jobs.scoring.custom_scorer import load_scorer
 

@@ -30,9 +30,6 @@ from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
-from mlxrun.model.run.adapter import Adapter, VisionAdapter
-from mlxrun.model.lora.adapter_files import apply_adapter, read_adapters
-from mlxrun.model.pooling.trunk_weights import get_trunk_classes
 from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
 
 

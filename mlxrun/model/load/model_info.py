@@ -45,9 +45,8 @@ from mlxrun.model.load.model_files import (
 )
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
-from mlxrun.model.lora import check_adapter_files
 from mlxrun.model.load.weight_check import check_config, check_sizes
-from mlxrun.model.lora.adapter_files import check_adapter_files
+from mlxrun.model.lora import check_adapter_files
 from mlxrun.model.pooling.pooled_model import read_pooled_model
 from mlxrun.model.vision.image_units import (
     MediaRegion,

@@ -18,11 +18,8 @@ import numpy as np
 from mlxrun.core.request import Request
 from mlxrun.core.step_plan import PoolingBatch, StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
-from mlxrun.model.load.footprint import count_weight_bytes
-from mlxrun.model.pooling.pooler import RowPooler, VectorHead
 from mlxrun.model.load.footprint import count_token_embeddings, count_weight_bytes
-from mlxrun.model.pooling.pooler import RowPooler
-from mlxrun.model.pooling.sentence_config import PoolingMode
+from mlxrun.model.pooling.pooler import RowPooler, VectorHead
 from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.hidden_tap import HiddenTap
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY

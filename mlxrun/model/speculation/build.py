@@ -20,13 +20,13 @@ from mlxrun.model.hooks.weight_form import settle_weights
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, list_all_arrays
-from mlxrun.model.load.draft_loading import SmallModel
 from mlxrun.model.load.footprint import (
     ACTIVATION_FACTOR,
     count_weight_bytes,
     measure_footprint,
     read_hidden_size,
 )
+from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_files import find_draft_folder, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_gpu

@@ -52,4 +52,6 @@ async def read_body_with_files(request: web.Request) -> Any:
     if BATCH_QUEUE not in request.app or not find_file_parts(body):
         return body
     queue = await get_open_queue(request)
-    return await inline_files(body, queue.storage.make_reader(key_name(request)), get_max_body_bytes(request.app))
+    return await inline_files(
+        body, queue.storage.make_reader(key_name(request)), get_max_body_bytes(request.app)
+    )

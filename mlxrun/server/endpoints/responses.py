@@ -22,7 +22,6 @@ from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
 from mlxrun.core.errors import InternalError, RequestError, TimedOut
-from mlxrun.core.errors import RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unsupported
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from mlxrun import __version__
 from mlxrun.core.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
-from mlxrun.core.log_lines import describe_trace
+from mlxrun.core.visible_text import describe_trace
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import (
     ACTIVE_IDS,

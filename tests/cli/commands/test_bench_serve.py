@@ -57,7 +57,7 @@ def test_sigterm_stops_the_server_of_a_report(
         raise AssertionError("the signal was ignored")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mlxrun.cli.bench.serve.machine_report.run_machine_report", interrupt)
+    monkeypatch.setattr("mlxrun.cli.commands.bench.run_machine_report", interrupt)
     earlier = signal.getsignal(signal.SIGTERM)
     assert main(["bench", "report"]) == 130
     assert "interrupted" in capsys.readouterr().err

@@ -11,12 +11,8 @@ import pytest
 from mlxrun.config.settings import Config, ModelSettings, SchedulerSettings
 from mlxrun.core.errors import EngineDead, RequestError
 from mlxrun.core.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.core.pooling_batch import PoolingBatch
 from mlxrun.core.request import FinishReason, Request, SamplingParams
-from mlxrun.core.step_plan import SampledToken, StepResult
-from mlxrun.core.memory_budget import Footprint, MemoryBudget
-from mlxrun.core.request import FinishReason, Request, SamplingParams
-from mlxrun.core.step_plan import PoolingBatch
+from mlxrun.core.step_plan import PoolingBatch, SampledToken, StepResult
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.scheduler.prefill_pace import PrefillPace
 from mlxrun.engine.scheduler.scheduler import Scheduler

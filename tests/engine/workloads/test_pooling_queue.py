@@ -7,9 +7,8 @@ import pytest
 from mlxrun.core.errors import InternalError, OutOfMemory, Overloaded, PromptTooLong, RequestError
 from mlxrun.core.memory_budget import Footprint, MemoryBudget
 from mlxrun.core.request import FinishReason, Request, SamplingParams
-from mlxrun.engine.workloads.pooling import PoolingQueue
 from mlxrun.core.step_plan import PoolingBatch
-from mlxrun.engine.workloads.pooling_queue import PoolingQueue
+from mlxrun.engine.workloads.pooling import PoolingQueue
 
 
 def make(name: str, size: int, background: bool = False) -> Request:

@@ -22,8 +22,8 @@ from mlxrun.cli.bench.serve.long_prompt import (
     make_probes,
     wait_until_idle,
 )
-from mlxrun.cli.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, WorkloadKind
 from mlxrun.cli.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
+from mlxrun.cli.bench.serve.workloads import RoundResult, ServeMeasure, ServePlan, WorkloadKind
 
 DELAY = 0.5  # seconds between the long prompt and what follows it
 ALONE = 5  # short requests before the round, whose median is taken; the first ones warm the server up

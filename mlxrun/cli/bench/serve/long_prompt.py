@@ -15,9 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.cli.bench.engine.measurement import compute_percentile
-from mlxrun.cli.bench.serve.rounds import RoundResult, ServeMeasure, ServePlan, Values, WorkloadKind
 from mlxrun.cli.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
-from mlxrun.cli.bench.serve.workloads import PromptSize, make_bodies
+from mlxrun.cli.bench.serve.workloads import (
+    PromptSize,
+    RoundResult,
+    ServeMeasure,
+    ServePlan,
+    Values,
+    WorkloadKind,
+    make_bodies,
+)
 
 START_DELTAS = 16  # deltas that each stream has before the long prompt is sent
 STREAM_TOKENS = 4096  # more than a stream needs: it is closed once all is measured

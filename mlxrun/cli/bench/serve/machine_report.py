@@ -23,9 +23,8 @@ from rich.console import Console
 
 from mlxrun.cli.bench.report import format_bytes, make_console, make_table, print_notes
 from mlxrun.cli.bench.serve.benchmark import run_serve_bench
-from mlxrun.cli.bench.serve.rounds import ServePlan
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
-from mlxrun.cli.bench.serve.workloads import PromptSize
+from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
 from mlxrun.core.errors import MlxrunError
 
 FORMAT = 1

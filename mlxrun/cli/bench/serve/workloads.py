@@ -1,4 +1,4 @@
-"""The chat bodies that `mlxrun bench serve` sends, made from a seed. Pure.
+"""The chat bodies that `mlxrun bench serve` sends, made from a seed, its plan, and what a round gives. Pure.
 
 Prompts are made of common words, so that a token is about a word for most tokenizers; the server's own usage
 says what it was. Every request of a round has different words, unless the workload shares a prefix.
@@ -10,9 +10,11 @@ import base64
 import random
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 
 _TEXT = (
     "time year people way day man thing woman life child world school state family student group country "
@@ -94,3 +96,52 @@ def make_bodies(name: str, size: PromptSize, count: int, seed: str) -> list[dict
     """The bodies of one round; every seed gives other words."""
     rng = random.Random(f"{name} {seed}")
     return [WORKLOADS[name](rng, size, at) for at in range(count)]
+
+
+Values = dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeMeasure:
+    """One number of a round: its label and unit, and whether more is better (None: neither is)."""
+
+    title: str
+    unit: str
+    more: bool | None = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServePlan:
+    """What to send to which servers."""
+
+    targets: tuple[Target, ...]
+    workloads: tuple[str, ...]
+    size: PromptSize
+    requests: int
+    load: LoadPattern
+    repeat: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """The numbers of one round, one for each measure of its workload (seconds, tokens, shares), and its
+    errors."""
+
+    numbers: Values
+    errors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadKind:
+    """How a workload is measured.
+
+    `run_round` sends one round to one server; its last argument seeds the words. `settings` are those that
+    the workload uses, by their names on the command line; `describe` says in words what was sent, from the
+    report's settings; `headline` is the measure that progress shows.
+    """
+
+    measures: Mapping[str, ServeMeasure]
+    run_round: Callable[[Target, ServePlan, str], Awaitable[RoundResult]]
+    settings: frozenset[str]
+    describe: Callable[[Mapping[str, Any]], str]
+    headline: str

@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from mlxrun.cli.bench.engine import benchmark
-from mlxrun.cli.bench.engine.benchmark import summarize_workload
+from mlxrun.cli.bench.engine.benchmark import BenchMeter, alternate, measure_workload, summarize_workload
+from mlxrun.cli.bench.engine.contenders import MlxrunContender
 from mlxrun.cli.bench.engine.measurement import (
     RequestOutput,
     Trace,
@@ -24,8 +25,6 @@ from mlxrun.cli.bench.engine.measurement import (
     compute_ratios,
     run_workload,
 )
-from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
-from mlxrun.cli.bench.engine.side_runs import BenchMeter, alternate, measure_workload
 from mlxrun.cli.bench.engine.workloads import (
     STAGGERED_BEFORE,
     WORKLOADS,

@@ -15,11 +15,14 @@ from aiohttp.test_utils import TestServer
 from PIL import Image
 
 from mlxrun.cli.bench.engine.measurement import compute_percentile
-from mlxrun.cli.bench.serve.benchmark import compute_medians, print_serve_report, run_serve_bench
-from mlxrun.cli.bench.serve.chats import compute_numbers
-from mlxrun.cli.bench.serve.rounds import ServePlan
+from mlxrun.cli.bench.serve.benchmark import (
+    compute_medians,
+    compute_numbers,
+    print_serve_report,
+    run_serve_bench,
+)
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, StreamTimes, Target, find_model, send_all
-from mlxrun.cli.bench.serve.workloads import WORKLOADS, PromptSize, make_bodies
+from mlxrun.cli.bench.serve.workloads import WORKLOADS, PromptSize, ServePlan, make_bodies
 from mlxrun.core.errors import MlxrunError
 
 SIZE = PromptSize(40, 8)

@@ -12,9 +12,8 @@ from aiohttp.test_utils import TestServer
 
 from mlxrun.cli.bench.serve import interactive
 from mlxrun.cli.bench.serve.interactive import MEASURES, run_interactive_round
-from mlxrun.cli.bench.serve.rounds import RoundResult, ServePlan
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
-from mlxrun.cli.bench.serve.workloads import PromptSize
+from mlxrun.cli.bench.serve.workloads import PromptSize, RoundResult, ServePlan
 from tests.cli.bench.serve.test_benchmark import Script, chunk, text
 
 SIZE = PromptSize(20, 8, 200)

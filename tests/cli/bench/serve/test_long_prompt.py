@@ -20,9 +20,8 @@ from mlxrun.cli.bench.serve.long_prompt import (
     compute_long_numbers,
     run_long_round,
 )
-from mlxrun.cli.bench.serve.rounds import RoundResult, ServePlan
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, StreamTimes, Target
-from mlxrun.cli.bench.serve.workloads import PromptSize
+from mlxrun.cli.bench.serve.workloads import PromptSize, RoundResult, ServePlan
 from mlxrun.cli.main import main
 from tests.cli.bench.serve.test_benchmark import Script, chunk, text
 

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from mlxrun.cli.bench.provenance import add_provenance, read_machine_facts
+from mlxrun.cli.bench.report import add_provenance, read_machine_facts
 
 
 def test_a_report_gets_its_date_command_machine_and_versions(monkeypatch: pytest.MonkeyPatch) -> None:

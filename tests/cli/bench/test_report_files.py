@@ -9,8 +9,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from mlxrun.cli.bench.provenance import read_machine_facts
-from mlxrun.cli.bench_options import add_measure_options, write_report
+from mlxrun.cli.bench.report import read_machine_facts, write_report
+from mlxrun.cli.options import add_measure_options
 from mlxrun.core.errors import JobError
 
 
