@@ -21,8 +21,7 @@ from mlxrun.core.draft_source import CheckedSource
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.prefix_cache.cache_folder import check_folder, resolve_cache_folder
-from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.cache_tier import TIERS
 from mlxrun.engine.prefix_cache.entry import CacheCounters
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
@@ -308,11 +307,7 @@ def build_prefix_cache(
         )
         return NoPrefixCache()
     root, counters = compute_fingerprint(config, model_info, snapshots), CacheCounters()
-    disk_tier: DiskTier | None = None
-    if settings.backend == "disk":
-        folder = resolve_cache_folder(settings.disk_path)
-        check_folder(folder)
-        disk_tier = DiskTier(folder, root, counters=counters)
+    open_tier = TIERS.get(settings.backend)
     return PrefixCache(
         root,
         chunk,
@@ -321,7 +316,7 @@ def build_prefix_cache(
         codec=snapshots,
         settings=settings,
         memory_bytes=size,
-        disk_tier=disk_tier,
+        tier=open_tier(settings, root, counters) if open_tier is not None else None,
         grid_only=config.engine.reproducible,
         counters=counters,
     )

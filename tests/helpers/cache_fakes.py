@@ -20,7 +20,6 @@ from mlxrun.core.step_plan import (
     SnapshotRequest,
     SnapshotResult,
 )
-from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.engine.prefix_cache.entry import CacheEntry
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from mlxrun.engine.scheduler.request_state import RequestState
@@ -66,10 +65,13 @@ class FakeCodec:
         return payload not in self.broken and (payload[0] == "state" or len(payload[1]) >= tokens)
 
 
-class FakeDiskTier(DiskTier):
-    """A disk tier in a dict; while `full` is set it accepts nothing."""
+class FakeTier:
+    """A tier in a dict, which another cache may go on with; while `full` is set it accepts nothing."""
+
+    survives_restart = True
 
     def __init__(self) -> None:
+        self.max_bytes = 10**6
         self.files: dict[bytes, tuple[CacheEntry, SerializedPayload]] = {}
         self.full = False
         self.closed = False
@@ -88,7 +90,6 @@ class FakeDiskTier(DiskTier):
                 e.stop,
                 array("q", e.ids),
                 boundary=e.boundary,
-                on_disk=True,
             )
             for e, _ in self.files.values()
         ]
@@ -115,9 +116,10 @@ class FakeDiskTier(DiskTier):
 def make_cache(
     chunk: int = 8, *, deltas: bool = True, states: bool = False, memory: int = 10**6, **more: Any
 ) -> PrefixCache:
-    settings = CacheSettings(
-        checkpoint_every=more.pop("every", 16), disk_bytes=more.pop("disk", 10**6), stored_bits=None
-    )
+    settings = CacheSettings(checkpoint_every=more.pop("every", 16), stored_bits=None)
+    limit = more.pop("disk", 10**6)
+    if more.get("tier") is not None:
+        more["tier"].max_bytes = limit
     more.setdefault("codec", FakeCodec())
     return PrefixCache(
         b"r" * 16, chunk, deltas=deltas, states=states, settings=settings, memory_bytes=memory, **more
@@ -232,16 +234,16 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     if memory is not None:
         assert store.nbytes <= max(memory, sum(e.nbytes for e in in_memory if e.pins))
     for entry in entries:
-        assert entry.payload is not None or entry.on_disk, "in no tier"
+        assert entry.payload is not None or entry.in_tier, "in no tier"
         assert index.is_reachable(entry)
         assert all(
             above.last_used >= entry.last_used
             for above in list(index.iterate_ancestors(entry))[entry.kind is SnapshotKind.STATE :]
         )
-    disk_tier = cache._disk_tier
-    if disk_tier is not None:
+    tier = cache._tier
+    if tier is not None:
         retired = {shorter.key for shorter, _ in store._retired}
-        assert {e.key for e in entries if e.on_disk} | retired == set(disk_tier.files)  # type: ignore[attr-defined]
+        assert {e.key for e in entries if e.in_tier} | retired == set(tier.files)
     live = set(index._nodes.values())
     assert all(any(n is node or n in live for n in node.walk_up()) for node in live)
     if not entries:

@@ -9,8 +9,7 @@ from typing import Any
 
 from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
-from mlxrun.engine.prefix_cache.content_keys import compute_entry_key
-from mlxrun.engine.prefix_cache.entry import CacheEntry
+from mlxrun.engine.prefix_cache.entry import CacheEntry, compute_entry_key
 from mlxrun.engine.prefix_cache.entry_file import encode_entry
 
 ROOT, OTHER = bytes(range(16)), bytes(range(1, 17))

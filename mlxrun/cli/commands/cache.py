@@ -16,8 +16,7 @@ from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.terminal import print_error, print_json, print_line
 
 if TYPE_CHECKING:
-    from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
-    from mlxrun.engine.prefix_cache.inspection import InspectedEntry, ModelInspection
+    from mlxrun.engine.prefix_cache.cache_folder import InspectedEntry, ModelFolder, ModelInspection
 
 FORMAT = 2
 FINGERPRINT_DIGITS = 16
@@ -82,7 +81,7 @@ def ls(folder: Path, entries: bool, as_json: bool) -> None:
     The token count is the number of tokens whose keys and values are stored. For a model that has only
     recurrent states, it is the number of tokens that the stored states cover.
     """
-    from mlxrun.engine.prefix_cache.inspection import inspect_models
+    from mlxrun.engine.prefix_cache.cache_folder import inspect_models
 
     models = list(inspect_models(folder))
     if as_json:
@@ -117,7 +116,7 @@ read or deleted.
 @add_cache_options
 def verify(folder: Path, delete: bool, as_json: bool) -> int:
     """Verify the checksum and the header of every file."""
-    from mlxrun.engine.prefix_cache.inspection import count_foreign_files, verify_files
+    from mlxrun.engine.prefix_cache.cache_folder import count_foreign_files, verify_files
 
     good, bad = verify_files(folder, delete)
     foreign = count_foreign_files(folder)
@@ -150,7 +149,7 @@ Only files of entries are deleted. mlxrun may be running meanwhile: it computes 
 @add_cache_options
 def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     """Delete the entries of all models, or of one."""
-    from mlxrun.engine.prefix_cache.inspection import delete_files, list_file_sizes
+    from mlxrun.engine.prefix_cache.cache_folder import delete_files, list_file_sizes
 
     models = _choose_models(folder, prefix)
     files = [(path, size) for model in models for path, size in list_file_sizes(model)]

@@ -16,8 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlxrun.config.settings import CacheSettings
 from mlxrun.core.step_plan import SerializedPayload
-from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
+from mlxrun.engine.prefix_cache.cache_folder import ModelFolder, check_folder, resolve_cache_folder
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key
 from mlxrun.engine.prefix_cache.entry_file import BadFile, encode_entry, load_entry, peek_entry
 
@@ -43,9 +44,18 @@ class DiskTier:
 
     No method raises or waits for the disk, except `read` and `scan`, which read."""
 
+    survives_restart = True
+
     def __init__(
-        self, folder: Path, fingerprint: bytes, *, counters: CacheCounters, queue_bytes: int = QUEUE_BYTES
+        self,
+        folder: Path,
+        fingerprint: bytes,
+        *,
+        counters: CacheCounters,
+        max_bytes: int = CacheSettings().disk_bytes,
+        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
+        self.max_bytes = max_bytes
         self._folder = ModelFolder(folder, fingerprint)
         self._counters = counters
         self._queue_bytes = queue_bytes
@@ -62,6 +72,13 @@ class DiskTier:
         self._has_undeleted = False
         self._closing = False
         self._thread: threading.Thread | None = None
+
+    @classmethod
+    def open(cls, settings: CacheSettings, fingerprint: bytes, counters: CacheCounters) -> DiskTier:
+        """The tier in the folder of the config. ConfigError if that cannot be written to."""
+        folder = resolve_cache_folder(settings.disk_path)
+        check_folder(folder)
+        return cls(folder, fingerprint, counters=counters, max_bytes=settings.disk_bytes)
 
     @property
     def nbytes(self) -> int:

@@ -1,7 +1,13 @@
-"""Entries and counters of the prefix cache, and what it asks of a codec (model/kv/snapshot/snapshots.py).
+"""Entries of the prefix cache with their keys, its counters, and what it asks of a codec
+(model/kv/snapshot/snapshots.py).
 
 An entry is found by its content. Token ids inside an image's span are replaced by numbers derived from the
 image's digest, so that equal ids mean equal content, in text and images alike (core/request.py).
+
+A key names all content up to a position, by its ids. A grid point is a multiple of `chunk` tokens. Its key is
+made of the key of the grid point before it and the ids between the two; the key of a position off the grid is
+made of the last grid point before it in the same way. A DELTA that ends at a position has that key, a STATE
+one that is derived from it.
 """
 
 from __future__ import annotations
@@ -9,8 +15,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any, Protocol
 
+from mlxrun.core.request import ID_MASK, compute_digest
 from mlxrun.core.step_plan import SerializedPayload, SnapshotKind
 from mlxrun.engine.prefix_cache.entry_scores import EntryScores, ScoreBook
 
@@ -33,14 +41,14 @@ class CacheEntry:
     start: int
     stop: int
     ids: array[int]
-    payload: Any = None  # in memory; None while the entry is only on disk
+    payload: Any = None  # in memory; None while the entry is only in a tier
     nbytes: int = 0  # of the payload in memory
     boundary: bool = False  # a state at a position that other prompts are likely to share: evicted last
-    on_disk: bool = False
+    in_tier: bool = False
     last_used: int = 0  # in ticks of the store's clock
     pins: int = 0  # running requests that use it
     from_prompt: bool = False  # computed for a prompt, or used by one: outlasts the ends of answers
-    durable: bool = False  # a draft that is to be written to disk, after all that it depends on
+    durable: bool = False  # a draft that is to be written to a tier, after all that it depends on
     prompt_end: CacheEntry | None = None  # of a draft that goes beyond the end of its prompt: that end
     hit_count: int = 0  # requests whose hit ended with it
     obsolete_states: Sequence[CacheEntry] = ()  # of a draft: states that nobody needs once it is stored
@@ -87,3 +95,78 @@ class CacheCounters:
     refused: int = 0  # files and payloads that could not be used
     written: int = 0  # files
     read: int = 0  # files
+
+
+class AdapterSalt:
+    """Makes the ids of what an adapter computes: those of no other adapter, nor of the model as it is.
+    `digest`: of the adapter's files; None: the ids stay as they are."""
+
+    def __init__(self, digest: str | None) -> None:
+        self._words = array("q")
+        if digest is not None:
+            self._words.frombytes(blake2b(digest.encode()).digest())
+
+    def mix(self, ids: Sequence[int], start: int) -> array[int]:
+        """Return the ids of content at positions from `start` on; negative ones stay negative."""
+        if not self._words:
+            return array("q", ids)
+        count = len(self._words)
+        return array("q", [x ^ (self._words[at % count] & ID_MASK) for at, x in enumerate(ids, start)])
+
+
+def derive_kind_key(key: Key, kind: SnapshotKind) -> Key:
+    """Return the key of the entry of that kind which ends where `key` does."""
+    return key if kind is SnapshotKind.DELTA else compute_digest(b"state", key)
+
+
+def compute_entry_key(entry: CacheEntry) -> Key:
+    """Return the key that the entry must have, by its content."""
+    return derive_kind_key(compute_digest(entry.parent, entry.ids.tobytes()), entry.kind)
+
+
+class KeyChain:
+    """The keys of one growing sequence, each computed when it is first needed."""
+
+    def __init__(self, root: Key, chunk: int, ids: array[int]) -> None:
+        self.chunk = chunk
+        self.ids = ids
+        self._grid = [root]
+        self._between: dict[int, Key] = {}
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append the tokens of an answer, which are their own ids."""
+        self.ids.extend(tokens)
+
+    def get_grid_key(self, index: int) -> Key:
+        """Return the key after `index` full chunks."""
+        while len(self._grid) <= index:
+            start = (len(self._grid) - 1) * self.chunk
+            ids = self.ids[start : start + self.chunk]
+            if len(ids) < self.chunk:
+                raise IndexError(f"{len(self)} ids have no grid point {index}")
+            self._grid.append(compute_digest(self._grid[-1], ids.tobytes()))
+        return self._grid[index]
+
+    def get_key(self, stop: int) -> Key:
+        """Return the key after `stop` ids."""
+        index, rest = divmod(stop, self.chunk)
+        if not rest:
+            return self.get_grid_key(index)
+        if stop not in self._between:
+            ids = self.ids[stop - rest : stop]
+            self._between[stop] = compute_digest(self.get_grid_key(index), ids.tobytes())
+        return self._between[stop]
+
+    def get_entry_key(self, kind: SnapshotKind, stop: int) -> Key:
+        """Return the key of the entry of that kind that ends at `stop`."""
+        return derive_kind_key(self.get_key(stop), kind)
+
+    def draft_entry(self, kind: SnapshotKind, stop: int) -> CacheEntry:
+        """Return an entry without its payload: of the chunk, or the beginning of one, that ends at `stop`."""
+        index = (stop - 1) // self.chunk
+        start = index * self.chunk
+        parent = self.get_grid_key(index)
+        return CacheEntry(self.get_entry_key(kind, stop), parent, kind, start, stop, self.ids[start:stop])

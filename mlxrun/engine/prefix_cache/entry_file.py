@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
-from mlxrun.engine.prefix_cache.content_keys import compute_entry_key
-from mlxrun.engine.prefix_cache.entry import CacheEntry
+from mlxrun.engine.prefix_cache.entry import CacheEntry, compute_entry_key
 from mlxrun.engine.prefix_cache.entry_scores import EntryScores
 
 FORMAT = "2"
@@ -254,7 +253,6 @@ def _decode_entry(
             stop=int(fields["stop"]),
             ids=array("q", ids),
             boundary=fields.get("boundary") == "yes",
-            on_disk=True,
             scores=None if scores is None else EntryScores.decode(scores),
         )
     except (KeyError, ValueError) as error:

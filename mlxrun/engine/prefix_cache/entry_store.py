@@ -1,4 +1,4 @@
-"""The payloads of the entries: in memory and, if there is a disk tier, on disk, each within a budget.
+"""The payloads of the entries: in memory and, if there is one, in a tier below it, each within a budget.
 
 An entry is in the index as long as it is in one of the tiers. What it depends on is evicted after it, so that
 every entry can be reached; an entry that is removed for another reason takes with it all that depends on it.
@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import Any
 
 from mlxrun.core.step_plan import SnapshotKind
-from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.cache_tier import CacheTier, EvictionOrder
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, PayloadCodec
-from mlxrun.engine.prefix_cache.eviction import EvictionOrder
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex
 
 # In a model with states: ticks by which the states of prompts outlast those of the ends of answers.
@@ -20,36 +19,33 @@ PROMPT_BONUS = 1024
 
 
 class EntryStore:
-    """The two tiers. `memory_bytes` and `disk_bytes`: the most that each may hold. The disk tier counts the
-    files that it reads, writes and refuses."""
+    """Memory, which may hold at most `memory_bytes`, and the tier below it."""
 
     def __init__(
         self,
         index: RadixIndex,
         codec: PayloadCodec,
-        disk_tier: DiskTier | None,
+        tier: CacheTier | None,
         memory_bytes: int,
-        disk_bytes: int,
         counters: CacheCounters,
     ) -> None:
         self.index = index
         self.counters = counters
         self.nbytes = 0  # in memory
         self._codec = codec
-        self._disk_tier = disk_tier
+        self._tier = tier
         self._memory_bytes = memory_bytes
-        self._disk_bytes = disk_bytes
         self._memory_order = EvictionOrder()
-        self._disk_order = EvictionOrder()
-        # Entries with files, and the longer entries that contain them but have no file yet.
+        self._tier_order = EvictionOrder()
+        # Entries in the tier, and the longer entries that contain them but are not stored there yet.
         self._retired: list[tuple[CacheEntry, CacheEntry]] = []
         self._clock = 0
-        if disk_tier is not None:
-            self._load_index(disk_tier)
+        if tier is not None:
+            self._load_index(tier)
 
     def is_durable(self, entry: CacheEntry) -> bool:
         """Whether the entry would outlive the process; True if none would."""
-        return self._disk_tier is None or not entry.on_disk or self._disk_tier.is_stored(entry)
+        return self._tier is None or not entry.in_tier or self._tier.is_stored(entry)
 
     # -- insertion --------------------------------------------------------------------------------------
 
@@ -82,14 +78,14 @@ class EntryStore:
 
     def _insert_new(self, entry: CacheEntry, payload: Any) -> CacheEntry | None:
         nbytes = self._codec.nbytes(payload)
-        if nbytes > self._memory_bytes and not (entry.durable and self._disk_tier is not None):
+        if nbytes > self._memory_bytes and not (entry.durable and self._tier is not None):
             return None
         contained = self.index.add(entry)
         self.touch([entry], entry.from_prompt)
         entry.payload, entry.nbytes = payload, nbytes
         self._count_payload(entry, 1)
-        # A contained entry is deleted from disk only once this one is there.
-        if entry.durable or any(shorter.on_disk for shorter in contained):
+        # A contained entry is deleted from the tier only once this one is there.
+        if entry.durable or any(shorter.in_tier for shorter in contained):
             self.write(entry)
         for shorter in contained:
             entry.last_used = max(entry.last_used, shorter.last_used)
@@ -122,11 +118,11 @@ class EntryStore:
     # -- lookup -----------------------------------------------------------------------------------------
 
     def load(self, entry: CacheEntry) -> Any:
-        """Return a payload that can be restored, from memory or disk; else remove the entry, return None."""
+        """Return a payload that can be restored, from memory or the tier; else remove the entry: None."""
         payload, from_disk = entry.payload, entry.payload is None
         if from_disk:
-            serialized = self._disk_tier.read(entry) if self._disk_tier is not None else None
-            if serialized is None:  # the disk tier has counted what it could not read
+            serialized = self._tier.read(entry) if self._tier is not None else None
+            if serialized is None:  # the tier has counted what it could not read
                 self.remove(entry)
                 return None
             with suppress(ValueError):
@@ -140,7 +136,7 @@ class EntryStore:
         return payload
 
     def _add_to_memory(self, entry: CacheEntry, payload: Any) -> None:
-        """Store the payload of an entry that was only on disk, if others can be evicted for it."""
+        """Store the payload of an entry that was only in the tier, if others can be evicted for it."""
         nbytes = self._codec.nbytes(payload)
         if nbytes > self._memory_bytes:
             return
@@ -160,8 +156,8 @@ class EntryStore:
             if not entry.pins and entry in self.index:
                 if entry.payload is not None:
                     self._memory_order.add(entry)
-                if entry.on_disk:
-                    self._disk_order.add(entry)
+                if entry.in_tier:
+                    self._tier_order.add(entry)
         self.enforce_budgets()
 
     # -- eviction ---------------------------------------------------------------------------------------
@@ -175,25 +171,25 @@ class EntryStore:
         while self.nbytes > max_bytes and (entry := self._memory_order.pop()) is not None:
             self._evict_from_memory(entry)
             self.counters.evicted += 1
-        self._shrink_disk()
+        self._shrink_tier()
         self._update_counters()
 
     def _evict_from_memory(self, entry: CacheEntry) -> None:
-        """Write the entry to disk first, if it is not there: so a prompt may be longer than memory holds."""
+        """Write the entry to the tier first, if it is not there: a prompt may be longer than memory holds."""
         self.write(entry)
-        if entry.on_disk:
+        if entry.in_tier:
             self._count_payload(entry, -1)
             self._update_counters()
         else:
             self.remove(entry)
 
-    def _shrink_disk(self) -> None:
-        tier = self._disk_tier
-        if tier is None or tier.nbytes <= self._disk_bytes:
+    def _shrink_tier(self) -> None:
+        tier = self._tier
+        if tier is None or tier.nbytes <= tier.max_bytes:
             return
         self._delete_retired(now=True)
-        while tier.nbytes > self._disk_bytes and (entry := self._disk_order.pop()) is not None:
-            self._delete_file(entry)
+        while tier.nbytes > tier.max_bytes and (entry := self._tier_order.pop()) is not None:
+            self._delete_from_tier(entry)
             self.counters.evicted_disk += 1
             if entry.payload is None:
                 self.remove(entry)
@@ -222,7 +218,7 @@ class EntryStore:
                 pending += self.index.remove(entry)
                 if entry.payload is not None:
                     self._count_payload(entry, -1)
-                self._delete_file(entry)
+                self._delete_from_tier(entry)
         self._update_counters()
 
     def _count_payload(self, entry: CacheEntry, sign: int) -> None:
@@ -237,65 +233,66 @@ class EntryStore:
 
     def _update_counters(self) -> None:
         self.counters.memory_bytes = self.nbytes
-        self.counters.disk_bytes = self._disk_tier.nbytes if self._disk_tier is not None else 0
+        self.counters.disk_bytes = self._tier.nbytes if self._tier is not None else 0
 
-    # -- disk -------------------------------------------------------------------------------------------
+    # -- the tier ---------------------------------------------------------------------------------------
 
     def write(self, entry: CacheEntry) -> None:
-        """Write an entry to disk, after all that it depends on."""
-        if self._disk_tier is None:
+        """Write an entry to the tier, after all that it depends on."""
+        if self._tier is None:
             return
         for each in [*reversed(list(self.index.iterate_ancestors(entry))), entry]:
-            if each.on_disk:
+            if each.in_tier:
                 continue
-            if each.payload is None or not self._disk_tier.write(each, self._codec.encode(each.payload)):
+            if each.payload is None or not self._tier.write(each, self._codec.encode(each.payload)):
                 return
-            each.on_disk = True
-            self._disk_order.add(each)
+            each.in_tier = True
+            self._tier_order.add(each)
 
     def _retire(self, shorter: CacheEntry, longer: CacheEntry) -> None:
-        """Delete the file of `shorter` once `longer`, which contains it, is a file."""
-        if shorter.on_disk:
-            shorter.on_disk = False
-            self._disk_order.discard(shorter)
+        """Delete `shorter` from the tier once `longer`, which contains it, is stored there."""
+        if shorter.in_tier:
+            shorter.in_tier = False
+            self._tier_order.discard(shorter)
             self._retired.append((shorter, longer))
 
     def _delete_retired(self, *, now: bool = False) -> None:
-        if self._disk_tier is None or not self._retired:
+        if self._tier is None or not self._retired:
             return
         waiting, self._retired = self._retired, []
         for shorter, longer in waiting:
             again = self.index.entries.get(shorter.key)
-            if again is not None and again.on_disk:
+            if again is not None and again.in_tier:
                 continue
-            if now or self._disk_tier.is_stored(longer) or longer not in self.index:
-                self._disk_tier.delete(shorter)
+            if now or self._tier.is_stored(longer) or longer not in self.index:
+                self._tier.delete(shorter)
             else:
                 self._retired.append((shorter, longer))
 
-    def _delete_file(self, entry: CacheEntry) -> None:
-        if entry.on_disk and self._disk_tier is not None:
-            self._disk_tier.delete(entry)
-            entry.on_disk = False
-            self._disk_order.discard(entry)
+    def _delete_from_tier(self, entry: CacheEntry) -> None:
+        if entry.in_tier and self._tier is not None:
+            self._tier.delete(entry)
+            entry.in_tier = False
+            self._tier_order.discard(entry)
 
-    def _load_index(self, disk_tier: DiskTier) -> None:
+    def _load_index(self, tier: CacheTier) -> None:
         """Add the entries of earlier runs, if all that they depend on is there too."""
-        found = list(disk_tier.scan())
+        found = list(tier.scan())
         # Parents first; of entries with a common beginning the longest first, as it contains the others.
         for entry in sorted(found, key=lambda e: (e.start, e.kind is SnapshotKind.STATE, -e.stop)):
             if not self.index.fits(entry):
                 self.counters.refused += 1
-                disk_tier.delete(entry)
+                tier.delete(entry)
             elif self.index.is_reachable(entry) and (
                 entry.kind is SnapshotKind.STATE or self.index.find_cover(entry) is None
             ):
                 self.index.add(entry)
+                entry.in_tier = True
             else:
-                disk_tier.delete(entry)
+                tier.delete(entry)
         for entry in found:
             if entry in self.index:
                 self.touch([entry], entry.boundary)
         for entry in self.index.entries.values():
-            self._disk_order.add(entry)
+            self._tier_order.add(entry)
         self.enforce_budgets()

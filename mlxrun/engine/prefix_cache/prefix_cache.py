@@ -15,8 +15,8 @@ from typing import Any
 from mlxrun.config.settings import CacheSettings
 from mlxrun.core.request import HitKind, Request, TokenLogprob
 from mlxrun.core.step_plan import CacheHit, ScoredTokens, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.engine.prefix_cache.cache_tier import CacheTier
 from mlxrun.engine.prefix_cache.containment import contain_failures
-from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key, PayloadCodec
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
@@ -43,20 +43,24 @@ class PrefixCache(PrefixCacheInterface):
         codec: PayloadCodec,
         settings: CacheSettings,
         memory_bytes: int,
-        disk_tier: DiskTier | None = None,
+        tier: CacheTier | None = None,
         grid_only: bool = False,
         counters: CacheCounters | None = None,
     ) -> None:
         self._root = root
         self._chunk = chunk
         self._grid_only = grid_only
-        self._disk_tier = disk_tier
+        self._tier = tier
         self.counters = counters or CacheCounters()
         self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
-        self._store = EntryStore(index, codec, disk_tier, memory_bytes, settings.disk_bytes, self.counters)
+        self._store = EntryStore(index, codec, tier, memory_bytes, self.counters)
         self._scores = ScoreKeeper(index, self._store, grid_only)
         self._planner = SnapshotPlanner(
-            index, self._store, settings.checkpoint_every, grid_only=grid_only, on_disk=self.survives_restart
+            index,
+            self._store,
+            settings.checkpoint_every,
+            grid_only=grid_only,
+            survives_restart=self.survives_restart,
         )
         self._tracked: dict[str, TrackedRequest] = {}
         self._planned = PlannedKeypoints()
@@ -68,7 +72,7 @@ class PrefixCache(PrefixCacheInterface):
 
     @property
     def survives_restart(self) -> bool:
-        return self._disk_tier is not None
+        return self._tier is not None and self._tier.survives_restart
 
     @property
     def nbytes(self) -> int:
@@ -264,8 +268,8 @@ class PrefixCache(PrefixCacheInterface):
 
     @contain_failures(NoneType)
     def shutdown(self) -> None:
-        if self._disk_tier is not None:
-            self._disk_tier.close()
+        if self._tier is not None:
+            self._tier.close()
             self._store.enforce_budgets()  # what was waiting for the writes to end
 
     # -- shared -----------------------------------------------------------------------------------------
@@ -278,9 +282,9 @@ class PrefixCache(PrefixCacheInterface):
         tracked.pending.update(draft.key for draft in drafts)
         for draft in drafts:
             draft.book = tracked.book
-        request_id, on_disk = tracked.request.id, self.survives_restart
+        request_id, outlives = tracked.request.id, self.survives_restart
         return [
-            SnapshotRequest(request_id, d.kind, d.start, d.stop, d, on_disk and d.durable) for d in drafts
+            SnapshotRequest(request_id, d.kind, d.start, d.stop, d, outlives and d.durable) for d in drafts
         ]
 
     @contain_failures(NoneType)

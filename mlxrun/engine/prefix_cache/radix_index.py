@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from mlxrun.core.step_plan import SnapshotKind
-from mlxrun.engine.prefix_cache.content_keys import KeyChain
-from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
+from mlxrun.engine.prefix_cache.entry import CacheEntry, Key, KeyChain
 
 RoundDown = Callable[[int], int]
 MAX_OVERLAPS = 16  # branches of a chunk that are searched for one with scores

@@ -99,12 +99,12 @@ class ScoreKeeper:
         old = entry.scores
         entry.scores = new if old is None else old.merge(new)
         has_more = entry.scores is not old and (old is None or not old.complete)
-        if has_more and entry.on_disk and entry.payload is not None:
-            entry.on_disk = False
+        if has_more and entry.in_tier and entry.payload is not None:
+            entry.in_tier = False
             try:
                 self._store.write(entry)
             finally:
-                entry.on_disk = True  # if the new file is refused, the old one is still there
+                entry.in_tier = True  # if the new file is refused, the old one is still there
 
     def _list_overlaps(self, tracked: TrackedRequest) -> list[tuple[CacheEntry, int]]:
         """The entries that may have scores of a prompt. Where prompts are computed on the grid only, its last

@@ -21,11 +21,11 @@ FORK_HITS = 2  # a state from which this many requests went on stays as well
 
 
 class SnapshotPlanner:
-    """`interval`: tokens between two writes to disk, and between two states of a prompt. `on_disk`: entries
-    outlive the process, so the end of a prompt is stored at once; else it can wait for the answer."""
+    """`interval`: tokens between two writes to a tier, and between two states of a prompt.
+    `survives_restart`: the end of a prompt is stored at once; else it can wait for the answer."""
 
     def __init__(
-        self, index: RadixIndex, store: EntryStore, interval: int, *, grid_only: bool, on_disk: bool
+        self, index: RadixIndex, store: EntryStore, interval: int, *, grid_only: bool, survives_restart: bool
     ) -> None:
         self._index = index
         self._store = store
@@ -33,7 +33,7 @@ class SnapshotPlanner:
         # A kill can lose one chunk that is being computed and one that is being written.
         self._interval = max(interval - index.chunk, index.chunk)
         self._grid_only = grid_only
-        self._on_disk = on_disk
+        self._survives_restart = survives_restart
 
     def plan_keypoints(self, tracked: TrackedRequest, length: int, limit: int) -> list[Keypoint]:
         """Return where a request that begins to run after `length` tokens will have stored an entry."""
@@ -52,7 +52,7 @@ class SnapshotPlanner:
         needs_state = self._needs_state(tracked, stop, target, tracked.state_at)
         ends = range((start // self._chunk + 1) * self._chunk, stop + 1, self._chunk)
         drafts = self._draft_missing_deltas(tracked, ends)
-        store_end = stop == target and (self._on_disk or tracked.awaited)
+        store_end = stop == target and (self._survives_restart or tracked.awaited)
         partial = stop % self._chunk and not self._grid_only and (needs_state or store_end)
         tracked.deferred = stop if stop == target and not partial else 0
         if partial:

@@ -10,8 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mlxrun.core.request import Request, build_content_ids, has_known_content, round_down
-from mlxrun.engine.prefix_cache.content_keys import AdapterSalt, KeyChain
-from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
+from mlxrun.engine.prefix_cache.entry import AdapterSalt, CacheEntry, Key, KeyChain
 from mlxrun.engine.prefix_cache.entry_scores import ScoreBook
 
 MIN_SHARED = 16  # tokens: what a request that waits for another one's logprobs must share with it at least

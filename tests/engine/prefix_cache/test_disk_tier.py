@@ -24,9 +24,8 @@ import pytest
 from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache import cache_folder, disk_tier
 from mlxrun.engine.prefix_cache.cache_folder import ModelFolder
-from mlxrun.engine.prefix_cache.content_keys import compute_entry_key
 from mlxrun.engine.prefix_cache.disk_tier import DiskTier
-from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry
+from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, compute_entry_key
 from mlxrun.engine.prefix_cache.entry_file import encode_entry
 from tests.helpers.cache_files import OTHER, ROOT, make_entry, write_entry
 from tests.helpers.plain_user import obey_permissions

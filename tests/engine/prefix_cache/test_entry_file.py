@@ -50,7 +50,7 @@ def test_an_entry_is_read_back_as_it_was_written(kind: SnapshotKind, tmp_path: P
         found, loaded = load_entry(source, ROOT)
         assert is_same(found, entry)
         assert loaded == payload
-        assert (found.on_disk, found.payload, found.nbytes) == (True, None, 0)
+        assert (found.in_tier, found.payload, found.nbytes) == (False, None, 0)
     assert is_same(peek_entry(path, ROOT)[0], entry)
 
 

@@ -9,7 +9,7 @@ from mlxrun.engine.prefix_cache.entry import CacheEntry
 from tests.helpers.cache_fakes import (
     STATE_BYTES,
     FakeCodec,
-    FakeDiskTier,
+    FakeTier,
     Row,
     check_integrity,
     list_entries,
@@ -24,8 +24,8 @@ LONG = list(range(100, 130))
 @pytest.mark.parametrize("states", [False, True])
 @pytest.mark.parametrize("memory", [1, 10, 40, 100])
 def test_the_budget_holds_on_every_path(memory: int, states: bool) -> None:
-    for files in (None, FakeDiskTier()):
-        cache = make_cache(states=states, memory=memory, disk_tier=files)
+    for files in (None, FakeTier()):
+        cache = make_cache(states=states, memory=memory, tier=files)
         for n in range(30):
             row = Row(cache, make_request(str(n), [n % 7, *LONG]))
             row.begin()
@@ -95,8 +95,8 @@ def test_unusable_payloads_are_dropped(states: bool) -> None:
 
 
 def test_what_could_not_be_restored_is_dropped() -> None:
-    files = FakeDiskTier()
-    cache = make_cache(disk_tier=files)
+    files = FakeTier()
+    cache = make_cache(tier=files)
     serve(cache, "a", LONG)
     row = Row(cache, make_request("b", LONG))
     assert row.begin() is not None
@@ -112,12 +112,12 @@ def test_what_could_not_be_restored_is_dropped() -> None:
 
 @pytest.mark.parametrize(("deltas", "states"), [(True, False), (True, True), (False, True)])
 def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
-    files = FakeDiskTier()
-    cache = make_cache(disk_tier=files, deltas=deltas, states=states)
+    files = FakeTier()
+    cache = make_cache(tier=files, deltas=deltas, states=states)
     serve(cache, "a", LONG, [1, 2], boundaries=(11,))
     cache.shutdown()
     assert files.closed
-    again = make_cache(disk_tier=files, deltas=deltas, states=states)
+    again = make_cache(tier=files, deltas=deltas, states=states)
     check_integrity(again)
     hit = serve(again, "b", [*LONG, 1, 5, 6], boundaries=(11,))
     assert hit is not None and hit.length == 31
@@ -127,20 +127,20 @@ def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
 
 def test_checkpoints_are_on_disk_before_the_prompt_is_done() -> None:
     """A crash in the middle loses what came after the last checkpoint."""
-    files = FakeDiskTier()
-    row = Row(make_cache(disk_tier=files, every=24), make_request("a", range(70)))
+    files = FakeTier()
+    row = Row(make_cache(tier=files, every=24), make_request("a", range(70)))
     row.begin()
     written = []
     while row.prefill():
         written.append(max((r.stop for r, _ in files.files.values()), default=0))
     assert written == [0, 16, 16, 32, 32, 48, 48, 64, 69]
-    hit = serve(make_cache(disk_tier=files), "b", range(70))
+    hit = serve(make_cache(tier=files), "b", range(70))
     assert hit is not None and hit.length == 69
 
 
 def test_memory_is_only_in_front_of_the_disk() -> None:
-    files, codec = FakeDiskTier(), FakeCodec()
-    cache = make_cache(disk_tier=files, codec=codec, memory=20)
+    files, codec = FakeTier(), FakeCodec()
+    cache = make_cache(tier=files, codec=codec, memory=20)
     serve(cache, "a", LONG)
     cache.shrink(0)
     assert cache.nbytes == 0 and list_entries(cache)
@@ -152,14 +152,14 @@ def test_memory_is_only_in_front_of_the_disk() -> None:
 
 
 def test_the_disk_has_a_budget() -> None:
-    files = FakeDiskTier()
-    cache = make_cache(disk_tier=files, disk=40)
+    files = FakeTier()
+    cache = make_cache(tier=files, disk=40)
     for n in range(5):
         serve(cache, str(n), [n, *LONG])
         assert files.nbytes <= 40
         check_integrity(cache)
     assert cache.counters.evicted_disk > 0 and cache.counters.disk_bytes == files.nbytes
-    reopened = make_cache(disk_tier=files, disk=20)
+    reopened = make_cache(tier=files, disk=20)
     assert files.nbytes <= 20
     check_integrity(reopened)
     hit = serve(reopened, "z", [4, *LONG])
@@ -168,10 +168,10 @@ def test_the_disk_has_a_budget() -> None:
 
 @pytest.mark.parametrize("harm", ["gone", "garbage"])
 def test_bad_files_shorten_the_hit(harm: str) -> None:
-    files = FakeDiskTier()
-    serve(make_cache(disk_tier=files), "a", LONG)
+    files = FakeTier()
+    serve(make_cache(tier=files), "a", LONG)
     key = next(k for k, (r, _) in files.files.items() if r.stop == 16)
-    cache = make_cache(disk_tier=files)
+    cache = make_cache(tier=files)
     if harm == "gone":
         del files.files[key]
     else:
@@ -183,19 +183,19 @@ def test_bad_files_shorten_the_hit(harm: str) -> None:
 
 
 def test_files_that_cannot_be_reached_or_lie_are_deleted() -> None:
-    files = FakeDiskTier()
-    serve(make_cache(disk_tier=files, states=True), "a", LONG)
+    files = FakeTier()
+    serve(make_cache(tier=files, states=True), "a", LONG)
     by_stop = {(r.kind, r.stop): r for r, _ in files.files.values()}
     del files.files[by_stop[SnapshotKind.DELTA, 16].key]
     by_stop[SnapshotKind.DELTA, 8].parent = b"x" * 16
-    cache = make_cache(disk_tier=files, states=True)
+    cache = make_cache(tier=files, states=True)
     assert not list_entries(cache) and not files.files and cache.counters.refused == 1
 
 
 def test_a_full_disk_is_only_memory() -> None:
-    files = FakeDiskTier()
+    files = FakeTier()
     files.full = True
-    cache = make_cache(disk_tier=files, memory=50)
+    cache = make_cache(tier=files, memory=50)
     for n in range(5):
         serve(cache, str(n), [n, *LONG])
         check_integrity(cache, 50)
@@ -203,8 +203,8 @@ def test_a_full_disk_is_only_memory() -> None:
 
 
 def test_shorter_entries_leave_the_disk_once_the_longer_one_is_there() -> None:
-    files = FakeDiskTier()
-    cache = make_cache(disk_tier=files, every=1000)
+    files = FakeTier()
+    cache = make_cache(tier=files, every=1000)
     serve(cache, "a", range(13))
     assert files.nbytes == 12
     row = Row(cache, make_request("b", range(70)))
@@ -214,7 +214,7 @@ def test_shorter_entries_leave_the_disk_once_the_longer_one_is_there() -> None:
     check_integrity(cache)
 
 
-class SlowDiskTier(FakeDiskTier):
+class SlowDiskTier(FakeTier):
     """Accepts entries, and writes none of them before `written` is set."""
 
     written = False
@@ -227,7 +227,7 @@ def test_a_shorter_entry_stays_on_disk_until_the_longer_one_is_there() -> None:
     """A disk that takes no more loses nothing that it has."""
 
     files = SlowDiskTier()
-    cache = make_cache(disk_tier=files)
+    cache = make_cache(tier=files)
     serve(cache, "a", range(13))
     kept = set(files.files)
     assert kept
@@ -241,7 +241,7 @@ def test_a_shorter_entry_stays_on_disk_until_the_longer_one_is_there() -> None:
 def test_clearing_deletes_the_files_that_wait_for_longer_ones() -> None:
     """Else a restart would find them."""
     files = SlowDiskTier()
-    cache = make_cache(disk_tier=files)
+    cache = make_cache(tier=files)
     for _ in range(2):
         serve(cache, "a", range(13))
         serve(cache, "b", range(15))
@@ -254,7 +254,7 @@ def test_clearing_deletes_the_files_that_wait_for_longer_ones() -> None:
 def test_shutting_down_deletes_the_files_that_waited(written: bool) -> None:
     """If the longer ones are there by then."""
     files = SlowDiskTier()
-    cache = make_cache(disk_tier=files)
+    cache = make_cache(tier=files)
     serve(cache, "a", range(13))
     kept = set(files.files)
     serve(cache, "b", range(15))

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.engine.prefix_cache import content_keys, tracked_request
+from mlxrun.engine.prefix_cache import entry as cache_entry
+from mlxrun.engine.prefix_cache import tracked_request
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from tests.helpers.cache_fakes import (
     FakeCodec,
-    FakeDiskTier,
+    FakeTier,
     Row,
     check_integrity,
     make_cache,
@@ -80,7 +81,7 @@ class Machine:
         self.deltas, self.states = draw.choice([(True, False), (True, True), (False, True)])
         self.chunk = draw.choice([3, 4, 8])
         self.memory = draw.choice([1, 12, 30, 60, 200, 10**6])
-        self.files = draw.choice([None, FakeDiskTier()])
+        self.files = draw.choice([None, FakeTier()])
         self.grid_only = draw.random() < 0.2
         self.disk = draw.choice([10, 40, 100, 10**6])
         self.rows: dict[str, Row] = {}
@@ -94,7 +95,7 @@ class Machine:
             deltas=self.deltas,
             states=self.states,
             memory=self.memory,
-            disk_tier=self.files,
+            tier=self.files,
             disk=self.disk,
             codec=self.codec,
             grid_only=self.grid_only,
@@ -199,7 +200,7 @@ def quick(cache: PrefixCache) -> None:
 
 
 def forget_images(tokens: Sequence[int], spans: Sequence[tuple[int, int]], digests: Sequence[bytes]) -> Any:
-    return content_keys.array("q", tokens)  # type: ignore[attr-defined]
+    return cache_entry.array("q", tokens)  # type: ignore[attr-defined]
 
 
 def test_the_tests_see_images_that_are_mixed_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +211,8 @@ def test_the_tests_see_images_that_are_mixed_up(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_property_sees_keys_that_forget_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = content_keys.compute_digest
-    monkeypatch.setattr(content_keys, "compute_digest", lambda *parts: real(parts[-1]))
+    real = cache_entry.compute_digest
+    monkeypatch.setattr(cache_entry, "compute_digest", lambda *parts: real(parts[-1]))
     with pytest.raises(AssertionError):
         for seed in range(200):
             drive(seed)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from mlxrun.core.request import HitKind
-from mlxrun.engine.prefix_cache import content_keys, radix_index
+from mlxrun.engine.prefix_cache import entry as cache_entry
+from mlxrun.engine.prefix_cache import radix_index
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from tests.helpers.cache_fakes import Row, check_integrity, make_cache, make_request, serve
 
@@ -177,7 +178,7 @@ def count_costs(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Any]) -> tupl
         monkeypatch.setattr(module, name, spy)
 
     with monkeypatch.context():
-        wrap(content_keys, "compute_digest", 0)
+        wrap(cache_entry, "compute_digest", 0)
         wrap(radix_index, "count_common_ids", 1)
         act()
     monkeypatch.undo()

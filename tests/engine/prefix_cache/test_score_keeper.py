@@ -11,7 +11,7 @@ import pytest
 from mlxrun.core.request import Request, SamplingParams, TokenLogprob
 from mlxrun.core.step_plan import ScoredTokens
 from tests.helpers.cache_fakes import (
-    FakeDiskTier,
+    FakeTier,
     Row,
     check_integrity,
     list_entries,
@@ -84,11 +84,11 @@ def test_a_request_that_wants_more_than_the_cache_has_waits_only_for_what_is_not
 
 
 def test_a_refused_file_with_new_scores_leaves_the_old_one_in_use() -> None:
-    files = FakeDiskTier()
-    cache = make_cache(disk_tier=files, memory=10)
+    files = FakeTier()
+    cache = make_cache(tier=files, memory=10)
     serve(cache, "plain", range(1, 10))
     (entry,) = list_entries(cache)
-    assert entry.on_disk and len(files.files) == 1
+    assert entry.in_tier and len(files.files) == 1
     files.full = True
     row = Row(cache, make_scored("scored", range(1, 10)))
     row.begin()

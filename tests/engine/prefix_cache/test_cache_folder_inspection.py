@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from mlxrun.core.step_plan import SnapshotKind
-from mlxrun.engine.prefix_cache.inspection import delete_files, inspect_models, verify_files
+from mlxrun.engine.prefix_cache.cache_folder import delete_files, inspect_models, verify_files
 from tests.helpers.cache_files import OTHER, ROOT, write_entry
 
 

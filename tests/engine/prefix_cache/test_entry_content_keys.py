@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.core.step_plan import SnapshotKind
-from mlxrun.engine.prefix_cache import content_keys
-from mlxrun.engine.prefix_cache.content_keys import KeyChain, compute_entry_key
+from mlxrun.engine.prefix_cache import entry as cache_entry
+from mlxrun.engine.prefix_cache.entry import KeyChain, compute_entry_key
 
 ROOT = b"0" * 16
 
@@ -65,8 +65,8 @@ def test_equal_keys_mean_equal_content(one: list[int], other: list[int]) -> None
 
 def test_each_key_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    real = content_keys.compute_digest
-    monkeypatch.setattr(content_keys, "compute_digest", lambda *parts: made.append(parts) or real(*parts))
+    real = cache_entry.compute_digest
+    monkeypatch.setattr(cache_entry, "compute_digest", lambda *parts: made.append(parts) or real(*parts))
     ids = chain(list(range(100)))
     for _ in range(3):
         ids.get_grid_key(25), ids.get_key(98), ids.get_key(99)

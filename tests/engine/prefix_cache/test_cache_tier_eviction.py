@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.engine.prefix_cache.cache_tier import EvictionOrder
 from mlxrun.engine.prefix_cache.entry import CacheEntry
-from mlxrun.engine.prefix_cache.eviction import EvictionOrder
 from tests.helpers.cache_fakes import Row, list_stops, make_cache, make_request, serve
 from tests.helpers.cache_files import make_entry
 

@@ -1,0 +1,109 @@
+"""What a tier of the prefix cache does, the order of eviction from it, and which tiers there are.
+
+Payloads are restored from memory. Entries that leave memory, and those that are to outlive the process, are
+written as bytes to the one tier below it, that of `cache.backend`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Protocol
+
+from mlxrun.config.settings import CacheSettings
+from mlxrun.core.step_plan import SerializedPayload, SnapshotKind
+from mlxrun.engine.prefix_cache.disk_tier import DiskTier
+from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry
+
+
+class CacheTier(Protocol):
+    """Holds entries as bytes, by their keys. The engine thread calls. No method raises, and none but `read`
+    and `scan` waits for a disk. EntryStore deletes entries while `nbytes` exceeds `max_bytes`. A tier counts
+    what it reads, writes and refuses in its CacheCounters."""
+
+    max_bytes: int
+    survives_restart: bool  # whether another process can find the entries
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tier holds, what is yet to be written included."""
+        ...
+
+    def scan(self) -> Sequence[CacheEntry]:
+        """Return the entries of earlier processes, without payloads, least recently used first. Called once,
+        before all else."""
+        ...
+
+    def write(self, entry: CacheEntry, payload: SerializedPayload) -> bool:
+        """Take in an entry, or replace it. False if it is not accepted."""
+        ...
+
+    def is_stored(self, entry: CacheEntry) -> bool:
+        """Whether a read would find it after a restart; False while it is yet to be written."""
+        ...
+
+    def read(self, entry: CacheEntry) -> SerializedPayload | None:
+        """Return the payload, verified; None if it is not there or cannot be used, and then it is gone."""
+        ...
+
+    def delete(self, entry: CacheEntry) -> None:
+        """Remove an entry; nothing happens if it is not there."""
+        ...
+
+    def close(self) -> None:
+        """Finish what is yet to be written."""
+        ...
+
+
+# By `cache.backend`; the others are `none` and `memory`, which have no tier below memory. The bytes are
+# the fingerprint of the model, and of all else that payloads depend on.
+TIERS: Mapping[str, Callable[[CacheSettings, bytes, CacheCounters], CacheTier]] = {
+    "disk": DiskTier.open,
+}
+
+
+class EvictionOrder:
+    """The entries of memory or of a tier: least recently used first, suffix before prefix. An entry that is
+    pinned when it is popped is out until it is added again.
+
+    This is a heap that is updated lazily. An entry's `last_used` only grows, so the tick in the heap is a
+    lower bound: an entry whose tick is out of date goes back with its new one when it is popped.
+    """
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, bool, int, int, CacheEntry]] = []
+        self._queued: set[CacheEntry] = set()
+        self._numbers = count()  # unique, so that entries themselves are never compared
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, entry: CacheEntry) -> None:
+        if entry not in self._queued:
+            self._queued.add(entry)
+            # At the same tick states go before the deltas that they depend on.
+            rank = (entry.last_used, entry.kind is SnapshotKind.DELTA, -entry.stop, next(self._numbers))
+            heapq.heappush(self._heap, (*rank, entry))
+
+    def discard(self, entry: CacheEntry) -> None:
+        """Remove an entry that has left the tier."""
+        self._queued.discard(entry)
+        if len(self._heap) > 2 * len(self._queued) + 64:
+            queued, self._heap, self._queued = self._queued, [], set()
+            for other in queued:
+                self.add(other)
+
+    def pop(self) -> CacheEntry | None:
+        """Remove and return the entry to evict next; None if all are pinned."""
+        while self._heap:
+            last_used, _, _, _, entry = heapq.heappop(self._heap)
+            if entry not in self._queued:
+                continue
+            self._queued.discard(entry)
+            if entry.pins:
+                continue
+            if entry.last_used == last_used:
+                return entry
+            self.add(entry)
+        return None
