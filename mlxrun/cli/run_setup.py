@@ -91,7 +91,7 @@ def make_run_setup(
     """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
     those of the run. `model`: instead of the recorded model.path."""
     from mlxrun.cli.options import set_up_logging
-    from mlxrun.config.conversion import hash_config
+    from mlxrun.config.setting_fields import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
     from mlxrun.jobs.lines.line_keys import collect_settings
 
@@ -177,7 +177,7 @@ def make_context(config: Config, model: LoadedModelInfo) -> ApiContext:
     from mlxrun.api.parsers.registry import detect_formats
     from mlxrun.api.prepared import ApiContext
     from mlxrun.api.text.media.images import MediaLoader
-    from mlxrun.config.image_bytes import get_image_bytes
+    from mlxrun.config.media_settings import get_image_bytes
 
     formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
     image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)

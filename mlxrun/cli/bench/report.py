@@ -16,17 +16,17 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.measurement import MEASURES
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console, print_text
 from mlxrun.model.machine.versions import list_library_versions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 PIPED_WIDTH = 1000  # wider than any table, so that no cell is cut
 
@@ -51,6 +51,9 @@ def make_console(console: Console | None) -> Console:
 
 def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]], terminal: bool) -> Table:
     """A table of these rows, the first `left` columns being words; a word that repeats is shown once."""
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD if terminal else box.MARKDOWN)
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=True)

@@ -66,8 +66,8 @@ The output is a valid config itself. Secrets are shown as ***.
 def show(config_path: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Print every value in effect and its origin."""
     from mlxrun.config.annotate import render_with_origins
-    from mlxrun.config.conversion import to_plain
     from mlxrun.config.loading import load_config
+    from mlxrun.config.setting_fields import to_plain
 
     loaded = load_config(config_path, sets, os.environ)
     if not as_json:

@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.benchmark import alternate
@@ -34,6 +32,9 @@ from mlxrun.cli.bench.serve.workloads import (
     make_bodies,
 )
 from mlxrun.core.errors import MlxrunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FORMAT = 2
 Say = Callable[[str], None]

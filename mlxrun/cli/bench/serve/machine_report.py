@@ -17,15 +17,16 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Any
 
 from mlxrun.cli.bench.report import format_bytes, make_console, make_table, print_notes
 from mlxrun.cli.bench.serve.benchmark import run_serve_bench
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
 from mlxrun.core.errors import MlxrunError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 FORMAT = 1
 START_SECONDS = 900.0  # a large model is read from disk
