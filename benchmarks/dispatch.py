@@ -34,7 +34,7 @@ from mlxrun.cluster.messages import PROTOCOL, LineCounts, LineResult, SentLine, 
 from mlxrun.cluster.pool import DispatchedPool
 from mlxrun.cluster.ray.ray_workers import WORKERS_A_LINGER
 from mlxrun.cluster.worker_slots import LineTicket
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config, SchedulerSettings
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.job_file import JobLine

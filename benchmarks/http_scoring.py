@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.server_process import start_server
-from mlxrun.config.conversion import to_plain
+from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from benchmarks.reproduce.conditions import SETTINGS, ModelRuns
 from benchmarks.reproduce.models import FAMILIES, ReproduceModel, make_model, open_local_model
 from benchmarks.reproduce.processes import ON_RAY, THREADS, run_batch, run_handed_over, run_job, run_killed
 from benchmarks.reproduce.twins import PREEMPTED_TWINS, list_twins
-from mlxrun.config.conversion import build_config
+from mlxrun.config.setting_fields import build_config
 from mlxrun.config.settings import Config
 from mlxrun.jobs.records.manifest_checks import list_versions
 from mlxrun.jobs.run.progress import pluralize

@@ -24,7 +24,7 @@ from benchmarks.reproduce.memory_shortage import (
     reserve_nothing,
 )
 from benchmarks.reproduce.models import ReproduceModel
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.replay import make_serial_config

@@ -6,10 +6,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from mlxrun.config.conversion import to_plain
 from mlxrun.config.loading import LoadedConfig
 from mlxrun.config.schema import EXTENDS, EXTENDS_DOC
-from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.setting_fields import SettingField, list_fields, list_sections, to_plain
 from mlxrun.config.sources import escape_references
 from mlxrun.config.validation import format_number
 from mlxrun.config.yaml_source import render_yaml

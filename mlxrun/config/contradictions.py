@@ -2,7 +2,7 @@
 
 A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads: it is
 skipped if one of them is invalid, and its error cites the first of them that was given. `RULES` are all of
-them: those of this module, of `rules.py` (sparse prefill and speculation) and of `rules.py`.
+them: those of rules.py (the server, sparse prefill, speculation, keys without effect) and of this module.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlxrun.config import rules
-from mlxrun.config.rules import NAME, RULES, find_changed, reads
+from mlxrun.config.rules import NAME, RULES, reads
 from mlxrun.config.setting_fields import list_fields
-from mlxrun.config.settings import CacheSettings, Config
+from mlxrun.config.settings import Config
 
 __all__ = ["RULES", "explain_missing_config"]
-THEMES = (rules, rules)  # which register their rules when they are imported
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
@@ -149,13 +147,6 @@ def check_max_tokens(config: Config) -> str | None:
     return f"sampling.max_tokens {answer} leaves no room for a prompt in model.context_length {context}"
 
 
-@reads("media.allow_hosts", "media.allow_urls")
-def check_allowed_image_hosts(config: Config) -> str | None:
-    if config.media.allow_hosts and not config.media.allow_urls:
-        return "has no effect while media.allow_urls is false"
-    return None
-
-
 @reads("media.memory_bytes", "scheduler.memory_limit")
 def check_image_memory(config: Config) -> str | None:
     """Decoded images must leave memory for the model."""
@@ -163,33 +154,6 @@ def check_image_memory(config: Config) -> str | None:
     if images is None or limit is None or images < limit:
         return None
     return f"{images} bytes for images leave nothing of scheduler.memory_limit {limit}"
-
-
-@reads("cache.disk_path", "cache.backend")
-def check_disk_path(config: Config) -> str | None:
-    return _require_disk(config) if config.cache.disk_path is not None else None
-
-
-@reads("cache.disk_bytes", "cache.backend")
-def check_disk_bytes(config: Config) -> str | None:
-    return _require_disk(config) if config.cache.disk_bytes != CacheSettings().disk_bytes else None
-
-
-def _require_disk(config: Config) -> str | None:
-    if config.cache.backend == "disk":
-        return None
-    return f"has no effect while cache.backend is {config.cache.backend}; set cache.backend: disk"
-
-
-_CACHE_KEYS = ("memory_bytes", "stored_bits", "checkpoint_every")
-
-
-@reads("cache.backend", *(f"cache.{key}" for key in _CACHE_KEYS))
-def check_cache_is_on(config: Config) -> str | None:
-    given = find_changed(config.cache, _CACHE_KEYS)
-    if config.cache.backend != "none" or given is None:
-        return None
-    return f"cache.backend is none, so cache.{given} has no effect; remove one of them"
 
 
 @reads("cache.stored_bits", "engine.reproducible")
@@ -204,14 +168,6 @@ def check_reproducible_keys(config: Config) -> str | None:
     if config.cache.kv_bits is None or not config.engine.reproducible:
         return None
     return "quantised keys are not computed reproducibly, as engine.reproducible demands; remove one of them"
-
-
-@reads("cache.kv_group_size", "cache.kv_start", "cache.kv_bits")
-def check_keys_are_quantised(config: Config) -> str | None:
-    given = find_changed(config.cache, ("kv_group_size", "kv_start"))
-    if config.cache.kv_bits is not None or given is None:
-        return None
-    return f"cache.kv_bits is null, so cache.{given} has no effect; set cache.kv_bits or remove it"
 
 
 @reads("workers.resources")

@@ -12,9 +12,8 @@ from functools import reduce
 from pathlib import Path
 
 from mlxrun.config.contradictions import RULES
-from mlxrun.config.conversion import build_config, hash_config
 from mlxrun.config.nodes import DEFAULT, ConfigNode, ConfigProblem, Origin
-from mlxrun.config.setting_fields import list_fields
+from mlxrun.config.setting_fields import build_config, hash_config, list_fields
 from mlxrun.config.settings import Config
 from mlxrun.config.sources import ConfigSources
 from mlxrun.config.validation import validate_layer

@@ -1,14 +1,18 @@
-"""The options of images, PDFs and videos in requests. See settings.py.
+"""The options of images, PDFs and videos in requests (see settings.py), the memory for decoded images, and
+the frames of a video that a model gets.
 
 The string under a field is its description.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mlxrun.config.setting_annotations import Bytes, Range
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +56,54 @@ class MediaSettings:
     memory_limit."""
     timeout: Annotated[float, Range(0.1, None)] = 20.0
     """Seconds that fetching one URL may take."""
+
+
+DEFAULT_IMAGE_BYTES = 1_000_000_000
+_SHARE = 8  # at most this part of a configured memory limit, unless the config says otherwise
+
+
+def get_image_bytes(configured: int | None, memory_limit: int | None) -> int:
+    """Bytes for the decoded images of all requests at a time, of media.memory_bytes and
+    scheduler.memory_limit."""
+    if configured is not None:
+        return configured
+    return DEFAULT_IMAGE_BYTES if memory_limit is None else min(DEFAULT_IMAGE_BYTES, memory_limit // _SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSampling:
+    """`fps`: frames of a second; `min_frames` and `max_frames` of a video; their number is a multiple of
+    `multiple`."""
+
+    fps: float
+    min_frames: int
+    max_frames: int
+    multiple: int
+
+    def limit(self, settings: MediaSettings) -> VideoSampling:
+        """This sampling with the rate of the config, and at most as many frames as it allows."""
+        most = min(self.max_frames, settings.video_max_frames)
+        fps = settings.video_fps or self.fps
+        return replace(self, fps=fps, max_frames=most, min_frames=min(self.min_frames, most))
+
+    def choose_frames(self, total: int, source_fps: float) -> list[int]:
+        """The indices of the frames that are taken of a video of `total` frames, as mlx-vlm chooses them:
+        evenly from the first to the last. Empty if the video has too few."""
+        import numpy as np
+
+        least = -(-self.min_frames // self.multiple) * self.multiple
+        most = min(self.max_frames, total) // self.multiple * self.multiple
+        count = int(min(max(total / source_fps * self.fps, least), most, total))
+        count = count // self.multiple * self.multiple
+        return [int(index) for index in np.linspace(0, total - 1, count).round()]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Video:
+    """Frames in RGB, uint8 [frames, 3, height, width]. `indices`: of the frames among the `total` ones of the
+    video, of which `fps` are shown in a second."""
+
+    frames: np.ndarray[Any, Any]
+    indices: tuple[int, ...]
+    total: int
+    fps: float

@@ -1,5 +1,6 @@
-"""Rules against contradictions among settings: of the server and of its APIs, of sparse prefill, and of
-speculation. Other modules register theirs with `reads`.
+"""Rules against contradictions of settings: keys without effect, the server, sparse prefill, speculation.
+
+contradictions.py registers the others with `reads`.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxrun.config.hosts import is_loopback, normalize_host
-from mlxrun.config.settings import Config, ServerSettings
+from mlxrun.config.server_settings import is_loopback, normalize_host
+from mlxrun.config.settings import Config
 
 Rule = Callable[[Config], str | None]
 RULES: list[tuple[tuple[str, ...], Rule]] = []
@@ -28,10 +29,63 @@ def reads(*keys: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def find_changed(section: Any, keys: Sequence[str]) -> str | None:
-    """The first of a section's keys whose value is not the default; None if all have theirs."""
-    default = type(section)()
-    return next((key for key in keys if getattr(section, key) != getattr(default, key)), None)
+def _read(config: Config, path: str) -> Any:
+    section, key = path.split(".")
+    return getattr(getattr(config, section), key)
+
+
+def _require_setting(path: str, condition: str, needed: object = None, hint: str = "") -> None:
+    """Register the rule that a key has no effect unless the condition has the value `needed`; None: any value
+    but false and 0."""
+
+    @reads(path, condition)
+    def check_effect(config: Config) -> str | None:
+        state = _read(config, condition)
+        is_met = bool(state) if needed is None else state == needed
+        if is_met or _read(config, path) == _read(Config(), path):
+            return None
+        shown = str(state).lower() if isinstance(state, bool) else state
+        return f"has no effect while {condition} is {shown}{hint}"
+
+
+_require_setting("cache.disk_path", "cache.backend", "disk", "; set cache.backend: disk")
+_require_setting("cache.disk_bytes", "cache.backend", "disk", "; set cache.backend: disk")
+_require_setting("media.allow_hosts", "media.allow_urls")
+_require_setting("server.store_bytes", "server.store_responses")
+for _path in ("server.data_path", "server.files_max_bytes", "batch.max_file_bytes"):
+    _require_setting(_path, "apis.batches")
+for _path in ("server.store_responses", "server.store_bytes"):
+    _require_setting(_path, "apis.responses")
+
+
+def _require_switch(
+    section: str, switch: str, off: tuple[object, ...], keys: Sequence[str], advice: str
+) -> None:
+    """Register the rule that keys of a section have no effect while its key `switch` has one of the values
+    `off`."""
+    paths = [f"{section}.{key}" for key in keys]
+    order = (f"{section}.{switch}", *paths) if switch == "backend" else (*paths, f"{section}.{switch}")
+
+    @reads(*order)
+    def check_switch(config: Config) -> str | None:
+        given = next((path for path in paths if _read(config, path) != _read(Config(), path)), None)
+        state = _read(config, f"{section}.{switch}")
+        if state not in off or given is None:
+            return None
+        shown = "null" if state is None else state
+        return f"{section}.{switch} is {shown}, so {given} has no effect; {advice}"
+
+
+_NGRAM_KEYS = ("min_ngram", "max_ngram")
+_CACHE_KEYS = ("memory_bytes", "stored_bits", "checkpoint_every")
+_SPARSE_KEYS = ("sparse_keep", "sparse_min_tokens")
+_require_switch("cache", "backend", ("none",), _CACHE_KEYS, "remove one of them")
+_require_switch("cache", "kv_bits", (None,), ("kv_group_size", "kv_start"), "set cache.kv_bits or remove it")
+_require_switch("prefill", "sparse", ("off",), _SPARSE_KEYS, "set prefill.sparse or remove it")
+_require_switch(
+    "speculation", "method", ("off",), ("max_tokens", *_NGRAM_KEYS), "set speculation.method or remove it"
+)
+_require_switch("speculation", "method", ("draft", "mtp"), _NGRAM_KEYS, "set auto or remove it")
 
 
 @reads("server.host", "server.api_keys", "server.allow_public")
@@ -71,37 +125,6 @@ def check_allowed_hosts(config: Config) -> str | None:
         if normalize_host(host) is None:
             return f"{host!r} is neither a name such as ai.example.com, without scheme and port, nor '*'"
     return None
-
-
-@reads("server.store_bytes", "server.store_responses")
-def check_response_store(config: Config) -> str | None:
-    server = config.server
-    if server.store_responses or server.store_bytes == ServerSettings().store_bytes:
-        return None
-    return "has no effect while server.store_responses is 0"
-
-
-# Keys that only one API of the server reads.
-_API_KEYS = {
-    "batches": ("server.data_path", "server.files_max_bytes", "batch.max_file_bytes"),
-    "responses": ("server.store_responses", "server.store_bytes"),
-}
-
-
-def _register_api_rule(api: str, path: str) -> None:
-    """Register the rule that a key is not set while the only API that reads it is off."""
-    section, key = path.split(".")
-
-    @reads(path, f"apis.{api}")
-    def check_api_key(config: Config) -> str | None:
-        value, default = (getattr(getattr(each, section), key) for each in (config, Config()))
-        is_read = getattr(config.apis, api) or value == default
-        return None if is_read else f"has no effect while apis.{api} is false"
-
-
-for _api, _paths in _API_KEYS.items():
-    for _path in _paths:
-        _register_api_rule(_api, _path)
 
 
 @reads("prefill.sparse", "model.draft")
@@ -157,35 +180,6 @@ def check_drafting_model(config: Config) -> str | None:
     if config.speculation.method != "draft" or config.model.draft is not None:
         return None
     return "draft predicts with a draft model: set model.draft"
-
-
-@reads("prefill.sparse_keep", "prefill.sparse_min_tokens", "prefill.sparse")
-def check_prefill_is_sparse(config: Config) -> str | None:
-    given = find_changed(config.prefill, ("sparse_keep", "sparse_min_tokens"))
-    if config.prefill.sparse != "off" or given is None:
-        return None
-    return f"prefill.sparse is off, so prefill.{given} has no effect; set prefill.sparse or remove it"
-
-
-_SPECULATION_KEYS = ("max_tokens", "min_ngram", "max_ngram")
-
-
-@reads(*(f"speculation.{key}" for key in _SPECULATION_KEYS), "speculation.method")
-def check_speculation_is_on(config: Config) -> str | None:
-    given = find_changed(config.speculation, _SPECULATION_KEYS)
-    if config.speculation.method != "off" or given is None:
-        return None
-    off = f"speculation.method is off, so speculation.{given} has no effect"
-    return f"{off}; set speculation.method or remove it"
-
-
-@reads("speculation.min_ngram", "speculation.max_ngram", "speculation.method")
-def check_ngrams_are_looked_up(config: Config) -> str | None:
-    given = find_changed(config.speculation, ("min_ngram", "max_ngram"))
-    method = config.speculation.method
-    if method not in ("draft", "mtp") or given is None:
-        return None
-    return f"speculation.method is {method}, so speculation.{given} has no effect; set auto or remove it"
 
 
 @reads("speculation.min_ngram", "speculation.max_ngram")

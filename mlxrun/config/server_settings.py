@@ -1,10 +1,14 @@
 """The options of the server: its APIs, its address, its clients and their limits. See settings.py.
 
+Below them is what counts as the name of a host.
+
 Sections of the config are frozen dataclasses; the string under a field is its description.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -86,3 +90,29 @@ class ServerSettings:
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
     """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
     batch that would exceed it is refused. The output of a batch counts, but is always written."""
+
+
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")  # in lower case
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_address(name: str) -> bool:
+    """Whether this is an IP address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def normalize_host(host: str) -> str | None:
+    """Return an item of server.allowed_hosts as Host headers are compared with it; None if it is invalid."""
+    name = host.strip("[]").lower().removesuffix(".")
+    return name if name == "*" or _HOST.fullmatch(name) or is_address(name) else None

@@ -15,7 +15,7 @@ import logging
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
-from mlxrun.config.image_bytes import get_image_bytes
+from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.core.draft_source import CheckedSource
 from mlxrun.core.errors import ConfigError, ModelLoadError

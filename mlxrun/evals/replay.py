@@ -21,7 +21,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.conversion import build_config, hash_config, to_plain
+from mlxrun.config.setting_fields import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.errors import JobError
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder

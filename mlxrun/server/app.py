@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from aiohttp import web
 
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE, BatchQueue
 from mlxrun.server.endpoints import (

@@ -17,7 +17,7 @@ import pytest
 from anthropic.types.messages.batch_create_params import Request as BatchRequest
 
 from mlxrun.api.parsers.registry import choose_formats
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage

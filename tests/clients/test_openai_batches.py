@@ -19,7 +19,7 @@ from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cli.main import main
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config, EngineSettings, ServerSettings
 from mlxrun.engine.client import EngineClient
 from mlxrun.jobs.run.job_service import JobService

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.config.conversion import hash_config
 from mlxrun.config.loading import LoadedConfig, load_config
-from mlxrun.config.setting_fields import list_fields
+from mlxrun.config.setting_fields import hash_config, list_fields
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 from tests.helpers.config_files import load, load_errors

@@ -8,9 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mlxrun.config.conversion import build_config, to_plain
 from mlxrun.config.schema import SCHEMA_FILE, build_schema, render_schema
-from mlxrun.config.setting_fields import list_fields, list_sections
+from mlxrun.config.setting_fields import build_config, list_fields, list_sections, to_plain
 from mlxrun.config.settings import Config
 
 

@@ -46,7 +46,7 @@ def test_every_declared_option_is_read() -> None:
     found: set[str] = options_read_by_name()
     for path in PACKAGE.rglob("*.py"):
         declares = path.relative_to(PACKAGE).parts[0] in ("config", "embedded")
-        if not declares or path.name == "video_sampling.py":  # which uses the settings of videos
+        if not declares or path.name == "media_settings.py":  # which also uses the settings of videos
             found |= options_read(ast.parse(path.read_text(encoding="utf-8")))
     declared = {path for path, info in list_fields().items() if info.section}
     assert declared - found == set()

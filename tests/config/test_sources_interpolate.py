@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.config.conversion import hash_config, to_plain
+from mlxrun.config.setting_fields import hash_config, to_plain
 from tests.helpers.config_files import load, load_errors
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import mlxrun.jobs.run.line_runner
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import BatchSettings, Config, MediaSettings, SchedulerSettings
 from mlxrun.core.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob

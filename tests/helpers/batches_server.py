@@ -19,7 +19,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server.app import make_app

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
-from mlxrun.config.video_sampling import Video
+from mlxrun.config.media_settings import Video
 
 TOLERANCE = 1e-4
 TIE = 1e-5  # between logprobs

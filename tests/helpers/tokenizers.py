@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from mlxrun.config.video_sampling import VideoSampling
+from mlxrun.config.media_settings import VideoSampling
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 SPECIAL = (

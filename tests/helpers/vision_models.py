@@ -16,7 +16,7 @@ from PIL import Image
 
 from benchmarks.tiny.byte_tokenizer import CHATML, EOS, TOKEN_ID, TOKENS, VOCAB, save_tokenizer, write_json
 from benchmarks.tiny.random_models import save_weights
-from mlxrun.config.video_sampling import Video
+from mlxrun.config.media_settings import Video
 from tests.helpers import text_models
 
 _TEXT = {

@@ -17,9 +17,8 @@ import pytest
 
 from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.prefix_cache.content_keys import AdapterSalt
-from mlxrun.model import lora
 from mlxrun.engine.prefix_cache.entry import AdapterSalt
+from mlxrun.model import lora
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers import engine_driver, text_models

@@ -21,8 +21,8 @@ from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.templates.template import get_image_markers
+from mlxrun.config.media_settings import Video
 from mlxrun.config.settings import Config, MediaSettings, ModelSettings
-from mlxrun.config.video_sampling import Video
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine

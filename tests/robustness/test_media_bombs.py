@@ -22,8 +22,8 @@ from mlxrun.api.text.media import image_decoding
 from mlxrun.api.text.media.image_decoding import decode_image, read_header
 from mlxrun.api.text.media.videos import choose_frames, read_video
 from mlxrun.cli.main import main
+from mlxrun.config.media_settings import VideoSampling
 from mlxrun.config.settings import Config, EngineSettings, MediaSettings
-from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.core.errors import MAX_MESSAGE, MediaError
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import LineKeys

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.engine.client import EngineClient
 from mlxrun.jobs.run.job_service import JobService

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlxrun.config.video_sampling import Video, VideoSampling
+from mlxrun.config.media_settings import Video, VideoSampling
 from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt

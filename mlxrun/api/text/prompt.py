@@ -29,7 +29,7 @@ from mlxrun.api.text.tokens.tokens import (
     count_shared_tokens,
     tokenize,
 )
-from mlxrun.config.video_sampling import Video
+from mlxrun.config.media_settings import Video
 from mlxrun.core.errors import MediaError, MlxrunError, RequestError
 from mlxrun.core.field_errors import describe_foreign_error, iterate_strings, reject
 from mlxrun.core.request import ProcessedPrompt

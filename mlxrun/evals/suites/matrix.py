@@ -14,9 +14,9 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.conversion import hash_config, to_plain
 from mlxrun.config.loading import LoadedConfig
 from mlxrun.config.nodes import DEFAULT, ConfigNode
+from mlxrun.config.setting_fields import hash_config, to_plain
 from mlxrun.config.settings import Config
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.core.errors import ConfigError

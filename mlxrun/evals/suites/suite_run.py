@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.parsers.registry import detect_formats
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.conversion import hash_config
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.judge_run import run_judge

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.conversion import to_plain
+from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.line_index import DONE, FAILED, LineIndex

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.conversion import to_plain
+from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError, JobError, MlxrunError, ModelLoadError
 from mlxrun.jobs.lines.job_check import check_chats, check_evals, check_lines

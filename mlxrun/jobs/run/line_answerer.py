@@ -69,7 +69,7 @@ class LinePreparer:
         from mlxrun.api.parsers.model_formats import ModelFormats
         from mlxrun.api.prepared import ApiContext
         from mlxrun.api.text.media.images import MediaLoader
-        from mlxrun.config.image_bytes import get_image_bytes
+        from mlxrun.config.media_settings import get_image_bytes
 
         self.folder = folder
         image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from mlxrun.config.media_settings import VideoSampling
 from mlxrun.config.settings import ModelSettings
-from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt

@@ -15,7 +15,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxrun.config.video_sampling import Video
+from mlxrun.config.media_settings import Video
 from mlxrun.core.errors import MediaError
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.load.model_info import LoadedModelInfo

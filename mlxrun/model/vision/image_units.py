@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.config.video_sampling import Video, VideoSampling
+from mlxrun.config.media_settings import Video, VideoSampling
 
 log = logging.getLogger(__name__)
 Media = Mapping[str, Any]

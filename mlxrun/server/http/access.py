@@ -13,7 +13,7 @@ from collections.abc import Mapping, Set
 
 from aiohttp import web
 
-from mlxrun.config.hosts import is_address, is_loopback, normalize_host
+from mlxrun.config.server_settings import is_address, is_loopback, normalize_host
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Forbidden, Unauthorized
 from mlxrun.core.field_errors import quote

@@ -26,9 +26,8 @@ from mlxrun.api.text.media.pdf_process import PIXEL_BYTES, draw_pages, measure_p
 from mlxrun.api.text.media.videos import ChosenFrames, choose_frames, read_video
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.image_bytes import DEFAULT_IMAGE_BYTES
+from mlxrun.config.media_settings import DEFAULT_IMAGE_BYTES, Video
 from mlxrun.config.settings import MediaSettings
-from mlxrun.config.video_sampling import Video
 from mlxrun.core.errors import MediaError
 from mlxrun.core.workers import IMAGES, PDFS, VIDEOS
 

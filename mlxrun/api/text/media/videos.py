@@ -25,8 +25,7 @@ from mlxrun.api.text.media.media_process import (
     start_reader,
     write_size,
 )
-from mlxrun.config.media_settings import MediaSettings
-from mlxrun.config.video_sampling import Video, VideoSampling
+from mlxrun.config.media_settings import MediaSettings, Video, VideoSampling
 from mlxrun.core.errors import MediaError
 
 SECONDS = 120  # of processor time

@@ -9,8 +9,8 @@ import pytest
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.media.media_kinds import PDF, VIDEO, MediaRef, check_model_takes
 from mlxrun.api.text.templates.template import ImageMarkers
+from mlxrun.config.media_settings import VideoSampling
 from mlxrun.config.settings import MediaSettings
-from mlxrun.config.video_sampling import VideoSampling
 from mlxrun.core.errors import MediaError, RequestError
 from tests.helpers.tokenizers import FakeModelInfo
 

@@ -13,8 +13,8 @@ from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.media.media_kinds import VIDEO as KIND
 from mlxrun.api.text.media.media_kinds import MediaRef
 from mlxrun.api.text.media.videos import measure_video, read_frames
+from mlxrun.config.media_settings import Video, VideoSampling
 from mlxrun.config.settings import MediaSettings
-from mlxrun.config.video_sampling import Video, VideoSampling
 from mlxrun.core.errors import MediaError, RequestError
 from tests.helpers.tokenizers import FakeModelInfo
 from tests.helpers.video_files import GREYS, make_video, video_url

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.config.hosts import is_address, is_loopback, normalize_host
+from mlxrun.config.server_settings import is_address, is_loopback, normalize_host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxrun.config.image_bytes import DEFAULT_IMAGE_BYTES, get_image_bytes
+from mlxrun.config.media_settings import DEFAULT_IMAGE_BYTES, get_image_bytes
 
 
 def test_as_configured_or_a_part_of_the_memory() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mlxrun.config.generate import INTRO, render_reference
 from mlxrun.config.setting_fields import list_fields, list_sections
+from tools.config_files import INTRO, render_reference
 
 
 def test_every_section_and_key_is_there_once() -> None:

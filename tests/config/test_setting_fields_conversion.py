@@ -1,4 +1,4 @@
-"""The types of values and the hash of a config (config/conversion.py)."""
+"""The types of values and the hash of a config (config/setting_fields.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m mlxrun.config.generate` writes the files of the repository that are made from settings.py."""
+"""`python -m tools.config_files` writes the files of the repository that are made from settings.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mlxrun.config.annotate import describe_type, format_default, render_templat
 from mlxrun.config.schema import SCHEMA_FILE, render_schema
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[1]
 SCHEMA_FROM_CONFIGS = "../mlxrun/config/schema.json"
 INTRO = """\
 # Config reference

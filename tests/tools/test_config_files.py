@@ -1,4 +1,4 @@
-"""The files that are generated from settings.py, and the shipped configs (config/generate.py)."""
+"""The files that are generated from settings.py, and the shipped configs (tools/config_files.py)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import mlxrun
-from mlxrun.config.generate import render_files
 from mlxrun.config.loading import load_config
 from mlxrun.config.schema import build_schema
 from mlxrun.config.settings import Config
+from tools.config_files import render_files
 
 PACKAGE = Path(mlxrun.__file__).parent
 CONFIGS = PACKAGE.parent / "configs"
