@@ -60,8 +60,8 @@ async def run_on_ray(
 ) -> AsyncIterator[JobSetup]:
     """The setup of a job on the workers of a cluster, which end with it. ConfigError if Ray cannot be reached
     or has no room, JobError or WorkerRefused if the first worker cannot be used."""
+    from mlxrun.cluster.messages import check_worker
     from mlxrun.cluster.ray.ray_workers import RayJob
-    from mlxrun.cluster.worker_checks import check_worker
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
     from mlxrun.jobs.records.manifest_checks import list_versions
     from mlxrun.jobs.run.job_run import JobSetup

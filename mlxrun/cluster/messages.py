@@ -1,4 +1,4 @@
-"""What driver and workers say to each other. Plain data that can be pickled.
+"""What driver and workers say to each other, as plain data that can be pickled, and who may take part.
 
 `PROTOCOL` changes with it: a driver and a worker of different numbers do not understand each other.
 """
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from mlxrun.core.errors import EngineDead, MlxrunError
 from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.records.manifest_checks import RunEnvironment
 
 PROTOCOL = 1
 
@@ -119,3 +120,30 @@ class Worker(Protocol):
 
     async def close(self) -> None:
         """Stop the worker; raises nothing."""
+
+
+def check_worker(facts: WorkerFacts, first: WorkerFacts, *, mixed: bool) -> list[str]:
+    """What differs between a worker and the first one, where `mixed` allows it. WorkerRefused if it must not
+    be used. A worker with another model or other settings is refused always, as its answers would be kept
+    under the keys of this model's."""
+    where = f"{facts.host} (process {facts.process})"
+    if facts.protocol != PROTOCOL:
+        raise WorkerRefused(
+            f"{where} has another version of mlxrun, which speaks protocol {facts.protocol} and not "
+            f"{PROTOCOL}; install the same version on all machines"
+        )
+    if facts.model != first.model:
+        raise WorkerRefused(f"{where} has other files in the model's folder; copy the same model to it")
+    if facts.settings != first.settings:
+        raise WorkerRefused(
+            f"{where} has other settings that change answers; remove them from workers.overrides, and see "
+            "that the tokenizer and the chat template are the same there"
+        )
+    here, there = (RunEnvironment(each.versions, each.device) for each in (first, facts))
+    found = here.list_obstacles(there)
+    if found and not mixed:
+        raise WorkerRefused(
+            f"{where} differs from the driver or the first worker: {'; '.join(found)}. Install the same "
+            "versions on machines with the same device, or accept it with --mixed"
+        )
+    return found

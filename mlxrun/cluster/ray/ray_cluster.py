@@ -20,10 +20,9 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.cluster.ray.ray_watch import find_unreachable
+from mlxrun.cluster.ray.ray_client import find_unreachable
 from mlxrun.config.settings import WorkersSettings
 from mlxrun.core.errors import ConfigError
 
@@ -37,13 +36,6 @@ STORE_BYTES = 256_000_000  # of a local Ray: lines and answers are small, and no
 PRIVATE = "mlxrun_private"  # a resource that marks the Ray of one command
 _RAYLET = re.compile(r"^\S*/raylet(\.exe)? -")
 _ADDRESS = re.compile(r"--gcs-address=(\S+)")
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Options of Ray for one worker's actor."""
-
-    options: Mapping[str, Any]
 
 
 def import_ray() -> Any:
@@ -162,8 +154,9 @@ def _restore_signals() -> None:
                 signal.signal(number, handler)
 
 
-def place_workers(ray: Any, settings: WorkersSettings) -> list[Placement]:
-    """Where the workers go. ConfigError if the cluster has no room for them, even if nothing else ran."""
+def place_workers(ray: Any, settings: WorkersSettings) -> list[Mapping[str, Any]]:
+    """Where the workers go: options of Ray for the actor of each. ConfigError if the cluster has no room for
+    them, even if nothing else ran."""
     nodes = [node["Resources"] | {"node": node["NodeID"]} for node in ray.nodes() if node["Alive"]]
     wanted = {name: float(amount) for name, amount in settings.resources.items()}
     if not wanted and any(node.get("GPU") for node in nodes):
@@ -180,10 +173,10 @@ def place_workers(ray: Any, settings: WorkersSettings) -> list[Placement]:
             "add machines with `ray start --address`"
         )
     special = {"num_cpus": wanted.pop("CPU", 1.0), "num_gpus": wanted.pop("GPU", 0.0)}
-    return [Placement({**special, "resources": wanted, "scheduling_strategy": "SPREAD"})] * count
+    return [{**special, "resources": wanted, "scheduling_strategy": "SPREAD"}] * count
 
 
-def _place_by_machine(nodes: Sequence[Mapping[str, Any]], count: int | None) -> list[Placement]:
+def _place_by_machine(nodes: Sequence[Mapping[str, Any]], count: int | None) -> list[Mapping[str, Any]]:
     """A worker on each machine, with all its processors; `count` of them, in turn, if it is given."""
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     usable = [node for node in nodes if node.get("CPU", 0) >= 1]
@@ -197,13 +190,13 @@ def _place_by_machine(nodes: Sequence[Mapping[str, Any]], count: int | None) -> 
     if count > processors:
         text = "%d workers share %g processors: each will be slow, and has a model of its own in memory"
         log.warning(text, count, processors)
-    found = []
+    found: list[Mapping[str, Any]] = []
     for number in range(count):
         node = usable[number % len(usable)]
         beside = math.ceil((count - number % len(usable)) / len(usable))  # workers on this node
         cpus = node["CPU"] // beside if node["CPU"] >= beside else node["CPU"] / beside
         strategy = strategies.NodeAffinitySchedulingStrategy(node["node"], soft=True)
-        found.append(Placement({"num_cpus": cpus, "scheduling_strategy": strategy}))
+        found.append({"num_cpus": cpus, "scheduling_strategy": strategy})
     return found
 
 
@@ -216,13 +209,6 @@ def _describe_resources(found: Mapping[str, Any]) -> str:
     shown = (name for name in found if name not in ("node", PRIVATE) and ":" not in name)
     names = (name for name in shown if "memory" not in name)
     return ", ".join(f"{found[name]:g} {name}" for name in sorted(names)) or "nothing"
-
-
-def is_node_alive(ray: Any, node: str) -> bool:
-    """Whether a node takes part in the cluster; True if that cannot be found out."""
-    with suppress(Exception):
-        return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
-    return True
 
 
 def find_own_address(ray: Any) -> str:

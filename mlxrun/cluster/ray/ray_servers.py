@@ -10,9 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.cluster.messages import WorkerFacts
-from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, raise_refused
-from mlxrun.cluster.ray.ray_cluster import Placement, connect, place_workers
-from mlxrun.cluster.ray.ray_watch import leave_ray, make_watch
+from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, leave_ray, make_watch, raise_refused
+from mlxrun.cluster.ray.ray_cluster import connect, place_workers
 from mlxrun.cluster.servers.server_actor import ServerActor, ServerSpec
 from mlxrun.cluster.servers.server_pool import ServerPool
 from mlxrun.config.settings import Config
@@ -23,26 +22,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class RayServer:
-    """An actor that serves."""
-
-    def __init__(self, crew: RayCrew, spec: ServerSpec, placement: Placement) -> None:
-        self._remote = RayActor(crew, ServerActor, spec, placement)
+class RayServer(RayActor):
+    """An actor that serves: a `server_pool.ServerWorker`."""
 
     async def start(self) -> tuple[WorkerFacts, str]:
-        """See `server_pool.ServerWorker`, here and below."""
-        facts = await self._remote.describe()
-        return facts, raise_refused(await self._remote.call(self._remote.actor.serve.remote()))
+        return await self.describe(), raise_refused(await self.ask("serve"))
 
     async def wait_dead(self) -> str:
-        found: str = await self._remote.call(self._remote.actor.wait_dead.remote())
-        return found
+        return str(await self.ask("wait_dead"))
 
     async def drain(self) -> None:
-        await self._remote.call(self._remote.actor.drain.remote())
-
-    async def close(self) -> None:
-        await self._remote.close()
+        await self.ask("drain")
 
 
 @dataclass(slots=True)
@@ -65,18 +55,14 @@ class RayServers:
         places = place_workers(ray, self.config.workers)
         self._crew = RayCrew(ray, make_watch(ray), self.mixed)
         front = ray.get_runtime_context().get_node_id()
-        self.pool = ServerPool(
-            [
-                partial(RayServer, self._crew, self._make_spec(number, front), place)
-                for number, place in enumerate(places)
-            ]
-        )
+        makers = []
+        for number, place in enumerate(places):
+            config = self.configs.get(number, self.config)
+            config = replace(config, apis=replace(config.apis, batches=False))
+            spec = ServerSpec(config, number, front, self.secret, self.load)
+            makers.append(partial(RayServer, self._crew, ServerActor, spec, place))
+        self.pool = ServerPool(makers)
         return len(places)
-
-    def _make_spec(self, number: int, front: str) -> ServerSpec:
-        config = self.configs.get(number, self.config)
-        config = replace(config, apis=replace(config.apis, batches=False))
-        return ServerSpec(config, number, front, self.secret, self.load)
 
     def expect(self, here: Mapping[str, Any]) -> None:
         """Compare the first worker with these facts (`WorkerFacts`) of the front."""

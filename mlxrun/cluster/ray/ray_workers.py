@@ -1,25 +1,32 @@
-"""Workers as actors of Ray: the driver's side of them, and the pool of a job's workers."""
+"""Workers as actors of Ray: the driver's side of them, and the pool of a job's workers.
+
+Images, PDFs and videos that a line names by their paths are sent with the line to workers without its folder.
+The files are read as the line would read them: below `media.roots`, and not larger than allowed. What cannot
+be read stays a path, and the worker refuses it by name.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mlxrun.api.text.media.media_kinds import IMAGE, PDF, VIDEO, Medium
 from mlxrun.api.text.media.media_sources import MediaSources
-from mlxrun.cluster.line_media import inline_media
 from mlxrun.cluster.line_worker import LINGER
 from mlxrun.cluster.messages import SentLine, WorkerDied, WorkerFacts, WorkerReport
 from mlxrun.cluster.pool import DispatchedPool
 from mlxrun.cluster.ray.ray_actor import LineActor, WorkerSpec, stamp_job
-from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, raise_refused
-from mlxrun.cluster.ray.ray_cluster import Placement, connect, place_workers
-from mlxrun.cluster.ray.ray_watch import RayWatch, leave_ray, make_watch
+from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, RayWatch, leave_ray, make_watch, raise_refused
+from mlxrun.cluster.ray.ray_cluster import connect, place_workers
 from mlxrun.config.settings import Config
-from mlxrun.core.errors import JobError
+from mlxrun.core.errors import JobError, MediaError
+from mlxrun.jobs.lines.job_file import JobLine
+from mlxrun.jobs.lines.line_keys import find_local_images, is_local_path
 from mlxrun.jobs.run.line_answerer import count_lines_at_once
 
 log = logging.getLogger(__name__)
@@ -28,16 +35,12 @@ WORKERS_A_LINGER = (
 )
 
 
-class RayWorker:
+class RayWorker(RayActor):
     """An actor that answers lines; `describe` may be called before `start`, which loads the model."""
 
-    def __init__(self, crew: RayCrew, spec: WorkerSpec, placement: Placement) -> None:
-        self._remote = RayActor(crew, LineActor, spec, placement)
+    def __init__(self, crew: RayCrew, spec: WorkerSpec, options: Mapping[str, Any]) -> None:
+        super().__init__(crew, LineActor, spec, options)
         self._media: MediaSources | None = MediaSources(spec.config.media, spec.job.parent)
-
-    async def describe(self) -> WorkerFacts:
-        """What the worker is. WorkerRefused if it must not be used."""
-        return await self._remote.describe()
 
     async def start(self) -> WorkerFacts:
         facts = await self.describe()
@@ -46,32 +49,25 @@ class RayWorker:
         else:
             text = "worker on %s does not see the job's folder: its prefix cache ends with it"
             log.warning(text, facts.host)
-        raise_refused(await self._call("load"))
+        raise_refused(await self.ask("load"))
         log.info("worker on %s runs on %s", facts.host, facts.device.get("name"))
         return facts
 
     async def submit(self, lines: Sequence[SentLine]) -> None:
         if self._media is not None:
-            lines = await asyncio.to_thread(_inline_media, lines, self._media)
-        await self._call("submit", lines)
+            media = self._media
+            lines = await asyncio.to_thread(
+                lambda: [replace(sent, line=inline_media(sent.line, media)) for sent in lines]
+            )
+        await self.ask("submit", lines)
 
     async def poll(self) -> WorkerReport:
-        found: WorkerReport = await self._call("poll")
-        return found
+        report: WorkerReport = await self.ask("poll")
+        return report
 
     async def withdraw(self, count: int) -> list[int]:
-        found: list[int] = await self._call("withdraw", count)
+        found: list[int] = await self.ask("withdraw", count)
         return found
-
-    async def close(self) -> None:
-        await self._remote.close()
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        return await self._remote.call(getattr(self._remote.actor, method).remote(*arguments))
-
-
-def _inline_media(lines: Sequence[SentLine], media: MediaSources) -> list[SentLine]:
-    return [replace(sent, line=inline_media(sent.line, media)) for sent in lines]
 
 
 @dataclass(slots=True)
@@ -102,7 +98,7 @@ class RayJob:
         crew = RayCrew(self._ray, self._watch, self.mixed)
         linger = LINGER * max(1.0, len(places) / WORKERS_A_LINGER)
 
-        def make_maker(number: int, place: Placement) -> Callable[[], RayWorker]:
+        def make_maker(number: int, place: Mapping[str, Any]) -> Callable[[], RayWorker]:
             config = self.configs.get(number, self.config)
             spec = WorkerSpec(config, self.job.absolute(), stamp, self.cache.absolute(), linger)
 
@@ -131,3 +127,51 @@ class RayJob:
                 await worker.close()
             await self.pool.close()
             await leave_ray(self._ray, self._watch)
+
+
+_FIELDS = ("messages", "input")
+_IMAGE, _PDF, _VIDEO = (IMAGE, "image/png"), (PDF, "application/pdf"), (VIDEO, "video/mp4")
+_KEYS = {  # of dicts that name a file, in the places that `find_local_images` knows
+    "image_url": _IMAGE,
+    "video_url": _VIDEO,
+    "file_data": _PDF,
+    "file_url": _PDF,
+}
+
+
+def inline_media(line: JobLine, sources: MediaSources) -> JobLine:
+    """The line with data URLs in place of paths; the same line if it has none. Blocks while files are
+    read."""
+    if not any(True for name in _FIELDS for _ in find_local_images(line.body.get(name))):
+        return line
+
+    def read(url: str, kind: tuple[Medium, str]) -> str:
+        if not is_local_path(url):
+            return url
+        try:
+            data = sources.read_local(url, kind[0])
+        except MediaError:
+            return url
+        return f"data:{kind[1]};base64,{base64.b64encode(data).decode()}"
+
+    body = {name: _replace(value, read) if name in _FIELDS else value for name, value in line.body.items()}
+    return replace(line, body=body)
+
+
+def _replace(value: Any, read: Callable[[str, tuple[Medium, str]], str]) -> Any:
+    """A copy of messages or items in which the media are those that `read` returns."""
+    if isinstance(value, list):
+        return [_replace(item, read) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = dict(value)
+    for name, kind in _KEYS.items():
+        given = value.get(name)
+        if isinstance(given, str):
+            found[name] = read(given, kind)
+        elif isinstance(given, dict) and isinstance(given.get("url"), str):
+            found[name] = {**given, "url": read(given["url"], kind)}
+    for name in ("file", "content", "output"):
+        if isinstance(value.get(name), (list, dict)):
+            found[name] = _replace(value[name], read)
+    return found

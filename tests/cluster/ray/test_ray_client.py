@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from mlxrun.cluster.messages import WorkerDied, WorkerRefused
-from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, describe_end
-from mlxrun.cluster.ray.ray_cluster import Placement
-from mlxrun.cluster.ray.ray_watch import RayWatch
+from mlxrun.cluster.ray.ray_client import RayActor, RayCrew, RayWatch, describe_end
 from mlxrun.core.errors import EngineDead
 from tests.helpers.fake_workers import FACTS
 
@@ -31,7 +29,7 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> RayActor:
     monkeypatch.setitem(sys.modules, "ray.exceptions", found)  # type: ignore[arg-type]
     made = SimpleNamespace(remote=lambda spec: None)
     ray = SimpleNamespace(remote=lambda kind: SimpleNamespace(options=lambda **_: made), nodes=list)
-    return RayActor(RayCrew(ray, RayWatch({}), mixed=False), object, None, Placement({}))
+    return RayActor(RayCrew(ray, RayWatch({}), mixed=False), object, None, {})
 
 
 async def reply(error: Exception) -> Any:

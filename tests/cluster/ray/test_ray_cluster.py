@@ -113,14 +113,14 @@ def make_ray(*nodes: dict[str, float]) -> Any:
 
 def test_one_worker_a_gpu_else_one_a_machine() -> None:
     gpus = place_workers(make_ray({"CPU": 8, "GPU": 2}, {"CPU": 8, "GPU": 1}), WorkersSettings())
-    assert [each.options["num_gpus"] for each in gpus] == [1.0] * 3
+    assert [each["num_gpus"] for each in gpus] == [1.0] * 3
     machines = place_workers(make_ray({"CPU": 8}, {"CPU": 4}), WorkersSettings())
-    assert [each.options["num_cpus"] for each in machines] == [8, 4]
+    assert [each["num_cpus"] for each in machines] == [8, 4]
     three = place_workers(make_ray({"CPU": 8}, {"CPU": 4}), WorkersSettings(count=3))
-    assert [each.options["num_cpus"] for each in three] == [4, 4, 4]
+    assert [each["num_cpus"] for each in three] == [4, 4, 4]
     own = WorkersSettings(resources={"GPU": 0.5, "big": 1})
     placed = place_workers(make_ray({"CPU": 8, "GPU": 2, "big": 3}), own)
-    assert [each.options["resources"] for each in placed] == [{"big": 1.0}] * 3
+    assert [each["resources"] for each in placed] == [{"big": 1.0}] * 3
 
 
 def test_more_workers_than_processors_get_a_warning(caplog: pytest.LogCaptureFixture) -> None:

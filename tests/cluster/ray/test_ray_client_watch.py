@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from mlxrun.cluster.messages import RayEnded
-from mlxrun.cluster.ray.ray_watch import RayWatch, find_unreachable, leave_ray, make_watch
+from mlxrun.cluster.ray.ray_client import RayWatch, find_unreachable, leave_ray, make_watch
 
 ANSWER = b"\0\0\0\4\0\0\0\0\0"  # the empty settings of an HTTP/2 server
 
@@ -68,7 +68,7 @@ async def test_no_reply_is_awaited_once_a_service_has_ended(first: bool) -> None
 
 async def test_a_few_missed_answers_are_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter(["late"] * 4 + [None] + ["late"] * 4 + [None] * 1000)
-    monkeypatch.setattr("mlxrun.cluster.ray.ray_watch.find_unreachable", lambda host, port: next(answers))
+    monkeypatch.setattr("mlxrun.cluster.ray.ray_client.find_unreachable", lambda host, port: next(answers))
     watch = RayWatch({"Ray has ended": ("127.0.0.1", 1)}, pause=0.0)
     assert await watch.wait_reply(asyncio.sleep(0.1, "reply")) == "reply"
     watch.close()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cluster.messages import WorkerRefused
-from mlxrun.cluster.worker_checks import check_worker
+from mlxrun.cluster.messages import WorkerRefused, check_worker
 from tests.helpers.fake_workers import FACTS
 
 
