@@ -5,9 +5,8 @@ No message quotes a secret.
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -17,6 +16,7 @@ from mlxrun.config.schema import EXTENDS, build_schema
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.core.byte_sizes import parse_bytes
+from mlxrun.core.field_errors import find_closest, suggest_word
 
 _TYPES = {
     "integer": "an integer",
@@ -45,7 +45,7 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
     if error.validator == "additionalProperties":
         for key, child in node.value.items():
             if key not in _list_keys(path):
-                suggestion = suggest_word(_find_meant_key(key, path), repr)
+                suggestion = suggest_word(_find_meant_key(key, path))
                 origin = child.key_origin or child.origin
                 yield ConfigProblem.at(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
     else:
@@ -135,12 +135,3 @@ def quote_value(value: Any) -> str:
 def format_number(value: float) -> str:
     """Return a bound as text, without the `.0` of an integer."""
     return str(int(value)) if value == int(value) else str(value)
-
-
-def find_closest(word: Any, words: Iterable[str]) -> str | None:
-    near = difflib.get_close_matches(str(word), list(words), n=1, cutoff=0.7)
-    return near[0] if near else None
-
-
-def suggest_word(meant: str | None, quote: Callable[[str], str]) -> str:
-    return f" (did you mean {quote(meant)}?)" if meant else ""

@@ -9,7 +9,7 @@ path of the chat body as key, and as value the path that it was translated from.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from mlxrun.core.errors import RequestError
@@ -66,11 +66,21 @@ def quote(value: Any) -> str:
     return repr(shorten(value)) if isinstance(value, str) else get_json_type(value)
 
 
-def suggest(name: str, options: Iterable[str]) -> str:
-    """` (did you mean 'x'?)`, or nothing."""
+def find_closest(word: Any, words: Iterable[str]) -> str | None:
+    """The one of `words` that was probably meant; None if none is close."""
     # With less, `num_retries` would be meant by `num_beams`.
-    close = difflib.get_close_matches(name[:80], list(options), 1, cutoff=0.7)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    near = difflib.get_close_matches(str(word)[:80], list(words), 1, cutoff=0.7)
+    return near[0] if near else None
+
+
+def suggest_word(meant: str | None, quote: Callable[[str], str] = repr) -> str:
+    """` (did you mean 'x'?)`, or nothing."""
+    return f" (did you mean {quote(meant)}?)" if meant else ""
+
+
+def suggest(word: Any, words: Iterable[str]) -> str:
+    """The suggestion of the closest of `words`, or nothing."""
+    return suggest_word(find_closest(word, words))
 
 
 def reject_type(param: str, value: Any, expected: str) -> NoReturn:

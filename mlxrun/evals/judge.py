@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.config.nodes import ConfigProblem
-from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.core.errors import JobError, RequestError
+from mlxrun.core.field_errors import suggest
 from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge_verdict import Problem, VerdictReader, build_reader, find_verdict_problems
 from mlxrun.jobs.lines.job_check import check_line_body
@@ -117,7 +117,7 @@ def _find_problems(value: Any) -> Iterator[Problem]:
         return
     for key in value:
         if key not in _KEYS:
-            hint = suggest_word(find_closest(key, _KEYS), repr)
+            hint = suggest(key, _KEYS)
             yield (str(key),), f"{key} is not known{hint}; a judge takes {', '.join(_KEYS)}"
     if ("prompt" in value) == ("messages" in value):
         yield (), "a judge needs one of prompt and messages"

@@ -16,6 +16,8 @@ from mlxrun.jobs.scoring.answer_values import (
     find_last_number,
     find_schema_problem,
 )
+from mlxrun.core.field_errors import suggest
+from mlxrun.jobs.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
 from mlxrun.jobs.scoring.letter_choice import find_letters, normalize_option
 from mlxrun.jobs.scoring.line_scores import OWN
 
@@ -139,7 +141,7 @@ def find_verdict_problems(value: Any) -> Iterator[Problem]:
         return
     for key in value:
         if key not in _KEYS:
-            hint = suggest_word(find_closest(key, _KEYS), repr)
+            hint = suggest(key, _KEYS)
             text = f"verdict.{key} is not known{hint}; verdict takes {', '.join(_KEYS)}"
             yield ("verdict", str(key)), text
     if "choices" in value and "number" in value:

@@ -17,8 +17,8 @@ from typing import Any, BinaryIO
 
 from mlxrun.api.openai.fields import BODIES
 from mlxrun.config.settings import Config
-from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.core.errors import JobError, RequestError
+from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
@@ -253,7 +253,7 @@ def _find_unknown_columns(
     task = template.task
 
     def describe(name: str) -> str:
-        return f"{source} has no column {name!r}{suggest_word(find_closest(name, row), repr)}"
+        return f"{source} has no column {name!r}{suggest(name, row)}"
 
     for key in _COLUMNS:
         name = getattr(task, key)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from mlxrun.config.setting_fields import list_fields
-from mlxrun.config.validation import find_closest, suggest_word
+from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import SuiteTask
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
@@ -83,7 +83,7 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
     for steps, match in ((("match",), task.match), (("eval", "match"), task.eval.get("match"))):
         if isinstance(match, str) and "{" not in match and match not in MATCHES:
             known = ", ".join(map(repr, MATCHES))
-            suggestion = suggest_word(find_closest(match, MATCHES), repr)
+            suggestion = suggest(match, MATCHES)
             yield steps, f"{match!r} is not one of {known}{suggestion}"
     yield from _find_unknown_key(task)
     yield from _find_missing_judge(task)
@@ -128,7 +128,7 @@ def _check_vary(file: SuiteFile) -> None:
         if key == SAMPLING + "seed":
             problems.append("write `seeds: [...]` for seeds")
         elif key not in known and not key.startswith(GENERATION):
-            problems.append(f"unknown key{suggest_word(find_closest(key, known), repr)}")
+            problems.append(f"unknown key{suggest(key, known)}")
         if not values:
             problems.append("it is empty")
         if len(set(map(repr, values))) < len(values):

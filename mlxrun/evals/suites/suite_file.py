@@ -15,9 +15,10 @@ from typing import Any, cast
 import jsonschema
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
-from mlxrun.config.validation import describe_error, find_closest, suggest_word
+from mlxrun.config.validation import describe_error
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.field_errors import find_closest, suggest_word
 from mlxrun.core.text_files import check_encoding, read_regular
 from mlxrun.evals.suites.suite_schema import build_settings, build_suite_schema
 from mlxrun.evals.suites.suite_settings import Suite
@@ -119,7 +120,7 @@ def _mend_keys(tree: ConfigNode, steps: Sequence[Step], known: Sequence[str]) ->
         if meant is not None and meant not in node.value:
             node.value[meant] = child
         origin = child.key_origin or child.origin
-        yield ConfigProblem.at(origin, _join((*steps, key)), f"unknown key{suggest_word(meant, repr)}")
+        yield ConfigProblem.at(origin, _join((*steps, key)), f"unknown key{suggest_word(meant)}")
 
 
 def _leave_out(plain: dict[str, Any], wrong: set[tuple[Step, ...]]) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mlxrun.config.validation import find_closest
 from mlxrun.core.errors import JobError
+from mlxrun.core.field_errors import find_closest
 from mlxrun.core.limited_json import NestedTooDeeply, load_json
 from mlxrun.core.text_files import check_encoding, is_stream, open_regular
 from mlxrun.jobs.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval

@@ -12,6 +12,9 @@ from typing import Any
 
 from mlxrun.config.validation import find_closest, suggest_word
 from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
+from mlxrun.core.field_errors import suggest
+from mlxrun.jobs.scoring.choice_metrics import check_metric
+from mlxrun.jobs.scoring.json_values import check_schema
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer, check_metric
 
@@ -102,7 +105,7 @@ def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer 
         raise ValueError(f"eval must be an object, not {type(value).__name__}")
     match = value.get("match", "exact")
     if not isinstance(match, str) or match not in MATCHES:
-        hint = suggest_word(find_closest(match, MATCHES), repr)
+        hint = suggest(match, MATCHES)
         raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {match!r}{hint}")
     if scorer is None and value.get("scorer") is not None:
         scorer = _find_scorer(value["scorer"], scorers)
@@ -153,7 +156,7 @@ def find_unknown_key(keys: Iterable[str], match: str, is_free: bool) -> tuple[st
     if of_others:
         return unknown, f"belongs to the match {', '.join(of_others)}, not to {match}"
     known = ", ".join(("expected, match and group", "cluster, metrics, after, scorer", *own))
-    hint = suggest_word(find_closest(unknown, (*_COMMON, *own)), repr)
+    hint = suggest(unknown, (*_COMMON, *own))
     free = "; what else a scorer or a judge is to know belongs into expected" if is_free else ""
     return unknown, f"is not known{hint}; eval takes {known}{free}"
 
@@ -260,7 +263,7 @@ def _check_likeliest(spec: EvalSpec) -> None:
         raise ValueError("eval.context_chars must be a number of characters, or a list of them")
     normalize = spec.options.get("normalize", "none")
     if not isinstance(normalize, str) or normalize not in NORMALIZATIONS:
-        hint = suggest_word(find_closest(normalize, NORMALIZATIONS), repr)
+        hint = suggest(normalize, NORMALIZATIONS)
         raise ValueError(f"eval.normalize must be one of {', '.join(NORMALIZATIONS)}{hint}")
 
 
