@@ -35,43 +35,22 @@ USAGE_EXIT = 2
 BUG_EXIT = 3
 SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 
-# name: (its module and function, its line in `mlxrun --help`)
+# The commands, each in a module of its name, and their lines in `mlxrun --help`.
 COMMANDS = {
-    "serve": (
-        "mlxrun.cli.commands.serve:command",
-        "Serve a model over HTTP with the APIs of OpenAI and Anthropic.",
-    ),
-    "batch": ("mlxrun.cli.commands.batch:command", "Run a batch job from a JSONL file, or resume it."),
-    "job": ("mlxrun.cli.commands.job:command", "Make job files from CSV, JSONL or Parquet tables."),
-    "eval": (
-        "mlxrun.cli.commands.eval:command",
-        "Run a suite: models x tasks x seeds, resumable, with one manifest.",
-    ),
-    "score": (
-        "mlxrun.cli.commands.score:command",
-        "Score the answers of a run again, by other rules or a judge.",
-    ),
-    "verify": (
-        "mlxrun.cli.commands.verify:command",
-        "Check that a run is as it was written, and run lines again.",
-    ),
-    "replay": (
-        "mlxrun.cli.commands.replay:command",
-        "Run a job again as its manifest says, and compare the bytes.",
-    ),
-    "report": ("mlxrun.cli.commands.report:command", "Write an HTML or Markdown report of runs."),
-    "export": (
-        "mlxrun.cli.commands.export:command",
-        "Write a run in the format of Inspect, lm-eval and others.",
-    ),
-    "compare": ("mlxrun.cli.commands.compare:command", "Compare the scores of two runs of the same lines."),
-    "config": ("mlxrun.cli.commands.config:command", "Check, show and create config files."),
-    "cache": (
-        "mlxrun.cli.commands.cache:command",
-        "List, verify and delete the entries of the prefix cache on disk.",
-    ),
-    "doctor": ("mlxrun.cli.commands.doctor:command", "Check this machine and the model."),
-    "bench": ("mlxrun.cli.commands.bench:command", "Measure the engine, against its peers too."),
+    "serve": "Serve a model over HTTP with the APIs of OpenAI and Anthropic.",
+    "batch": "Run a batch job from a JSONL file, or resume it.",
+    "job": "Make job files from CSV, JSONL or Parquet tables.",
+    "eval": "Run a suite: models x tasks x seeds, resumable, with one manifest.",
+    "score": "Score the answers of a run again, by other rules or a judge.",
+    "verify": "Check that a run is as it was written, and run lines again.",
+    "replay": "Run a job again as its manifest says, and compare the bytes.",
+    "report": "Write an HTML or Markdown report of runs.",
+    "export": "Write a run in the format of Inspect, lm-eval and others.",
+    "compare": "Compare the scores of two runs of the same lines.",
+    "config": "Check, show and create config files.",
+    "cache": "List, verify and delete the entries of the prefix cache on disk.",
+    "doctor": "Check this machine and the model.",
+    "bench": "Measure the engine, against its peers too.",
 }
 
 EPILOG = """\b
@@ -104,8 +83,7 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
+        command = importlib.import_module(f"mlxrun.cli.commands.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
@@ -121,7 +99,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands from the table without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -21,72 +21,60 @@ from mlxrun.core.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_QWEN3: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "max_position_embeddings": 40960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000,
-    "eos_token_id": 1,
-}
+
+def _describe_qwen3(
+    *,
+    hidden: int,
+    layers: int,
+    heads: tuple[int, int],
+    head_dim: int,
+    inner: int,
+    vocab: int = 151936,
+    tied: bool = False,
+    dtype: str = "bfloat16",
+    **more: Any,
+) -> dict[str, Any]:
+    """The config.json of a model of this shape. `heads`: of queries, of keys; `inner`: width of the MLP."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000,
+        "eos_token_id": 1,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads[0],
+        "num_key_value_heads": heads[1],
+        "head_dim": head_dim,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "dtype": dtype,
+    } | more
+
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": _QWEN3
-    | {
-        "hidden_size": 128,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 384,
-        "vocab_size": 1024,
-        "tie_word_embeddings": False,
-        "dtype": "float32",
-    },
-    "qwen3-0.6b": _QWEN3
-    | {
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 3072,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-        "dtype": "bfloat16",
-    },
-    "qwen3-8b": _QWEN3
-    | {
-        "hidden_size": 4096,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    },
-    "qwen3-30b-a3b": _QWEN3
-    | {
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "hidden_size": 2048,
-        "num_hidden_layers": 12,  # of 48: time a layer is what is compared
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-        "dtype": "bfloat16",
-    },
+    "tiny": _describe_qwen3(
+        hidden=128, layers=4, heads=(4, 2), head_dim=32, inner=384, vocab=1024, dtype="float32"
+    ),
+    "qwen3-0.6b": _describe_qwen3(hidden=1024, layers=28, heads=(16, 8), head_dim=128, inner=3072, tied=True),
+    "qwen3-8b": _describe_qwen3(hidden=4096, layers=36, heads=(32, 8), head_dim=128, inner=12288),
+    "qwen3-30b-a3b": _describe_qwen3(
+        hidden=2048,
+        layers=12,  # of 48: time a layer is what is compared
+        heads=(32, 4),
+        head_dim=128,
+        inner=6144,
+        model_type="qwen3_moe",
+        architectures=["Qwen3MoeForCausalLM"],
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        norm_topk_prob=True,
+    ),
 }
 PRESETS |= {
     f"{name}-{bits}bit": preset | {"quantization": {"group_size": 64, "bits": bits}}
