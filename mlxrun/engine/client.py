@@ -19,8 +19,7 @@ from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, RequestEr
 from mlxrun.core.request import FinishReason, Request, TokenEvent, TokenLogprob
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.stats import EngineStats
-from mlxrun.engine.thread import Abort, CallEngine, EngineThread, Listener, StopEngine, Submit
+from mlxrun.engine.thread import Abort, CallEngine, EngineStats, EngineThread, Listener, StopEngine, Submit
 from mlxrun.model.load.model_info import LoadedModelInfo
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,7 @@ from mlxrun.core.errors import EngineDead, MlxrunError, ModelLoadError
 from mlxrun.engine import thread
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.stats import EngineStats, collect_stats
-from mlxrun.engine.thread import StopEngine
+from mlxrun.engine.thread import EngineStats, StopEngine, collect_stats
 from tests.helpers.engine_bench import after_steps, bench, engine_threads, until
 from tests.helpers.engine_fakes import FakeRunner, Gate, make_engine, make_request
 

@@ -29,7 +29,7 @@ from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import EngineDead, MlxrunError
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.engine.client import Collector
-from mlxrun.engine.stats import EngineStats
+from mlxrun.engine.thread import EngineStats
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.engine_state import ENGINE, EngineState, LoadedEngine

@@ -24,7 +24,7 @@ from mlxrun.core.draft_source import KnownRow
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.request import FinishReason, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.scheduler.acceptance import Acceptance
+from mlxrun.engine.scheduler.row_drafter import Acceptance
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.load.footprint import count_weight_bytes
 from mlxrun.model.run.compute_methods import ComputeMethods

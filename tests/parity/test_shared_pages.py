@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.scheduler import prefill_planner
+from mlxrun.engine.scheduler import token_budget
 from mlxrun.model.kv.paged.page_table import PageTable
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.run import runner
@@ -126,7 +126,7 @@ def test_memory_counts_what_rows_share_once(zoo: Zoo, monkeypatch: pytest.Monkey
 
 def test_few_rows_at_a_time_have_a_copy_of_a_long_prefix(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait for a step have none."""
-    monkeypatch.setattr(prefill_planner, "HELD_TOKENS", 2 * len(SHARED))
+    monkeypatch.setattr(token_budget, "HELD_TOKENS", 2 * len(SHARED))
     engine = make_engine(zoo)
     engine_driver.run_requests(engine, [engine_driver.make_text_request("first", SHARED)])
     held: list[int] = []

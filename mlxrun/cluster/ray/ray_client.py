@@ -29,6 +29,8 @@ REACH_SECONDS = 3.0  # until an address must have answered
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 _SETTINGS = 4  # type of the frame
 
+log = logging.getLogger(__name__)
+
 
 def find_unreachable(host: str, port: int) -> str | None:
     """Why no server of Ray's kind answers there; None if one does. Blocks for REACH_SECONDS at most twice."""
@@ -128,7 +130,6 @@ def make_watch(ray: Any) -> RayWatch:
     )
 
 
-log = logging.getLogger(__name__)
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PROCESS = re.compile(r"The actor is dead because (its [^.\n]+)\.")
 _DETAIL = re.compile(r"exit detail: ([^\n]+?)\.(?:\s|$)")

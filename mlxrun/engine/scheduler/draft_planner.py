@@ -14,9 +14,8 @@ from typing import Any
 
 from mlxrun.config.settings import SpeculationSettings
 from mlxrun.core.draft_source import CheckedSource, KnownRow
-from mlxrun.engine.scheduler.acceptance import Acceptance
 from mlxrun.engine.scheduler.request_state import RequestState
-from mlxrun.engine.scheduler.row_drafter import RowDrafter
+from mlxrun.engine.scheduler.row_drafter import Acceptance, RowDrafter
 
 MAX_INDEXED = 2048  # tokens of prompts that are indexed in one step, which takes some 2 ms
 WAITING_COST = 0.2  # steps: what decode-ahead would have saved in one

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
 from mlxrun.core.step_plan import CacheHit, SampledToken
-from mlxrun.engine.scheduler.acceptance import Acceptance
-from mlxrun.engine.scheduler.row_drafter import RowDrafter
+from mlxrun.engine.scheduler.row_drafter import Acceptance, RowDrafter
 
 
 @dataclass(slots=True, eq=False)

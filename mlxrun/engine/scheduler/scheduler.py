@@ -27,10 +27,9 @@ from mlxrun.core.step_plan import (
 )
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
 from mlxrun.engine.scheduler.preemption import Preemption, RowLimit
-from mlxrun.engine.scheduler.prefill_planner import PrefillPlanner
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.request_state import RequestState
-from mlxrun.engine.scheduler.token_budget import TokenBudget
+from mlxrun.engine.scheduler.token_budget import PrefillPlanner, TokenBudget
 from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
 
 

@@ -12,9 +12,8 @@ from mlxrun.core.draft_source import CheckedSource, KnownRow
 from mlxrun.core.memory_budget import RequestLimits
 from mlxrun.core.request import Request, SamplingParams
 from mlxrun.core.step_plan import SampledToken, StepPlan, StepResult
-from mlxrun.engine.scheduler.acceptance import Acceptance
 from mlxrun.engine.scheduler.draft_planner import DraftPlanner
-from mlxrun.engine.scheduler.row_drafter import RowDrafter
+from mlxrun.engine.scheduler.row_drafter import Acceptance, RowDrafter
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from tests.helpers.engine_fakes import make_settings
 from tests.helpers.fake_source import FakeSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mlxrun.core.memory_budget import MemoryBudget
-from mlxrun.engine.stats import EngineStats, collect_stats
+from mlxrun.engine.thread import EngineStats, collect_stats
 from mlxrun.model.probe.report import ProbeCheck, ProbeReport
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers.engine_fakes import finish_all, make_engine, make_request

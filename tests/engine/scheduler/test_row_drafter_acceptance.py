@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.engine.scheduler.acceptance import START, Acceptance
+from mlxrun.engine.scheduler.row_drafter import START_RATE, Acceptance
 
 
 def record(known: Acceptance, drafted: int, accepted: int) -> None:
@@ -14,9 +14,9 @@ def record(known: Acceptance, drafted: int, accepted: int) -> None:
 
 def test_a_new_row_is_expected_to_draft_well() -> None:
     known = Acceptance()
-    assert known.expect(1) == START
-    assert known.expect(0) == 0.0 and known.expect(1) == START
-    assert known.expect(3) == pytest.approx(START + START**2 + START**3)
+    assert known.expect(1) == START_RATE
+    assert known.expect(0) == 0.0 and known.expect(1) == START_RATE
+    assert known.expect(3) == pytest.approx(START_RATE + START_RATE**2 + START_RATE**3)
 
 
 def test_the_rate_follows_the_newest_drafts() -> None:
