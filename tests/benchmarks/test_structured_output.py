@@ -25,7 +25,7 @@ def test_each_row_has_a_schema_of_its_own_that_never_ends() -> None:
 
 def test_the_ratio_is_the_speed_under_schemas_over_that_without() -> None:
     def runs(tps: float) -> SideRuns:
-        return SideRuns([{m.key: 1.0 for m in MEASURES} | {"decode_tps": tps}])
+        return SideRuns([dict.fromkeys(MEASURES, 1.0) | {"decode_tps": tps}])
 
     work = structured_output.make_workload(1, 256, 0)
     report = structured_output.summarise(

@@ -78,12 +78,12 @@ def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
     sides = part["sides"].values()
     if any("error" in side for side in sides):
         rows.append(("runs", *map(_describe_runs, sides), *(["-"] if "ratio" in part else [])))
-    for measure in MEASURES:
-        values = [side["median"].get(measure.key) for side in sides]
+    for key, measure in MEASURES.items():
+        values = [side["median"].get(key) for side in sides]
         if any(value is not None for value in values):
             cells = [format_value(value, measure.unit) for value in values]
             if "ratio" in part:
-                cells.append(format_value(part["ratio"].get(measure.key), "x").removesuffix(" x"))
+                cells.append(format_value(part["ratio"].get(key), "x").removesuffix(" x"))
             rows.append((measure.title, *cells))
     return rows
 

@@ -10,7 +10,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from mlxrun.cli.bench.engine.workloads import BenchRequest, RequestWorkload
 from mlxrun.core.errors import MlxrunError
@@ -101,41 +101,36 @@ def check_lengths(trace: Trace, requests: Sequence[BenchRequest]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineMeasure:
-    """One number of a run: its label, its unit, and which direction is better."""
+class Measure:
+    """One number of a run: its label, its unit, and whether more is better (None: neither is)."""
 
-    key: str
     title: str
-    unit: Literal["s", "ms", "tok/s", "bytes", "x"]
-    better: Literal["low", "high"]
+    unit: str
+    more: bool | None = False
 
 
-INTERACTIVE_TITLES = {  # also those of `mlxrun bench serve`
-    "alone": "TTFT of a short request alone",
-    "behind": "TTFT of one that comes behind a long prompt",
-    "ratio": "behind the long prompt / alone",
-    "after_cancel": "TTFT of one that comes as a long prompt is abandoned",
-    "long_ttft": "TTFT of the long prompt",
+INTERACTIVE_MEASURES = {  # also those of `mlxrun bench serve`
+    "alone": Measure("TTFT of a short request alone", "ms"),
+    "behind": Measure("TTFT of one that comes behind a long prompt", "ms"),
+    "ratio": Measure("behind the long prompt / alone", "x"),
+    "after_cancel": Measure("TTFT of one that comes as a long prompt is abandoned", "ms"),
+    "long_ttft": Measure("TTFT of the long prompt", "ms"),
 }
-
-MEASURES = (
-    EngineMeasure("wall_s", "whole workload", "s", "low"),
-    EngineMeasure("output_tps", "output", "tok/s", "high"),
-    EngineMeasure("prefill_tps", "prefill until all have a first token", "tok/s", "high"),
-    EngineMeasure("decode_tps", "decode, all rows decoding", "tok/s", "high"),
-    EngineMeasure("ttft_mean_s", "TTFT mean", "s", "low"),
-    EngineMeasure("ttft_p99_s", "TTFT p99", "s", "low"),
-    EngineMeasure("gap_p50_s", "inter-token p50", "ms", "low"),
-    EngineMeasure("gap_p99_s", "inter-token p99", "ms", "low"),
-    EngineMeasure("long_gap_p99_s", "inter-token p99 while the long prompt prefills", "ms", "low"),
-    *(
-        EngineMeasure(key, title, "x" if key == "ratio" else "ms", "low")
-        for key, title in INTERACTIVE_TITLES.items()
-    ),
-    EngineMeasure("freed", "until the abandoned prompt's memory is free", "ms", "low"),
-    EngineMeasure("peak_bytes", "peak memory", "bytes", "low"),
-    EngineMeasure("peak_rows_bytes", "peak memory without weights", "bytes", "low"),
-)
+MEASURES = {
+    "wall_s": Measure("whole workload", "s"),
+    "output_tps": Measure("output", "tok/s", True),
+    "prefill_tps": Measure("prefill until all have a first token", "tok/s", True),
+    "decode_tps": Measure("decode, all rows decoding", "tok/s", True),
+    "ttft_mean_s": Measure("TTFT mean", "s"),
+    "ttft_p99_s": Measure("TTFT p99", "s"),
+    "gap_p50_s": Measure("inter-token p50", "ms"),
+    "gap_p99_s": Measure("inter-token p99", "ms"),
+    "long_gap_p99_s": Measure("inter-token p99 while the long prompt prefills", "ms"),
+    **INTERACTIVE_MEASURES,
+    "freed": Measure("until the abandoned prompt's memory is free", "ms"),
+    "peak_bytes": Measure("peak memory", "bytes"),
+    "peak_rows_bytes": Measure("peak memory without weights", "bytes"),
+}
 
 
 def compute_metrics(trace: Trace, workload: RequestWorkload) -> dict[str, float | None]:
@@ -188,7 +183,7 @@ def _compute_rate(count: float, seconds: float) -> float | None:
 def compute_medians(runs: Sequence[Values]) -> dict[str, float | None]:
     """The median over runs of each measure that runs of this workload have; None if one of them lacks it."""
     known = set().union(*runs)
-    return {m.key: _median([run.get(m.key) for run in runs]) for m in MEASURES if m.key in known}
+    return {key: _median([run.get(key) for run in runs]) for key in MEASURES if key in known}
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -199,10 +194,10 @@ def _median(values: Sequence[float | None]) -> float | None:
 def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
     """How many times better ours is for each measure that both have: above 1 is better."""
     out: dict[str, float | None] = {}
-    for m in (m for m in MEASURES if m.key in ours and m.key in peer):
-        over, under = (ours, peer) if m.better == "high" else (peer, ours)
-        a, b = over.get(m.key), under.get(m.key)
-        out[m.key] = a / b if a is not None and b else None
+    for key, measure in MEASURES.items():
+        if key in ours and key in peer:
+            over, under = (ours[key], peer[key]) if measure.more else (peer[key], ours[key])
+            out[key] = over / under if over is not None and under else None
     return out
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.benchmark import alternate
-from mlxrun.cli.bench.engine.measurement import compute_percentile
+from mlxrun.cli.bench.engine.measurement import Measure, compute_percentile
 from mlxrun.cli.bench.report import format_value, make_console, make_table, print_notes
 from mlxrun.cli.bench.serve.interactive import INTERACTIVE
 from mlxrun.cli.bench.serve.long_prompt import LONG
@@ -25,7 +25,6 @@ from mlxrun.cli.bench.serve.streaming_client import StreamTimes, Target, find_mo
 from mlxrun.cli.bench.serve.workloads import (
     WORKLOADS,
     RoundResult,
-    ServeMeasure,
     ServePlan,
     Values,
     WorkloadKind,
@@ -41,17 +40,17 @@ Say = Callable[[str], None]
 
 
 MEASURES = {
-    "output_rate": ServeMeasure("output", "tok/s", True),
-    "request_rate": ServeMeasure("requests", "1/s", True),
-    "ttft_p50": ServeMeasure("TTFT p50", "ms"),
-    "ttft_p95": ServeMeasure("TTFT p95", "ms"),
-    "ttft_p99": ServeMeasure("TTFT p99", "ms"),
-    "gap_p50": ServeMeasure("inter-token p50", "ms"),
-    "gap_p95": ServeMeasure("inter-token p95", "ms"),
-    "gap_p99": ServeMeasure("inter-token p99", "ms"),
-    "latency_p50": ServeMeasure("request latency p50", "ms"),
-    "cached_share": ServeMeasure("prompt from cache", "%", True),
-    "errors": ServeMeasure("errors", ""),
+    "output_rate": Measure("output", "tok/s", True),
+    "request_rate": Measure("requests", "1/s", True),
+    "ttft_p50": Measure("TTFT p50", "ms"),
+    "ttft_p95": Measure("TTFT p95", "ms"),
+    "ttft_p99": Measure("TTFT p99", "ms"),
+    "gap_p50": Measure("inter-token p50", "ms"),
+    "gap_p95": Measure("inter-token p95", "ms"),
+    "gap_p99": Measure("inter-token p99", "ms"),
+    "latency_p50": Measure("request latency p50", "ms"),
+    "cached_share": Measure("prompt from cache", "%", True),
+    "errors": Measure("errors", ""),
 }
 SETTINGS = frozenset({"concurrency", "rate", "requests", "prompt_words", "output_tokens"})
 
@@ -201,7 +200,7 @@ def print_serve_report(report: Mapping[str, Any], console: Console | None = None
 
 
 def _build_rows(
-    measures: Mapping[str, ServeMeasure], part: Mapping[str, Any], sides: Sequence[str]
+    measures: Mapping[str, Measure], part: Mapping[str, Any], sides: Sequence[str]
 ) -> list[tuple[str, ...]]:
     rows = []
     for key, measure in measures.items():

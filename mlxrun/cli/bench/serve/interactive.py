@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from mlxrun.cli.bench.engine.measurement import INTERACTIVE_TITLES
+from mlxrun.cli.bench.engine.measurement import INTERACTIVE_MEASURES, Measure
 from mlxrun.cli.bench.serve.long_prompt import (
     SHORT_TOKENS,
     EndpointWatch,
@@ -23,20 +23,18 @@ from mlxrun.cli.bench.serve.long_prompt import (
     wait_until_idle,
 )
 from mlxrun.cli.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
-from mlxrun.cli.bench.serve.workloads import RoundResult, ServeMeasure, ServePlan, WorkloadKind
+from mlxrun.cli.bench.serve.workloads import RoundResult, ServePlan, WorkloadKind
 
 DELAY = 0.5  # seconds between the long prompt and what follows it
 ALONE = 5  # short requests before the round, whose median is taken; the first ones warm the server up
 LONG_TOKENS = 2
 
 MEASURES = {
-    **{
-        key: ServeMeasure(title, "x" if key == "ratio" else "ms") for key, title in INTERACTIVE_TITLES.items()
-    },
-    "long_tokens": ServeMeasure("tokens of the long prompt", "", None),
-    "health_max": ServeMeasure("/health, slowest", "ms"),
-    "status_max": ServeMeasure("/v1/status, slowest", "ms"),
-    "errors": ServeMeasure("errors", ""),
+    **INTERACTIVE_MEASURES,
+    "long_tokens": Measure("tokens of the long prompt", "", None),
+    "health_max": Measure("/health, slowest", "ms"),
+    "status_max": Measure("/v1/status, slowest", "ms"),
+    "errors": Measure("errors", ""),
 }
 
 

@@ -14,12 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlxrun.cli.bench.engine.measurement import compute_percentile
+from mlxrun.cli.bench.engine.measurement import Measure, compute_percentile
 from mlxrun.cli.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
 from mlxrun.cli.bench.serve.workloads import (
     PromptSize,
     RoundResult,
-    ServeMeasure,
     ServePlan,
     Values,
     WorkloadKind,
@@ -37,19 +36,19 @@ IDLE_LIMIT = 60.0
 IDLE_PAUSE = 0.5
 
 MEASURES = {
-    "gap_p50": ServeMeasure("inter-token p50 while the long prompt prefills", "ms"),
-    "gap_p99": ServeMeasure("inter-token p99 while the long prompt prefills", "ms"),
-    "alone_p50": ServeMeasure("inter-token p50 without the long prompt", "ms"),
-    "alone_p99": ServeMeasure("inter-token p99 without the long prompt", "ms"),
-    "ratio_p99": ServeMeasure("p99 with the long prompt / without it", "x"),
-    "gaps": ServeMeasure("deltas while the long prompt prefills", "", None),
-    "ended": ServeMeasure("streams that ended early", ""),
-    "long_ttft": ServeMeasure("TTFT of the long prompt", "ms"),
-    "long_tokens": ServeMeasure("tokens of the long prompt", "", None),
-    "long_cached": ServeMeasure("share of the long prompt from cache", "%", None),
-    "short_ttft": ServeMeasure("TTFT of the short prompt sent after it", "ms"),
-    "health_p99": ServeMeasure("/health p99 while the long prompt prefills", "ms"),
-    "errors": ServeMeasure("errors", ""),
+    "gap_p50": Measure("inter-token p50 while the long prompt prefills", "ms"),
+    "gap_p99": Measure("inter-token p99 while the long prompt prefills", "ms"),
+    "alone_p50": Measure("inter-token p50 without the long prompt", "ms"),
+    "alone_p99": Measure("inter-token p99 without the long prompt", "ms"),
+    "ratio_p99": Measure("p99 with the long prompt / without it", "x"),
+    "gaps": Measure("deltas while the long prompt prefills", "", None),
+    "ended": Measure("streams that ended early", ""),
+    "long_ttft": Measure("TTFT of the long prompt", "ms"),
+    "long_tokens": Measure("tokens of the long prompt", "", None),
+    "long_cached": Measure("share of the long prompt from cache", "%", None),
+    "short_ttft": Measure("TTFT of the short prompt sent after it", "ms"),
+    "health_p99": Measure("/health p99 while the long prompt prefills", "ms"),
+    "errors": Measure("errors", ""),
 }
 SETTINGS = frozenset({"concurrency", "prompt_words", "long_words"})
 
@@ -95,7 +94,7 @@ async def run_long_round(
     return RoundResult(found | {"errors": len(errors)}, tuple(errors))
 
 
-def make_failed_round(measures: Mapping[str, ServeMeasure], error: str) -> RoundResult:
+def make_failed_round(measures: Mapping[str, Measure], error: str) -> RoundResult:
     """The result of a round without numbers."""
     return RoundResult(dict.fromkeys(measures) | {"errors": 1}, (error,))
 

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlxrun.cli.bench.engine.measurement import Measure
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 
 _TEXT = (
@@ -102,15 +103,6 @@ Values = dict[str, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class ServeMeasure:
-    """One number of a round: its label and unit, and whether more is better (None: neither is)."""
-
-    title: str
-    unit: str
-    more: bool | None = False
-
-
-@dataclass(frozen=True, slots=True)
 class ServePlan:
     """What to send to which servers."""
 
@@ -140,7 +132,7 @@ class WorkloadKind:
     report's settings; `headline` is the measure that progress shows.
     """
 
-    measures: Mapping[str, ServeMeasure]
+    measures: Mapping[str, Measure]
     run_round: Callable[[Target, ServePlan, str], Awaitable[RoundResult]]
     settings: frozenset[str]
     describe: Callable[[Mapping[str, Any]], str]

@@ -16,7 +16,7 @@ from mlxrun.cli.bench.engine.interactive import (
     compute_interactive_metrics,
     run_interactive,
 )
-from mlxrun.cli.bench.engine.measurement import INTERACTIVE_TITLES, MEASURES, RequestOutput
+from mlxrun.cli.bench.engine.measurement import INTERACTIVE_MEASURES, MEASURES, RequestOutput
 from mlxrun.cli.bench.engine.workloads import DEFAULT_WORKLOADS, MOMENTS, BenchRequest, make_workload
 from mlxrun.cli.bench.serve.interactive import MEASURES as SERVE_MEASURES
 from mlxrun.cli.commands.bench import command
@@ -127,9 +127,9 @@ def test_a_long_prompt_that_is_over_too_soon_gives_no_numbers() -> None:
 
 
 def test_the_measures_have_the_titles_of_the_workload_for_servers() -> None:
-    ours = {measure.key: (measure.title, measure.unit) for measure in MEASURES}
+    ours = {key: (measure.title, measure.unit) for key, measure in MEASURES.items()}
     theirs = {key: (measure.title, measure.unit) for key, measure in SERVE_MEASURES.items()}
-    assert all(ours[key] == theirs[key] for key in INTERACTIVE_TITLES)
+    assert all(ours[key] == theirs[key] for key in INTERACTIVE_MEASURES)
 
 
 def test_both_sides_run_for_real(tmp_path: Path) -> None:
