@@ -116,10 +116,10 @@ read or deleted.
 @add_cache_options
 def verify(folder: Path, delete: bool, as_json: bool) -> int:
     """Verify the checksum and the header of every file."""
-    from mlxrun.engine.prefix_cache.cache_folder import count_foreign_files, verify_files
+    from mlxrun.engine.prefix_cache.cache_folder import list_foreign_files, verify_files
 
     good, bad = verify_files(folder, delete)
-    foreign = count_foreign_files(folder)
+    foreign = sum(1 for _ in list_foreign_files(folder))
     if as_json:
         rows = [{"path": str(path), "reason": reason} for path, reason in bad]
         _print_json(path=str(folder), good=good, bad=rows, foreign=foreign, deleted=delete)

@@ -145,12 +145,10 @@ class Relay:
                         raise InternalError(text, error, code="worker_died") from error
                     continue
                 async with upstream:
-                    if upstream.status == 503 and owner is None and self._has_other(tried):
+                    others = (s for s in self._pool.slots if s.state == "ready" and s not in tried)
+                    if upstream.status == 503 and owner is None and any(others):
                         continue
                     return await pass_on(request, upstream)
-
-    def _has_other(self, tried: set[ServerSlot]) -> bool:
-        return any(slot.state == "ready" and slot not in tried for slot in self._pool.slots)
 
     def _find_owner(self, request: web.Request, fields: Mapping[str, Any]) -> ServerSlot | None:
         """The worker that has the response or conversation of a request; None if any worker will do. NotFound

@@ -244,11 +244,6 @@ def verify_files(folder: Path, delete: bool) -> tuple[int, list[tuple[Path, str]
     return good, bad
 
 
-def count_foreign_files(folder: Path) -> int:
-    """The number of files and folders in `folder`, and in the folders of models, that are no entries."""
-    return sum(1 for _ in list_foreign_files(folder))
-
-
 def _delete_bad_file(path: Path) -> str:
     """Delete a bad file and say whether that was possible."""
     _, _, failed = delete_files([(path, 0)])

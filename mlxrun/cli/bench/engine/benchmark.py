@@ -58,7 +58,8 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     from mlxrun.model.machine.versions import list_library_versions
 
     cached = replace(plan, config=resolve_config(plan.config))
-    plan = _drop_prefix_cache(cached)  # the peer has none here, so every prompt is computed
+    cache = replace(cached.config.cache, backend="none")  # the peer has none: all prompts are computed
+    plan = replace(cached, config=replace(cached.config, cache=cache))
     meter = make_meter()
     workloads: dict[str, Any] = {}
     interrupted = False
@@ -89,10 +90,6 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
         "settings": _collect_settings(plan),
         "workloads": workloads,
     } | ({"incomplete": True} if interrupted else {})
-
-
-def _drop_prefix_cache(plan: EnginePlan) -> EnginePlan:
-    return replace(plan, config=replace(plan.config, cache=replace(plan.config.cache, backend="none")))
 
 
 def _make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:

@@ -55,11 +55,6 @@ MEASURES = {
 SETTINGS = frozenset({"concurrency", "rate", "requests", "prompt_words", "output_tokens"})
 
 
-def make_chat_kind(name: str) -> WorkloadKind:
-    """The workload with the bodies of that name."""
-    return WorkloadKind(MEASURES, partial(_run_round, name), SETTINGS, _describe_round, "output_rate")
-
-
 async def _run_round(name: str, target: Target, plan: ServePlan, seed: str) -> RoundResult:
     streams = await send_all(target, make_bodies(name, plan.size, plan.requests, seed), plan.load)
     return RoundResult(compute_numbers(streams), tuple(s.error for s in streams if s.error is not None))
@@ -95,7 +90,10 @@ def _describe_round(settings: Mapping[str, Any]) -> str:
 
 
 KINDS: dict[str, WorkloadKind] = {
-    **{name: make_chat_kind(name) for name in WORKLOADS},
+    **{
+        name: WorkloadKind(MEASURES, partial(_run_round, name), SETTINGS, _describe_round, "output_rate")
+        for name in WORKLOADS
+    },
     "long": LONG,
     "interactive": INTERACTIVE,
 }
@@ -146,7 +144,9 @@ async def _measure_workload(
     errors: dict[str, Counter[str]] = {side: Counter() for side in targets}
     for side, target in targets.items():
         warm_up = await kind.run_round(target, plan, f"{plan.load.seed} warm-up")
-        _check_warm_up(f"{name} {side}", kind, warm_up)
+        if warm_up.errors and warm_up.numbers[kind.headline] is None:  # the rounds would have none either
+            failed = f"the warm-up failed, so nothing was measured: {warm_up.errors[0]}"
+            raise MlxrunError(f"{name} {side}: {failed}")
         say(f"{name} {side}: warmed up")
     for side in alternate(list(targets), plan.repeat):
         number = len(rounds[side]) + 1
@@ -159,12 +159,6 @@ async def _measure_workload(
         side: {"runs": runs, "median": compute_medians(runs), "errors": dict(errors[side])}
         for side, runs in rounds.items()
     }
-
-
-def _check_warm_up(what: str, kind: WorkloadKind, found: RoundResult) -> None:
-    """MlxrunError if the warm-up failed so that it has no headline number: the rounds would have none."""
-    if found.errors and found.numbers[kind.headline] is None:
-        raise MlxrunError(f"{what}: the warm-up failed, so nothing was measured: {found.errors[0]}")
 
 
 def compute_medians(runs: Sequence[Values]) -> Values:
