@@ -109,7 +109,13 @@ async def connect(
     target: Target, timeout: float, clock: Clock = time.perf_counter
 ) -> AsyncIterator[Connection]:
     """A session with the server; `timeout`: seconds that one request may take."""
-    async with _open_session(target, timeout) as session:
+    import aiohttp
+
+    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(
+        connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
+    ) as session:
         yield Connection(target, session, clock)
 
 
@@ -140,21 +146,9 @@ async def _open_loop(
     return list(await asyncio.gather(*tasks))
 
 
-@asynccontextmanager
-async def _open_session(target: Target, timeout: float) -> AsyncIterator[ClientSession]:
-    import aiohttp
-
-    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=connector, headers=headers, timeout=aiohttp.ClientTimeout(total=timeout)
-    ) as session:
-        yield session
-
-
 async def find_model(target: Target) -> str:
     """The first model that the server lists; "default" if it lists none."""
-    async with _open_session(target, 30) as session, session.get(f"{target.url}/models") as response:
+    async with connect(target, 30) as server, server.session.get(f"{target.url}/models") as response:
         found = await response.json(content_type=None) if response.status == 200 else {}
     models = (found or {}).get("data") or []
     return str(models[0]["id"]) if models else "default"
