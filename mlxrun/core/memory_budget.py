@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import OutOfMemory, PromptTooLong, RequestError
 from mlxrun.core.request import Request
 
@@ -121,10 +122,10 @@ class MemoryBudget:
         """The sum for a lone request, for an error that a user can act on."""
         footprint = self.footprint
         rows = footprint.compute_row_bytes(tokens) + footprint.compute_copy_bytes(tokens, decoding=False)
-        transients = _format_bytes(self.transient * prefill_tokens)
+        transients = format_rounded(self.transient * prefill_tokens)
         return (
-            f"{self._describe_weights()} + {tokens} tokens {_format_bytes(rows)} (twice: joining copies) "
-            f"+ transients {transients} > limit {_format_bytes(self.limit)}"
+            f"{self._describe_weights()} + {tokens} tokens {format_rounded(rows)} (twice: joining copies) "
+            f"+ transients {transients} > limit {format_rounded(self.limit)}"
         )
 
     def find_start_problem(self, pools: bool = False) -> str | None:
@@ -135,12 +136,12 @@ class MemoryBudget:
         needed = self.compute_batch_bytes(1, 1)
         if self.limit == 0 or self.weights + needed <= self.limit:
             return None
-        sizes = f"1 token {_format_bytes(needed)} > limit {_format_bytes(self.limit)}"
+        sizes = f"1 token {format_rounded(needed)} > limit {format_rounded(self.limit)}"
         return f"{self._describe_weights()} + {sizes}"
 
     def _describe_weights(self) -> str:
-        images = f" + media.memory_bytes {_format_bytes(self.images)}" if self.images else ""
-        return f"weights {_format_bytes(self.weights - self.images)}{images}"
+        images = f" + media.memory_bytes {format_rounded(self.images)}" if self.images else ""
+        return f"weights {format_rounded(self.weights - self.images)}{images}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +171,3 @@ class RequestLimits:
             reason = self.memory.explain_shortage(size + 1, min(chunk, size))
             raise OutOfMemory(f"the prompt can never fit in memory: {reason}")
         return self.memory.find_max_length(size + 1, context, chunk)
-
-
-def _format_bytes(count: int) -> str:
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
