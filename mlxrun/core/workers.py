@@ -99,7 +99,7 @@ class Lane:
         except asyncio.CancelledError:
             job.abandon()
             if not future.cancel():
-                result.add_done_callback(_ignore_error)
+                result.add_done_callback(ignore_error)
                 await wait_until_done(result)
             raise
 
@@ -129,8 +129,8 @@ def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException
     return found
 
 
-def _ignore_error(result: asyncio.Future[Any]) -> None:
-    """Nobody waits for this error, so asyncio would log it."""
+def ignore_error(result: asyncio.Future[Any]) -> None:
+    """A callback of what nobody waits for any more: asyncio would log its error."""
     if not result.cancelled():
         result.exception()
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from mlxrun.cluster.messages import RayEnded, WorkerDied, WorkerFacts, WorkerRefused, check_worker
 from mlxrun.core.errors import EngineDead, MlxrunError
+from mlxrun.core.workers import ignore_error
 
 PAUSE = 2.0  # seconds between two questions
 MOST_MISSED = 5  # questions in a row without an answer; then the service has ended
@@ -67,7 +68,7 @@ class RayWatch:
             return answer.result()
         finally:
             answer.cancel()
-            answer.add_done_callback(_ignore_error)
+            answer.add_done_callback(ignore_error)
 
     async def _wait_ended(self) -> None:
         missed = dict.fromkeys(self._services, 0)
@@ -101,12 +102,6 @@ class RayWatch:
         with suppress(RayEnded):
             await self.wait_reply(done.wait())
         return found[0] if found else None
-
-
-def _ignore_error(reply: asyncio.Future[Any]) -> None:
-    """Else asyncio logs the error of a reply that nobody waits for any more."""
-    if not reply.cancelled():
-        reply.exception()
 
 
 async def leave_ray(ray: Any, watch: RayWatch) -> None:
