@@ -21,7 +21,7 @@ from mlxrun.core.errors import EngineDead, MlxrunError, is_out_of_memory
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.watchdog import Watchdog
-from mlxrun.model.machine.memory_meter import read_device_memory
+from mlxrun.model.machine.device import read_device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.scheduler.request_state import RequestState
@@ -60,7 +60,7 @@ def collect_stats(engine: Engine) -> EngineStats:
     counts = {
         **_count_requests(requests, len(reading)),
         "background": _count_requests(background, sum(request.background for request in reading)),
-        **({} if engine.pooling is None else {"pooling": engine.pooling.queue.count()}),
+        **({} if engine.pooling is None else {"pooling": engine.pooling.count()}),
         "steps": engine.generation.steps,
         "errors": engine.generation.errors,
         "speculation": engine.scheduler.drafts.describe(),

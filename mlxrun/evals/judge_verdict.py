@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mlxrun.config.validation import find_closest, suggest_word
+from mlxrun.core.field_errors import suggest
 from mlxrun.jobs.scoring.answer_values import (
     MISSING,
     check_schema,
@@ -16,8 +16,6 @@ from mlxrun.jobs.scoring.answer_values import (
     find_last_number,
     find_schema_problem,
 )
-from mlxrun.core.field_errors import suggest
-from mlxrun.jobs.scoring.json_values import MISSING, check_schema, find_json, find_schema_problem
 from mlxrun.jobs.scoring.letter_choice import find_letters, normalize_option
 from mlxrun.jobs.scoring.line_scores import OWN
 

@@ -10,11 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mlxrun.config.validation import find_closest, suggest_word
-from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
 from mlxrun.core.field_errors import suggest
-from mlxrun.jobs.scoring.choice_metrics import check_metric
-from mlxrun.jobs.scoring.json_values import check_schema
+from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer, check_metric
 

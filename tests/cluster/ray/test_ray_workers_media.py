@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.text.media.media_sources import MediaSources
-from mlxrun.cluster.line_media import inline_media
+from mlxrun.cluster.ray.ray_workers import inline_media
 from mlxrun.config.settings import MediaSettings
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import find_local_images
