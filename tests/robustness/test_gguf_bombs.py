@@ -262,6 +262,17 @@ def flip_bits(folder: Path, seed: int, night: int, rounds: int) -> None:
             count("GGUF files with wrong bits refused")
 
 
+def test_more_heads_than_numbers(tmp_path: Path) -> None:
+    """The library divides by the size of a head, which is 0 here."""
+    file = build(tmp_path, "qwen2")
+    data = bytearray(file.read_bytes())
+    key = b"qwen2.attention.head_count"
+    at = data.index(key) + len(key) + 4  # behind the type
+    data[at : at + 4] = struct.pack("<I", 1 << 20)
+    file.write_bytes(data)
+    refuse(lambda: load(file))
+
+
 def test_wrong_bits(tmp_path: Path) -> None:
     flip_bits(tmp_path, 1, 0, 40)
 

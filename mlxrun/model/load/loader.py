@@ -32,6 +32,18 @@ from mlxrun.model.lora import apply_adapter, read_adapters
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
 from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
 
+# What the libraries raise of files that are wrong; a head of no size is divided by.
+_OF_FILES = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    ImportError,
+    RuntimeError,
+    AttributeError,
+    ArithmeticError,
+)
+
 
 def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
     """The model with its hooks installed and its weights evaluated."""
@@ -43,7 +55,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
             model = apply_adapter(model, settings.adapter, vision=info.vision)
         adapters = read_adapters(model, settings.adapters, vision=info.vision)
         _check_digests(settings, info)
-    except (OSError, ValueError, KeyError, TypeError, ImportError, RuntimeError, AttributeError) as error:
+    except _OF_FILES as error:
         if isinstance(error, RuntimeError):
             for file in sorted(info.folder.glob("*.safetensors")):  # whose damage the library did not name
                 read_tensors(file)
