@@ -15,6 +15,7 @@ from mlxrun.config.settings import Config
 Rule = Callable[[Config], str | None]
 RULES: list[tuple[tuple[str, ...], Rule]] = []
 
+_DEFAULTS = Config()
 NAME = re.compile(r"[\w.-]{1,64}")  # of adapters and API keys
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
@@ -42,7 +43,7 @@ def _require_setting(path: str, condition: str, needed: object = None, hint: str
     def check_effect(config: Config) -> str | None:
         state = _read(config, condition)
         is_met = bool(state) if needed is None else state == needed
-        if is_met or _read(config, path) == _read(Config(), path):
+        if is_met or _read(config, path) == _read(_DEFAULTS, path):
             return None
         shown = str(state).lower() if isinstance(state, bool) else state
         return f"has no effect while {condition} is {shown}{hint}"
@@ -64,11 +65,12 @@ def _require_switch(
     """Register the rule that keys of a section have no effect while its key `switch` has one of the values
     `off`."""
     paths = [f"{section}.{key}" for key in keys]
+    # The error cites the first that was given: cache.backend, but of the others the key without effect.
     order = (f"{section}.{switch}", *paths) if switch == "backend" else (*paths, f"{section}.{switch}")
 
     @reads(*order)
     def check_switch(config: Config) -> str | None:
-        given = next((path for path in paths if _read(config, path) != _read(Config(), path)), None)
+        given = next((path for path in paths if _read(config, path) != _read(_DEFAULTS, path)), None)
         state = _read(config, f"{section}.{switch}")
         if state not in off or given is None:
             return None
