@@ -246,7 +246,7 @@ class _MessageReader:
             reject(f"{param}.type", "images, videos and files go into messages of the user and of tools only")
         medium = next(each for each in MEDIA if each.part == part_type)
         self.images.append(self._read_medium(part.get(part_type), f"{param}.{part_type}", medium))
-        return {"type": medium.plural.removesuffix("s")}
+        return {"type": medium.template_part}
 
     def _read_medium(self, value: Any, param: str, medium: Medium) -> MediaRef:
         check_type(value, dict, param)

@@ -34,17 +34,22 @@ class MediaLimit:
 @dataclass(frozen=True, slots=True)
 class Medium:
     """One kind of media. `part`: the type of its part in a message, and the field of that part. `fields`: the
-    known fields inside, the one with the URL first. `plural`: what models and templates know it as, images
-    for the pages of a PDF. `mime`: what its data URLs say; "..." stands for the rest. `max_bytes` and
-    `max_count`: the names of its settings."""
+    known fields inside, the one with the URL first. `template_part`: the type of the part that templates get,
+    an image for each page of a PDF. `mime`: what its data URLs say; "..." stands for the rest. `max_bytes`
+    and `max_count`: the names of its settings."""
 
     part: str
     fields: tuple[str, ...]
-    plural: str
+    template_part: str
     mime: str
     code: str  # of errors about a broken, missing or refused one
     max_bytes: str = "max_bytes"  # settings in media
     max_count: str = ""  # empty: the loader counts its pages
+
+    @property
+    def plural(self) -> str:
+        """What models know it as: images or videos."""
+        return f"{self.template_part}s"
 
     def find_limit(self, settings: MediaSettings, name: str) -> MediaLimit:
         """The setting that is its `max_bytes` or its `max_count`."""
@@ -52,11 +57,11 @@ class Medium:
         return MediaLimit(f"media.{setting}", getattr(settings, setting))
 
 
-IMAGE = Medium("image_url", ("url", "detail"), "images", "image/...", MediaError.code, max_count="max_images")
+IMAGE = Medium("image_url", ("url", "detail"), "image", "image/...", MediaError.code, max_count="max_images")
 VIDEO = Medium(
-    "video_url", ("url",), "videos", "video/...", "invalid_video", "video_max_bytes", max_count="max_videos"
+    "video_url", ("url",), "video", "video/...", "invalid_video", "video_max_bytes", max_count="max_videos"
 )
-PDF = Medium("file", ("file_data", "file_id", "filename"), "images", "application/pdf", "invalid_document")
+PDF = Medium("file", ("file_data", "file_id", "filename"), "image", "application/pdf", "invalid_document")
 MEDIA = (IMAGE, VIDEO, PDF)
 
 
