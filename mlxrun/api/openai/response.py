@@ -190,11 +190,11 @@ def build_echoed_logprobs(prepared: PreparedRequest, choice: Choice) -> Json:
     name = partial(_name_token, choice.token_bytes, prepared.writes_tokens_as_ids)
     logprobs: list[float | None] = [None]
     tops: list[Json | None] = [None]
-    for token, score in _pair_prompt(request.prompt, choice):
-        if score is not None:  # a completion has no images
-            logprobs.append(max(score.logprob, _LOWEST))
-            top = [(name(i), value) for i, value in score.top[: request.params.logprobs]]
-            tops.append(_build_top(top, name(token), score.logprob))
+    for token, each in _pair_prompt(request.prompt, choice):
+        if each is not None:  # a completion has no images
+            logprobs.append(max(each.logprob, _LOWEST))
+            top = [(name(i), value) for i, value in each.top[: request.params.logprobs]]
+            tops.append(_build_top(top, name(token), each.logprob))
     return {
         "tokens": [name(token) for token in request.prompt],
         "token_logprobs": logprobs,
@@ -209,12 +209,12 @@ def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Jso
     prompt = prepared.requests[choice.index].prompt
     name = partial(_name_token, choice.token_bytes, False)
     found: list[Json | None] = [None]
-    for token, score in _pair_prompt(prompt, choice):
-        if score is None:
+    for token, each in _pair_prompt(prompt, choice):
+        if each is None:
             found.append(None)
             continue
-        top = score.top[: prepared.prompt_logprobs]
-        described = {token: (score.logprob, score.rank or None)} | {
+        top = each.top[: prepared.prompt_logprobs]
+        described = {token: (each.logprob, each.rank or None)} | {
             i: (p, rank) for rank, (i, p) in enumerate(top, 1)
         }
         found.append(

@@ -101,10 +101,10 @@ class ChunkWriter:
             prompts = self._prepared.echoed_prompts
             text = prompts[choice.index // self._prepared.n] if prompts else ""
             extras = build_prompt_ids(self._prepared, choice.index) | {"token_ids": []} if ids else {}
-            scored = bool(self._prepared.echoed_offsets)
-            logprobs = build_echoed_logprobs(self._prepared, choice) if scored else None
+            has_echo = bool(self._prepared.echoed_offsets)
+            logprobs = build_echoed_logprobs(self._prepared, choice) if has_echo else None
             chunk = self.make_chunk(choice.index, {"text": text, **extras}, logprobs)
-            return [_dumps(chunk)] if text or ids or scored else []
+            return [_dumps(chunk)] if text or ids or has_echo else []
         content = None if deltas and deltas[0].kind == "call" else ""
         role = {"role": "assistant", "content": content, "refusal": None}
         chunk = self.make_chunk(choice.index, {"delta": role})
