@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mlxrun.api.parsers.value_schema import resolve_reference
-from mlxrun.api.structured.schema_keywords import iterate_schemas
+from mlxrun.api.structured.grammar_checks import iterate_schemas
 
 Schema = dict[str, Any]
 
@@ -88,16 +88,10 @@ def _is_choice(schema: Schema) -> bool:
 
 def _list_in_place(schema: Schema, root: Any) -> Iterator[Schema]:
     """The schemas that apply to the same instance as this one."""
-    found = [part for key in _LISTS_IN_PLACE for part in _as_list(schema.get(key))]
+    lists = [schema[key] for key in _LISTS_IN_PLACE if isinstance(schema.get(key), list)]
+    named = [schema[key].values() for key in _NAMED_IN_PLACE if isinstance(schema.get(key), dict)]
+    found = [part for parts in lists for part in parts]
     found += [schema.get(key) for key in _IN_PLACE]
-    found += [part for key in _NAMED_IN_PLACE for part in _as_dict(schema.get(key)).values()]
+    found += [part for parts in named for part in parts]
     found.append(resolve_reference(schema.get("$ref"), root))
     yield from (part for part in found if isinstance(part, dict))
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _as_dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

@@ -24,11 +24,12 @@ import llguidance
 from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from mlxrun.api.structured.grammar_limits import (
+from mlxrun.api.structured.grammar_checks import (
     MAX_CHARACTERS,
     check_choices,
     check_length,
     check_rules,
+    check_schema,
     check_text,
 )
 from mlxrun.api.structured.matcher import (
@@ -39,7 +40,6 @@ from mlxrun.api.structured.matcher import (
     quote_literal,
     try_answer,
 )
-from mlxrun.api.structured.schema_keywords import check_schema
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import check_type, reject, shorten

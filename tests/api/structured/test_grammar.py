@@ -15,7 +15,7 @@ from cachetools import LRUCache
 
 from benchmarks.tiny import byte_tokenizer
 from benchmarks.tiny.byte_tokenizer import TOKEN_ID
-from mlxrun.api.structured import grammar, grammar_limits
+from mlxrun.api.structured import grammar, grammar_checks
 from mlxrun.api.structured.grammar import CallPattern, CompiledGrammar, compile_calls, compile_grammar
 from mlxrun.api.structured.matcher import MAX_GAP, GrammarTokens, ReasoningBounds
 from mlxrun.core.errors import RequestError
@@ -185,7 +185,7 @@ REFUSED: list[tuple[str, Any, str, str]] = [
     ("regex", "(a", "field", r'^field: invalid regex "\(a": unclosed group$'),
     ("lark", "start: <[99999]>", "field", "out of range|too large"),
     ("ebnf", "root ::= ::", "field", "Expected name at line 1"),
-    ("ebnf", 'x ::= "a"\n' * (grammar_limits.MAX_EBNF_RULES + 1), "field", "has 1001 rules; at most 1000"),
+    ("ebnf", 'x ::= "a"\n' * (grammar_checks.MAX_EBNF_RULES + 1), "field", "has 1001 rules; at most 1000"),
     ("ebnf", f'root ::= "{"a" * 70_000}"', "field", "at most 65536 are allowed in EBNF"),
     ("ebnf", "\n" * 1_000_000 + "x", "field", "Expected ::= at line 1"),  # not searched for ages
     ("ebnf", f'root ::= {"(" * 5_000}"a"{")" * 5_000}', "field", "is nested too deeply"),
@@ -250,7 +250,7 @@ LARGE: list[tuple[str, Any, str]] = [
     ("json_schema", {"enum": [f"{i:06}" for i in range(70_000)]}, "too large or too complex"),
     ("regex", "x" * 1_000_000, "too large or too complex"),
     ("choice", ["x" * 400_000], "too large or too complex"),
-    ("choice", [f"{i}" for i in range(grammar_limits.MAX_CHOICES + 1)], "has 20001 strings; at most 20000"),
+    ("choice", [f"{i}" for i in range(grammar_checks.MAX_CHOICES + 1)], "has 20001 strings; at most 20000"),
     ("lark", "start: " + " | ".join(f'"{i}"' for i in range(66_000)), "the grammar library failed on it"),
 ]
 
@@ -307,7 +307,7 @@ def test_an_answer_is_one_of_the_choices_and_nothing_else(model: Any, choices: l
 
 def test_many_choices_are_accepted(model: Any) -> None:
     """More than the parser has alternatives for."""
-    row = make(model, "choice", [f"{i:05}" for i in range(grammar_limits.MAX_CHOICES)]).start((), STOP)
+    row = make(model, "choice", [f"{i:05}" for i in range(grammar_checks.MAX_CHOICES)]).start((), STOP)
     assert open_to(say(row, b"1999")) == set("0123456789")
     assert open_to(say(row, b"9")) == {EOS}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.structured.schema_keywords import check_schema, iterate_schemas
+from mlxrun.api.structured.grammar_checks import check_schema, iterate_schemas
 from mlxrun.core.errors import RequestError
 
 REFUSED: list[tuple[Any, str, str]] = [

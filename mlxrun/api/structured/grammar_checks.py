@@ -1,8 +1,8 @@
-"""Checks of a JSON Schema that llguidance does not make.
+"""Checks of the grammar of a request that llguidance does not make: its size, and JSON Schemas.
 
-A schema must be valid by its own metaschema. In strict mode a keyword that no draft knows is refused, with
-its path: it would have no effect. Keywords that llguidance cannot enforce it refuses itself; two cases that
-it gets wrong are refused here.
+Refusals are RequestErrors that name the field. A schema must be valid by its own metaschema. In strict mode a
+keyword that no draft knows is refused, with its path: it would have no effect. Keywords that llguidance
+cannot enforce it refuses itself; two cases that it gets wrong are refused here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from jsonschema import (
 )
 from jsonschema.validators import validator_for
 
-from mlxrun.core.field_errors import quote, reject, shorten, suggest
+from mlxrun.core.field_errors import check_type, get_json_type, quote, reject, shorten, suggest
 
+MAX_CHARACTERS = 1 << 20  # of a grammar
+MAX_CHOICES = 20_000  # compiled in some 100 ms
+MAX_EBNF_CHARACTERS = 1 << 16
+MAX_EBNF_RULES = 1_000  # translated in half a second; four times that for twice as many
 # The keywords whose value is a schema, a list of schemas, or an object of schemas.
 _ONE = {
     *("additionalItems", "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not"),
@@ -37,6 +41,7 @@ _ANNOTATIONS = {
 _DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _ASSERTIONS = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
+_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _ASSERTIONS
 
 
@@ -113,4 +118,43 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
-_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+def check_length(length: int, param: str) -> None:
+    """Refuse a grammar of more than MAX_CHARACTERS."""
+    if length > MAX_CHARACTERS:
+        reject(
+            param, f"has {length} characters; at most {MAX_CHARACTERS} are allowed", code="invalid_grammar"
+        )
+
+
+def check_text(value: Any, param: str) -> str:
+    """The text of a grammar."""
+    text: str = check_type(value, str, param)
+    check_length(len(text), param)
+    if not text.strip():
+        reject(param, "is empty")
+    return text
+
+
+def check_rules(value: Any, param: str) -> str:
+    """The text of an EBNF grammar without blank lines. Its translation takes time by the square of its rules,
+    and by their number times the text's length."""
+    text = "\n".join(line for line in check_text(value, param).splitlines() if line.strip())
+    if len(text) > MAX_EBNF_CHARACTERS:
+        limit = f"at most {MAX_EBNF_CHARACTERS} are allowed in EBNF"
+        reject(param, f"has {len(text)} characters; {limit}", code="invalid_grammar")
+    if (rules := text.count("::=")) > MAX_EBNF_RULES:
+        reject(param, f"has {rules} rules; at most {MAX_EBNF_RULES} are allowed", code="invalid_grammar")
+    return text
+
+
+def check_choices(value: Any, param: str) -> list[str]:
+    """The strings to choose from, each once."""
+    check_type(value, list, param)
+    if not value:
+        reject(param, "is empty; give at least one string to choose")
+    if len(value) > MAX_CHOICES:
+        reject(param, f"has {len(value)} strings; at most {MAX_CHOICES} are allowed", code="invalid_grammar")
+    for i, text in enumerate(value):
+        if not isinstance(text, str):
+            reject(f"{param}[{i}]", f"expected string, got {get_json_type(text)}", code="invalid_type")
+    return list(dict.fromkeys(value))
