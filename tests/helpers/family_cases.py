@@ -57,13 +57,12 @@ def remove_header_words(case: Case, items: Sequence[Item]) -> tuple[Case, list[I
 
 
 class FamilyCases:
-    """The tests of the families of these `names`, each of which needs cases; None: reasoning alone."""
+    """The tests of the families of these `names`; None: reasoning alone."""
 
     names: tuple[str | None, ...] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         cases = [case for case in CASES if case.family in self.names]
-        assert {case.family for case in cases} == set(self.names)
         metafunc.parametrize("case", cases, ids=[case.id for case in cases])
 
     def test_case(self, case: Case) -> None:

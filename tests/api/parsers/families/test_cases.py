@@ -6,7 +6,13 @@ import pytest
 
 from mlxrun.api.parsers.answer_parser import AnswerParser
 from mlxrun.api.parsers.registry import TOOL_CALL_FAMILIES, find_tool_call_family
-from tests.helpers.family_cases import FamilyCases
+from tests.helpers.family_cases import CASES, FamilyCases
+
+
+def test_every_family_has_cases() -> None:
+    """Else `TestFamilies` would test nothing of it."""
+    missing = {*TestFamilies.names, *TestReasoning.names} - {case.family for case in CASES}
+    assert missing == set(), "add cases to tests/helpers/parser_corpus/, as docs/tools.md says"
 
 
 class TestFamilies(FamilyCases):

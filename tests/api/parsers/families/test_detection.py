@@ -62,6 +62,9 @@ def test_a_family_without_a_template_is_found_by_its_name(family: str) -> None:
 
 def test_every_family_has_a_corpus() -> None:
     """A family without cases, or without a call that streams, would be tested by nothing."""
+    oldest = {case.family for case in core.CASES}  # whose well-formed calls are there
+    formats = {family for family, _, _ in FORMATS.values()}
+    assert {family.name for family in TOOL_CALL_FAMILIES} - oldest - formats == set(), "add a line to FORMATS"
     tested = {case.family for case in [*core.CASES, *malformed.CASES, *well_formed.CASES]}
     assert {family.name for family in TOOL_CALL_FAMILIES} - tested == set()
     assert {family for family, _, _ in FORMATS.values()} - set(STREAMED) == set()
