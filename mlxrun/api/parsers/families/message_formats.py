@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from mlxrun.api.parsers.delta import TextKind
 from mlxrun.api.parsers.family import ReasoningFamily, ToolCallFamily, in_template, is_shown
 from mlxrun.api.parsers.readers.invoke_tags import InvokeTags
-from mlxrun.api.parsers.readers.json_call import read_arguments
+from mlxrun.api.parsers.readers.json_call import read_arguments, read_ended_arguments
 from mlxrun.api.parsers.readers.tagged_arguments import take_tag
 from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
@@ -109,7 +109,7 @@ def _read_harmony_message(s: TextStream, header: _MessageHeader) -> Step[str]:
     if name in s.tools:
         s.begin_attempt(header.raw)
         try:
-            end = yield from _read_call(s, name)
+            end = yield from read_ended_arguments(s, s.begin_call(name), *_ENDS)
         except (Malformed, StreamCut) as error:
             end = ""
             s.abandon_attempt(isinstance(error, StreamCut))
@@ -125,16 +125,6 @@ def _read_harmony_message(s: TextStream, header: _MessageHeader) -> Step[str]:
         return end
     s.out.add("content", end)
     return ""
-
-
-def _read_call(s: TextStream, name: str) -> Step[str]:
-    call = s.begin_call(name)
-    end = yield from s.skip(*_ENDS)
-    if end:
-        call.close()
-        return end
-    yield from read_arguments(s, call)
-    return (yield from s.skip(*_ENDS))
 
 
 # -- Muse -------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from mlxrun.api.parsers.readers.json_call import (
     read_arguments,
     read_block,
     read_calls,
+    read_ended_arguments,
     read_fenced_arguments,
 )
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
@@ -94,12 +95,7 @@ def _read_kimi(s: TextStream, opener: str) -> Step[None]:
     id, marker = yield from s.read_name(_ARGUMENTS, _CALL, _CALL_END, *_SECTIONS)
     if marker != _ARGUMENTS:
         raise Malformed
-    call = s.begin_call(_find_name(id, s.tools), id)
-    if (yield from s.skip(_CALL_END)):
-        call.close()
-        return
-    yield from read_arguments(s, call)
-    yield from s.skip(_CALL_END)
+    yield from read_ended_arguments(s, s.begin_call(_find_name(id, s.tools), id), _CALL_END)
 
 
 def _find_name(id: str, tools: ToolSchemas) -> str:
@@ -148,12 +144,7 @@ def _read_plamo(s: TextStream, opener: str) -> Step[None]:
     if (yield from s.skip(_CONSTRAIN)):
         yield from s.skip("json")
     yield from s.skip(_MESSAGE)
-    call = s.begin_call(name)
-    if (yield from s.skip(_ARGS_END)):
-        call.close()
-    else:
-        yield from read_arguments(s, call)
-        yield from s.skip(_ARGS_END)
+    yield from read_ended_arguments(s, s.begin_call(name), _ARGS_END)
     yield from s.skip(_REQUEST_END)
 
 

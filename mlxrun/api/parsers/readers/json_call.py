@@ -92,6 +92,16 @@ def make_json_family(
     return ToolCallFamily(name=name, **{**made, **fields})
 
 
+def read_ended_arguments(s: TextStream, call: ArgumentWriter, *ends: str) -> Step[str]:
+    """Read arguments, which may be missing, and one of `ends`. Return it, or "" if none comes."""
+    end = yield from s.skip(*ends)
+    if end:
+        call.close()
+        return end
+    yield from read_arguments(s, call)
+    return (yield from s.skip(*ends))
+
+
 def read_fenced_arguments(s: TextStream, call: ArgumentWriter, end: str) -> Step[None]:
     """Read arguments in a code fence or without it, and the end tag."""
     yield from s.skip(FENCE)
