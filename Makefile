@@ -6,7 +6,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 REPRODUCE_ARGS ?=
 
-.PHONY: demo test test-all test-slice test-product test-fast clients pin-clients lint format bench reproduce plots cast pictures generate clean
+.PHONY: demo test test-all test-slice test-product test-fast clients pin-clients lint format bench reproduce plots cast pictures generate docs clean
 .DEFAULT_GOAL := test
 
 demo: .venv/.installed
@@ -80,8 +80,13 @@ generate: .venv/.installed
 	$(BIN)/python -m mlxrun.evals.suites.suite_schema
 	$(BIN)/python -m mlxrun.api.field_reference
 
+# The documentation site, in site/: a broken link or anchor, or a page that no menu has, is an error.
+docs: .venv/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open site/index.html in a browser."
+
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find mlxrun tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # uv takes seconds for what takes pip minutes; where the package index is configured for pip only, pip does it.
