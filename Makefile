@@ -52,6 +52,7 @@ lint: .venv/.installed-dev
 format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tools.docs_site.prose
 
 bench: .venv/.installed
 	$(BIN)/mlxrun bench engine $(BENCH_ARGS)

@@ -20,11 +20,13 @@ _HEAD = """# Models
 
 Made by `python -m benchmarks sweep --markdown > docs/models.md` with {versions}. Do not edit.
 
-Every family of the libraries gets a tiny model with random float32 weights, and the engine has to answer as
-the library's own loop for one request does, cold and alone: the same tokens, and logprobs that differ by less
-than 0.001. Each model is checked alone with prefill chunks of 1, 7 and 64 tokens, with prompts of several
-lengths together (padded and ragged), with requests that join late, across its windows (8 tokens), from a
-snapshot, from the disk cache, and after preemption.{vision}
+Every family of the libraries gets a tiny model with random float32 weights. The engine has to answer as the
+library's own loop for one request does, cold and alone. It must give the same tokens, and logprobs that
+differ by less than 0.001.
+
+Each model is checked alone with prefill chunks of 1, 7 and 64 tokens, and with prompts of several lengths
+together (padded and ragged). It is also checked with requests that join late, across its windows (8 tokens),
+from a snapshot, from the disk cache, and after preemption.{vision}
 
 - *exact*: all of these give the library's answer.
 - *exact by a slower way*: the same, but the check at load found that a faster way differs, and does not use
