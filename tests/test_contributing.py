@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.text import messages
-from mlxrun.cluster import line_media
+from mlxrun.api.text.media.media_kinds import MEDIA
+from mlxrun.cluster.ray import ray_workers
 from mlxrun.jobs.lines.line_keys import find_local_images
 from tools.docs_site.prose import ROOT
 
 SECTIONS = re.split(r"^## ", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
 RECIPES = {section.splitlines()[0]: section for section in SECTIONS if section.startswith("Add ")}
-PENDING = "To be checked after the merge"
 PATH = re.compile(r"`((?:mlxrun|tests|tools|benchmarks|docs|configs)/[\w./-]+)`|pytest ([^`\n]+)")
-PARTS = [part for part in messages._PARTS if part != "text"]
+PARTS = [medium.part for medium in MEDIA]
 
 
 def list_missing(text: str) -> list[str]:
@@ -33,8 +32,7 @@ def test_there_are_recipes() -> None:
 
 @pytest.mark.parametrize("title", RECIPES)
 def test_the_files_of_a_recipe_exist(title: str) -> None:
-    missing = list_missing(RECIPES[title])
-    assert missing == [] or PENDING in RECIPES[title]
+    assert list_missing(RECIPES[title]) == []
 
 
 def test_a_file_that_is_gone_is_seen() -> None:
@@ -52,7 +50,7 @@ def make_part(part: str) -> Mapping[str, Any]:
 def test_files_of_every_kind_of_media_are_found_in_lines(part: str) -> None:
     """For the digests of a job's lines, and for workers that do not see the job's folder."""
     assert list(find_local_images([{"role": "user", "content": [make_part(part)]}])) == ["media/a.bin"]
-    read = line_media._replace([make_part(part)], lambda url, kind: f"data:{kind[1]}")
+    read = ray_workers._replace([make_part(part)], lambda url, kind: f"data:{kind[1]}")
     assert "media/a.bin" not in str(read) and "data:" in str(read)
 
 
