@@ -111,7 +111,7 @@ def masks(
     return write_report(report, json_path, print_structured_output_report)
 
 
-@command.command(name="prompt-scoring", short_help="Logprobs of prompts, beside mlx_lm.evaluate's method.")
+@command.command(name="prompt-logprobs", short_help="Logprobs of prompts, beside mlx_lm.evaluate's method.")
 @click.option("--http", is_flag=True, help="Measure a server too, with lm-eval's requests.")
 @add_measure_options
 def scoring(
@@ -128,13 +128,13 @@ def scoring(
     """
     config = load_command_config(config_path, sets).config
     from benchmarks.measure_plan import MeasurePlan
-    from benchmarks.prompt_scoring import (
-        print_prompt_scoring_report,
-        run_prompt_scoring_bench,
+    from benchmarks.prompt_logprobs import (
+        print_prompt_logprobs_report,
+        run_prompt_logprobs_bench,
     )
 
-    report = run_prompt_scoring_bench(MeasurePlan(model, config, **options), say, http=http)
-    return write_report(report, json_path, print_prompt_scoring_report)
+    report = run_prompt_logprobs_bench(MeasurePlan(model, config, **options), say, http=http)
+    return write_report(report, json_path, print_prompt_logprobs_report)
 
 
 @command.command(name="reproduce", short_help="The same bytes under all conditions.")
@@ -301,7 +301,7 @@ def speculation(
     return write_report(report, json_path, print_speculation_report)
 
 
-@command.command(name="kv-quantization", short_help="What quantised keys and values change.")
+@command.command(name="kv-quantization", short_help="What quantized keys and values change.")
 @click.option("--text", required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--rows", default=4, show_default=True, type=click.IntRange(1, 4096))
 @click.option("--prompt", default=256, show_default=True, type=click.IntRange(1), help="Tokens of each row.")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks kv-quantization`: what quantised keys and values change for rows that decode a text.
+"""`python -m benchmarks kv-quantization`: what quantized keys and values change for rows that decode a text.
 
 Each row is a stretch of a text: the first tokens are its prompt, and the next ones are decoded whatever the
 model would say, so that all conditions decode the same tokens. Their logits are compared with those of full
@@ -24,8 +24,8 @@ from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.load.footprint import PADDING_FACTOR, measure_footprint
 from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 CHUNK = 256  # tokens of a prompt that are computed together
@@ -49,11 +49,11 @@ def run_kv_bench(
     size = prompt + steps + 1
     if len(ids) < rows * size:
         raise ConfigError(f"{text} has {len(ids)} tokens, and {rows} rows take {rows * size}")
-    adapter = load_adapter(config, info)
+    caller = load_adapter(config, info)
     stretches = []
     for row in range(rows):
         say(f"prompt {row + 1} of {rows}")
-        stretches.append(_prefill(adapter, ids[row * size : (row + 1) * size], prompt))
+        stretches.append(_prefill(caller, ids[row * size : (row + 1) * size], prompt))
     head = min(_list_heads(stretches[0].cache))
     group = next(size for size in GROUP_SIZES if head % size == 0)
     forms: dict[str, Form] = {
@@ -64,7 +64,7 @@ def run_kv_bench(
     full = mx.zeros(0)
     for name, form in forms.items():
         say(name)
-        logprobs, seconds = _decode(adapter, stretches, prompt, steps, form)
+        logprobs, seconds = _decode(caller, stretches, prompt, steps, form)
         full = full if name != "full" else logprobs
         found[name] = _compare(logprobs, full, stretches, prompt) | {
             "bytes_per_token": _count_bytes(stretches[0].cache, form),
@@ -74,29 +74,29 @@ def run_kv_bench(
     return {"model": config.model.path, "shape": shape, "workloads": found}
 
 
-def _prefill(adapter: Adapter, tokens: Sequence[int], prompt: int) -> Stretch:
-    cache = adapter.make_cache()
+def _prefill(caller: ModelCaller, tokens: Sequence[int], prompt: int) -> Stretch:
+    cache = caller.make_cache()
     for start in range(0, prompt, CHUNK):
         ids = mx.array([tokens[start : min(start + CHUNK, prompt)]])
-        mx.eval(adapter.prefill(ids, cache, start, TEXT_ONLY)[:, -1])
+        mx.eval(caller.prefill(ids, cache, start, TEXT_ONLY)[:, -1])
     return Stretch(tokens, cache)
 
 
 def _decode(
-    adapter: Adapter, stretches: Sequence[Stretch], prompt: int, steps: int, form: Form
+    caller: ModelCaller, stretches: Sequence[Stretch], prompt: int, steps: int, form: Form
 ) -> tuple[mx.array, float]:
     """Log-probabilities [steps, rows, vocabulary] in float32, and the seconds that the steps took."""
     names = [str(at) for at in range(len(stretches))]
-    batch = make_decode_batch(adapter.make_cache(), ComputeMethods("ragged", quantization=form))
+    batch = make_decode_batch(caller.make_cache(), ComputeMethods("ragged", quantization=form))
     joining = [JoiningRow(rid, prompt, row.cache) for rid, row in zip(names, stretches, strict=True)]
     batch.update(names, joining)
     found, started = [], 0.0
-    for step in range(steps + 1):  # the first one quantises the prompts, and is not timed
+    for step in range(steps + 1):  # the first one quantizes the prompts, and is not timed
         started = started or (time.perf_counter() if step else 0.0)
         tokens = mx.array([stretches[int(rid)].tokens[prompt + step] for rid in batch.ids])
         order = mx.array([batch.ids.index(rid) for rid in names])
         with use_engine_attention():
-            logits = batch.forward(adapter.make_decode([0] * len(names)), tokens, batch.lengths)
+            logits = batch.forward(caller.make_decode([0] * len(names)), tokens, batch.lengths)
         logits = logits.astype(mx.float32)[order]
         found.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         mx.eval(found[-1], batch.list_state_arrays())

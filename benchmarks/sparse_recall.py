@@ -94,10 +94,10 @@ def _list_requests(
     engine: Engine, prompt: RecallPrompt, number: int, keeps: Sequence[float]
 ) -> dict[float | None, Request]:
     """The same prompt whole, and with shares of its tokens."""
-    from mlxrun.model.sparse.prompt_draft import PromptDraft, choose_tokens
+    from mlxrun.model.sparse.prompt_selector import PromptSelector, choose_tokens
 
-    assert engine.selection is not None and isinstance(engine.selection.draft, PromptDraft)
-    tokenizer, draft = engine.model_info.tokenizer, engine.selection.draft
+    assert engine.selection is not None and isinstance(engine.selection.selector, PromptSelector)
+    tokenizer, draft = engine.model_info.tokenizer, engine.selection.selector
     messages = [{"role": "user", "content": prompt.text}]
     if tokenizer.chat_template is None:
         raise ConfigError("--model: has no chat template")
@@ -105,7 +105,7 @@ def _list_requests(
     ids = (*ids, *tokenizer.encode(prompt.beginning, add_special_tokens=False))
     if len(ids) > draft.max_tokens:
         raise ConfigError(f"--sentences: make {len(ids)} tokens; the models read {draft.max_tokens}")
-    scores = draft.score(ids, SLICE)
+    scores = draft.weigh(ids, SLICE)
     whole = Request(f"{number}", ids, SamplingParams(max_tokens=1, logprobs=TOP), sparse=False)
     return {None: whole} | {keep: leave_out(whole, choose_tokens(scores, keep)) for keep in keeps}
 

@@ -7,7 +7,7 @@ import ast
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import mlxrun
@@ -36,6 +36,43 @@ DIALECT = {
     "guarded": "a verb",
     "blob": "payload",
     "blobs": "payloads",
+}
+# Words with one meaning: each occurs in names of these places only; elsewhere say what is after the colon.
+RESERVED = {
+    "score": (
+        r"mlxrun/(jobs|evals)/|cli/commands/(score|eval)",
+        "prompt logprobs, attention logits, or relevance",
+    ),
+    "scores": (
+        r"mlxrun/(jobs|evals)/|gguf/tokenizer|cli/commands|openai/pooled",
+        "logprobs, logits, or weights",
+    ),
+    "scorer": (r"mlxrun/(jobs|evals)/|cli/commands", "what it reads"),
+    "scoring": (r"mlxrun/(jobs|evals)/", "prompt logprobs"),
+    "scored": (r"mlxrun/(jobs|evals)/|api/openai/", "prompt logprobs"),
+    "probe": (r"cli/bench/serve/|api/(text/templates|structured)/", "load check"),
+    "probes": (r"cli/bench/serve/", "load check"),
+    "parity": (r"^$", "load check"),
+    "boundary": (r"^$", "cache position"),
+    "boundaries": (r"^$", "cache positions"),
+    "keypoint": (r"^$", "cache position"),
+    "keypoints": (r"^$", "cache positions"),
+    "checkpoints": (r"^$", "interval states, or weights"),
+    "tap": (r"^$", "hook"),
+    "route": (r"mlxrun/server/", "hook"),
+}
+# Words that a part must not have, since they mean something else in the whole package.
+ELSEWHERE = {
+    "draft": (r"engine/prefix_cache/", "planned: a draft is what speculation predicts"),
+    "drafts": (r"engine/prefix_cache/", "planned: drafts are what speculation predicts"),
+    "adapter": (r"model/(load_check|pooling|speculation)/", "caller: an adapter is a LoRA adapter"),
+}
+# What texts say in one way: on the left what they do not say.
+SPELLINGS = {
+    r"(?i)quantis": "quantize",
+    r"(?i)parity[ -]probe|check at load": "load check",
+    r"(?i)\bkeypoints?\b|branch[ _]points?\b|snapshot[ _]positions?\b": "cache position",
+    r"\bRowStates?\b": "RunningRow, or RecurrentStates",
 }
 # Whole names, of classes and functions.
 DIALECT_NAMES = {
@@ -82,15 +119,46 @@ def names_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.attr
 
 
+def find_words(*packages: str) -> Iterator[tuple[str, str, str]]:
+    """Place, name and word of each name's words. Names of tests are sentences, so their words are not
+    checked."""
+    for path, tree in modules(*packages):
+        for line, name in [(1, path.stem), *names_in(tree)]:
+            if not name.startswith("test_"):
+                yield from ((f"{path}:{line}", name, word) for word in words_of(name))
+
+
 def test_names_are_the_fields_own() -> None:
+    halves = {"half", "halves"}  # outside the package they are the number
     wrong = [
-        f"{path}:{line} {name}: say {DIALECT[word]}"
-        for path, tree in modules("mlxrun", "benchmarks")
-        for line, name in [(1, path.stem), *names_in(tree)]
-        for word in words_of(name)
-        if word in DIALECT
+        f"{place} {name}: say {DIALECT[word]}"
+        for place, name, word in find_words(*PACKAGES)
+        if word in DIALECT and (place.startswith("mlxrun") or word not in halves)
     ]
     assert wrong == []
+
+
+def find_misplaced(words: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Names with a word that means something else in their place."""
+    wrong = []
+    for place, name, word in words:
+        allowed, say = RESERVED.get(word, ("", ""))
+        refused, instead = ELSEWHERE.get(word, (r"^$", ""))
+        if not re.search(allowed, place) or re.search(refused, place):
+            wrong.append(f"{place} {name}: say {say or instead}")
+    return wrong
+
+
+def test_words_have_one_meaning() -> None:
+    assert find_misplaced(find_words("mlxrun")) == []
+
+
+def test_texts_have_one_spelling() -> None:
+    assert [f"{place}: say {say}" for place, text in list_lines() for say in find_spellings(text)] == []
+
+
+def find_spellings(text: str) -> list[str]:
+    return [say for pattern, say in SPELLINGS.items() if re.search(pattern, text)]
 
 
 def test_no_class_or_function_has_a_name_of_the_dialect() -> None:
@@ -113,22 +181,17 @@ def test_every_class_name_occurs_once() -> None:
     assert {name: at for name, at in places.items() if len(at) > 1} == {}
 
 
+def list_lines() -> Iterator[tuple[str, str]]:
+    """Place and text of each line of the repository, but for this file and what past releases were told."""
+    listed = ["git", "ls-files", "*.py", "*.md", "*.yaml", "Makefile", ".ci/*"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split():
+        if name not in ("tests/test_vocabulary.py", "CHANGELOG.md") and (ROOT / name).is_file():
+            lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+            yield from ((f"{name}:{number}", line.strip()) for number, line in enumerate(lines, 1))
+
+
 def test_nothing_refers_to_lists_outside_the_repository() -> None:
-    files = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md", "*.yaml", "Makefile", ".ci/*"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.split()
-    wrong = [
-        f"{name}:{number} {line.strip()}"
-        for name in files
-        if name != "tests/test_vocabulary.py" and (ROOT / name).is_file()
-        for number, line in enumerate((ROOT / name).read_text(encoding="utf-8").splitlines(), 1)
-        if OUTSIDE.search(line)
-    ]
-    assert wrong == []
+    assert [f"{place} {line}" for place, line in list_lines() if OUTSIDE.search(line)] == []
 
 
 def test_the_check_sees_the_dialect() -> None:
@@ -140,3 +203,13 @@ def test_the_check_sees_the_dialect() -> None:
         and OUTSIDE.search("issue 5.6")
         and not OUTSIDE.search("an A100 and a B2B")
     )
+
+
+def test_the_check_sees_words_in_wrong_places() -> None:
+    names = [
+        ("mlxrun/model/run/x.py:1", "score_row", "score"),
+        ("mlxrun/engine/prefix_cache/x.py:2", "draft", "draft"),
+    ]
+    assert len(find_misplaced(names)) == 2
+    assert find_misplaced([("mlxrun/jobs/scoring/x.py:1", "score_line", "score")]) == []
+    assert find_spellings("a quantised cache") == ["quantize"] and find_spellings("a quantized cache") == []

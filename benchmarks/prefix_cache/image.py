@@ -47,7 +47,7 @@ def make_image_script(model_info: Any, config: Config, scale: float, seed: str) 
             "warm" if warm else "cold",
             request.prompt,
             LEAST_OUTPUT,
-            request.boundaries,
+            request.cache_positions,
             clear_before=not warm,
             request=request,
         )

@@ -86,7 +86,7 @@ class MlxLmSide:
 
 def split_segments(case: PromptCase, cached: int) -> tuple[list[list[int]], list[str]]:
     """The prompt's segments past what is cached, and what the server calls them."""
-    prompt, system = list(case.prompt), case.boundaries[0]
+    prompt, system = list(case.prompt), case.cache_positions[0]
     parts = [(0, system, "system"), (system, len(prompt), "user")]
     left = [(max(start, cached), stop, kind) for start, stop, kind in parts if stop > cached]
     return [prompt[start:stop] for start, stop, _ in left], [kind for _, _, kind in left]

@@ -33,7 +33,7 @@ class MlxrunSide:
         from mlxrun.engine.build import build_engine
 
         engine: Any = build_engine(config)
-        return cls(engine, count_calls(engine.generation.runner._adapter.model) if count else None)
+        return cls(engine, count_calls(engine.generation.runner._caller.model) if count else None)
 
     @property
     def model_info(self) -> Any:
@@ -81,7 +81,7 @@ def _make_request(case: PromptCase, name: str) -> Request:
     params = SamplingParams(max_tokens=case.output)
     if case.request is not None:
         return replace(case.request, id=name, params=params)
-    return Request(name, case.prompt, params, boundaries=case.boundaries)
+    return Request(name, case.prompt, params, cache_positions=case.cache_positions)
 
 
 def _name_hit(kind: HitKind | None) -> str | None:

@@ -89,7 +89,7 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
     """What was measured and where; what the columns do not say."""
     settings = report["settings"]
     models = (
-        f"{family}: {part['model']} ({part['dtype'] or 'quantised'})"
+        f"{family}: {part['model']} ({part['dtype'] or 'quantized'})"
         for family, part in report["families"].items()
     )
     lines = [

@@ -2,8 +2,8 @@
 seeded.
 
 A script yields a PromptCase and is sent the answer's tokens, so that a conversation can build on its answers.
-The same scenario, scale, vocabulary and seed give the same cases. `boundaries` are those of the text package:
-the end of the system part and the start of the last user turn.
+The same scenario, scale, vocabulary and seed give the same cases. `cache_positions` are those of the text
+package: the end of the system part and the start of the last user turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PromptCase:
     role: Role
     prompt: tuple[int, ...] = field(repr=False)
     output: int
-    boundaries: tuple[int, ...] = ()
+    cache_positions: tuple[int, ...] = ()
     clear_before: bool = False
     request: Any = field(default=None, repr=False)  # a Request, if tokens alone are not enough
 
@@ -98,10 +98,10 @@ def _conversation(rng: RandomTokens) -> Script:
         sizes.append((len(prompt), (len(system), start)[: 1 + bool(i)]))
         answer = yield PromptCase("warm" if i else "first", prompt, output, sizes[-1][1], clear_before=i == 0)
         prompt += answer
-    length, boundaries = sizes[1 + (TURNS - 1) // 2]  # the middle one of the warm turns
-    yield PromptCase("cold", rng.tokens(length), output, boundaries)
-    length, boundaries = sizes[-1]
-    yield PromptCase("alone", rng.tokens(length), output, boundaries, clear_before=True)
+    length, cache_positions = sizes[1 + (TURNS - 1) // 2]  # the middle one of the warm turns
+    yield PromptCase("cold", rng.tokens(length), output, cache_positions)
+    length, cache_positions = sizes[-1]
+    yield PromptCase("alone", rng.tokens(length), output, cache_positions, clear_before=True)
 
 
 def _alternating(rng: RandomTokens) -> Script:

@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.prefix_cache.models import HYBRID, PLAIN, VISION, WINDOWED, get_family_config
 from mlxrun.cli.bench.models import PRESETS, find_folder, write_chat_model
 
-EMBEDDED, QUANTISED = "embedded", "4-bit"
+EMBEDDED, QUANTIZED = "embedded", "4-bit"
 _WINDOW = 24  # tokens; prompts are longer, so that the window matters
 
 
@@ -41,7 +41,7 @@ def _write_hybrid(folder: Path) -> None:
     write_chat_model(folder, get_family_config(HYBRID) | _SMALL | {"full_attention_interval": 2})
 
 
-def _write_quantised(folder: Path) -> None:
+def _write_quantized(folder: Path) -> None:
     write_chat_model(folder, PRESETS["tiny-4bit"] | _SMALL)
 
 
@@ -55,7 +55,7 @@ _WRITERS: dict[str, tuple[str, Callable[[Path], None]]] = {
     WINDOWED: ("windowed (Gemma 3)", _write_windowed),
     HYBRID: ("hybrid (Qwen3-Next)", _write_hybrid),
     VISION: ("vision (Qwen3-VL)", _write_vision),
-    QUANTISED: ("4 bit (Qwen3)", _write_quantised),
+    QUANTIZED: ("4 bit (Qwen3)", _write_quantized),
 }
 FAMILIES = (EMBEDDED, *_WRITERS)
 

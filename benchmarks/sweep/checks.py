@@ -23,7 +23,7 @@ from mlxrun.core.request import Request, SamplingParams
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.load_check.report import LoadCheckReport
 
 TOLERANCE = 1e-3  # of logprobs, float32
 TOKENS = 8  # of an answer
@@ -118,7 +118,7 @@ class FamilyChecks:
     ) -> None:
         self._folder, self._scratch, self._info = folder, scratch, info
         self._requests, self._longer, self._answers = requests, longer, answers
-        self.probe: ProbeReport | None = None  # made once, for all engines
+        self.load_check: LoadCheckReport | None = None  # made once, for all engines
 
     def run(self, brief: bool = False) -> Iterator[CheckResult]:
         """Every check, one after the other; `brief`: without the slowest. Raises what loading raises."""
@@ -129,15 +129,15 @@ class FamilyChecks:
             yield from self._run_preemption()
 
     def list_slower_ways(self) -> list[str]:
-        """What the probe does not let the engine use for this model, in words; after `run`."""
-        assert self.probe is not None
+        """What the load check does not let the engine use for this model, in words; after `run`."""
+        assert self.load_check is not None
         ways: dict[str, str] = {}
-        for check in self.probe.checks:
+        for check in self.load_check.checks:
             if check.instead:  # of ways to decode, and of ways to compute images, the last one is used
                 subject, _, what = check.name.partition(" ")
                 is_ladder = subject == "decode" or (subject == "image" and not what.startswith("among"))
                 ways[subject if is_ladder else check.instead] = check.instead
-        if not ways and self.probe.methods.decode == "row_by_row":  # its caches rule everything else out
+        if not ways and self.load_check.methods.decode == "row_by_row":  # its caches rule everything else out
             ways["decode"] = "rows decode one by one"
         return list(ways.values())
 
@@ -172,10 +172,10 @@ class FamilyChecks:
 
     @contextmanager
     def _open_engine(self, chunk: int, **options: Any) -> Iterator[Engine]:
-        if self.probe is None:  # with a prefix cache, or the probe would leave its snapshots out
+        if self.load_check is None:  # with a prefix cache, or the load check would leave its snapshots out
             config = make_config(self._folder, LARGEST_CHUNK, backend="memory")
-            self.probe = build_engine(config, self._info).probe
-        engine = build_engine(make_config(self._folder, chunk, **options), self._info, self.probe)
+            self.load_check = build_engine(config, self._info).load_check
+        engine = build_engine(make_config(self._folder, chunk, **options), self._info, self.load_check)
         try:
             yield engine
         finally:

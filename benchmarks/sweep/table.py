@@ -29,7 +29,7 @@ together (padded and ragged). It is also checked with requests that join late, a
 from a snapshot, from the disk cache, and after preemption.{vision}
 
 - *exact*: all of these give the library's answer.
-- *exact by a slower way*: the same, but the check at load found that a faster way differs, and does not use
+- *exact by a slower way*: the same, but the load check found that a faster way differs, and does not use
   it. What is done instead is in the last column.
 - *refused*: the model does not load, or does not take images, and the error says why; text is exact then.
 - *wrong*: an answer differs. Do not use this family.
@@ -40,7 +40,7 @@ have options that its tiny model lacks; `mlxrun doctor` checks the checkpoint th
 """
 _VISION = """
 Vision-language models are also checked with one image, with two, with images in two turns, and beside rows of
-text. The sweep makes their pixels and image tokens itself, also for the check at load; image processors are
+text. The sweep makes their pixels and image tokens itself, also for the load check; image processors are
 not part of it."""
 
 

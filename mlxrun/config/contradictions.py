@@ -160,14 +160,14 @@ def check_image_memory(config: Config) -> str | None:
 def check_reproducible_cache(config: Config) -> str | None:
     if config.cache.stored_bits is None or not config.engine.reproducible:
         return None
-    return "quantised entries are not exact, but engine.reproducible needs exact ones; remove one of them"
+    return "quantized entries are not exact, but engine.reproducible needs exact ones; remove one of them"
 
 
 @reads("cache.kv_bits", "engine.reproducible")
 def check_reproducible_keys(config: Config) -> str | None:
     if config.cache.kv_bits is None or not config.engine.reproducible:
         return None
-    return "quantised keys are not computed reproducibly, as engine.reproducible demands; remove one of them"
+    return "quantized keys are not computed reproducibly, as engine.reproducible demands; remove one of them"
 
 
 @reads("workers.resources")

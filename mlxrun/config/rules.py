@@ -193,8 +193,8 @@ def check_ngrams(config: Config) -> str | None:
 
 @reads("speculation.method", "cache.kv_bits")
 def check_drafts_are_verified(config: Config) -> str | None:
-    """Drafts are verified by pages of keys, which are not quantised on any device."""
+    """Drafts are verified by pages of keys, which are not quantized on any device."""
     method, bits = config.speculation.method, config.cache.kv_bits
     if method == "off" or bits is None:
         return None
-    return f"{method} drafts nothing while keys are quantised (cache.kv_bits {bits}); remove one of them"
+    return f"{method} drafts nothing while keys are quantized (cache.kv_bits {bits}); remove one of them"

@@ -76,7 +76,7 @@ class EngineSettings:
     of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses."""
     max_errors: Annotated[int, Range(1, 100)] = 5
     """Number of consecutive failed steps after which the engine stops."""
-    probe: bool = True
+    load_check: bool = True
     """When the model is loaded, compare what the engine computes (in chunks, in batches, from snapshots, of
     images) with the library's own calls, and replace what differs by a slower exact way."""
 
@@ -108,7 +108,7 @@ class SchedulerSettings:
     It takes 64 tokens at least. 0: no limit. null: 100 on CUDA, 200 elsewhere; 0 for `mlxrun batch`."""
     prefill_rows: Annotated[int, Range(1, 256)] = 16
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
-    unless the probe has found padding to be exact."""
+    unless the load check has found padding to be exact."""
     memory_limit: Annotated[int | None, Bytes(), Range(1, None)] = None
     """Bytes for weights, KV caches and temporary arrays. null: what the device recommends (GPU), or 80 % of
     the free memory (CPU)."""
@@ -133,15 +133,15 @@ class CacheSettings:
     """Maximum number of prompt tokens, besides one chunk, that a crash may lose. It sets the distance between
     writes to disk, and between snapshots of recurrent and windowed layers."""
     stored_bits: Literal[8, 4] | None = None
-    """Quantise entries to this many bits, so that two to four times as many fit. Answers after a hit may then
+    """Quantize entries to this many bits, so that two to four times as many fit. Answers after a hit may then
     differ."""
     kv_bits: Literal[8, 4] | None = None
-    """Quantise the keys and values of rows that decode to this many bits, so that two to six times as many
+    """Quantize the keys and values of rows that decode to this many bits, so that two to six times as many
     tokens fit. Answers change a little (docs/kv-quantization.md). null: as the model computes them."""
     kv_group_size: Literal[128, 64, 32] | None = None
     """Values that share a scale with kv_bits. null: 64, or 32 where heads do not divide into groups of 64."""
     kv_start: Annotated[int, Range(0, None)] = 0
-    """With kv_bits, a row is quantised once it has this many tokens; shorter ones stay exact."""
+    """With kv_bits, a row is quantized once it has this many tokens; shorter ones stay exact."""
     image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
     """Maximum size of the cache of image features, which saves encoding an image again; 0: off."""
 

@@ -73,8 +73,13 @@ def _list_keys(section: str) -> list[str]:
     return own if section else [*own, *list_sections(), EXTENDS]
 
 
+_RENAMED = {"engine.probe": "load_check"}  # since the last release
+
+
 def _find_meant_key(key: str, section: str) -> str | None:
     """Return the key that was probably meant: one of this section, else a key of another section."""
+    if f"{section}.{key}" in _RENAMED:
+        return _RENAMED[f"{section}.{key}"]
     elsewhere = {info.key: path for path, info in list_fields().items() if info.section != section}
     if key in elsewhere:
         return elsewhere[key]

@@ -16,8 +16,8 @@ class Footprint:
 
     `per_token`: bytes for each token; `windows`: (window, bytes per token) of layers that keep at most a
     window of tokens; `fixed`: bytes of every row (recurrent state). Lengths are rounded up to `step` tokens.
-    `packed_per_token`: bytes for each token of a quantised row, if there are such: a row in the decode batch
-    that had `packed_from` tokens before an earlier step, which has quantised it.
+    `packed_per_token`: bytes for each token of a quantized row, if there are such: a row in the decode batch
+    that had `packed_from` tokens before an earlier step, which has quantized it.
     """
 
     per_token: int = 0
@@ -41,13 +41,13 @@ class Footprint:
 
     def compute_copy_bytes(self, tokens: int, decoding: bool) -> int:
         """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
-        form if it is quantised then."""
+        form if it is quantized then."""
         is_packed = not decoding and tokens > self.packed_from
         packed = self.packed_per_token if is_packed else None
         return self._sum_bytes([tokens], self.per_token if packed is None else packed)
 
     def add(self, other: Footprint) -> Footprint:
-        """That of a row in two models, of which the other one has no quantised rows."""
+        """That of a row in two models, of which the other one has no quantized rows."""
         packed = None if self.packed_per_token is None else self.packed_per_token + other.per_token
         return replace(
             self,

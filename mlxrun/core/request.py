@@ -122,14 +122,15 @@ class Request:
     `prompt`: all tokens, with image placeholders expanded. `image_spans`: the half-open ranges of `prompt`
     that images fill, in order and without overlap; a prefill chunk does not end inside one. `media`: the
     images as the model's processor returns them (numpy only). `image_digests`: for each span, a digest of its
-    content. `boundaries`: ascending positions in `prompt` where other prompts are likely to diverge from this
-    one, such as the end of the system prompt and tools, or the start of the last user turn. `prior_output`:
-    tokens of the answer that are known from an earlier run; events do not repeat them. `grammar`: what the
-    answer must match. `score_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is
-    wanted; the first token has none. `pooled`: a vector is wanted in place of an answer; `token_types`: of
-    the tokens of a pair, empty: all 0. `speculation`: its row may draft. `adapter`: the LoRA adapter that
-    answers, None: the model as it is. `sparse`: tokens of its prompt may be left out. If some were,
-    `prompt` has the others, `positions` where these are in the whole prompt, and `left_out` their ids.
+    content. `cache_positions`: ascending positions in `prompt` where other prompts are likely to diverge from
+    this one, such as the end of the system prompt and tools, or the start of the last user turn.
+    `prior_output`: tokens of the answer that are known from an earlier run; events do not repeat them.
+    `grammar`: what the answer must match. `logprobs_from`: with `prompt_logprobs`, the first position of
+    `prompt` whose logprob is wanted; the first token has none. `pooled`: a vector is wanted in place of an
+    answer; `token_types`: of the tokens of a pair, empty: all 0. `speculation`: its row may draft. `adapter`:
+    the LoRA adapter that answers, None: the model as it is. `sparse`: tokens of its prompt may be left out.
+    If some were, `prompt` has the others, `positions` where these are in the whole prompt, and `left_out`
+    their ids.
     """
 
     id: str
@@ -138,13 +139,13 @@ class Request:
     image_spans: tuple[tuple[int, int], ...] = ()
     media: Any = None
     image_digests: tuple[bytes, ...] = ()
-    boundaries: tuple[int, ...] = ()
+    cache_positions: tuple[int, ...] = ()
     prior_output: tuple[int, ...] = ()
     priority: int = 0  # policy `priority`: lower first
     fairness_key: str = ""  # policy `fair`: these get equal shares
     grammar: Grammar | None = None
     background: bool = False  # served on spare capacity only: an offline batch beside live requests
-    score_from: int = 1
+    logprobs_from: int = 1
     pooled: bool = False
     token_types: tuple[int, ...] = ()
     speculation: bool = True
@@ -159,14 +160,14 @@ class Request:
         return self.positions[-1] + 1 - len(self.prompt) if self.positions else 0
 
     @property
-    def branch_points(self) -> tuple[int, ...]:
-        """`boundaries`; the end of the last image if none is behind it, where questions about images part;
-        and where the answers to one question part: before the token that predicts the first wanted one of a
-        prompt whose beginning is not scored."""
-        points, size = set(self.boundaries), len(self.prompt)
+    def all_cache_positions(self) -> tuple[int, ...]:
+        """`cache_positions`; the end of the last image if none is behind it, where questions about images
+        part; and where the answers to one question part: before the token that predicts the first wanted one
+        of a prompt whose beginning is not scored."""
+        points, size = set(self.cache_positions), len(self.prompt)
         points |= {stop for _, stop in self.image_spans[-1:] if max(points, default=0) < stop < size}
-        if self.params.prompt_logprobs is not None and 1 < self.score_from < size:
-            points.add(self.score_from - 1)
+        if self.params.prompt_logprobs is not None and 1 < self.logprobs_from < size:
+            points.add(self.logprobs_from - 1)
         return tuple(sorted(points))
 
 
@@ -203,7 +204,7 @@ class TokenEvent(NamedTuple):
 
     Exactly one event of each request has `finish` set, and it is the last one. `tokens` never has a stop id.
     `prompt_logprobs` go on where those of the event before ended; the first one is of the token at
-    `score_from`. None stands for a token inside an image.
+    `logprobs_from`. None stands for a token inside an image.
     """
 
     request_id: str

@@ -108,7 +108,7 @@ class SampledToken(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredTokens:
+class PromptLogprobs:
     """The logprobs of consecutive prompt tokens of a request, the first one at position `start`. Each has at
     least one of the likeliest tokens, even if the request wants none: the prefix cache keeps it."""
 
@@ -119,20 +119,20 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Sampled tokens and failed requests, by request id. With decode-ahead, tokens and scores lag one step
+    """Sampled tokens and failed requests, by request id. With decode-ahead, tokens and logprobs lag one step
     behind. A row gets one token: with a draft, the draft's tokens as long as they are what is sampled, and
     one more.
 
     `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
-    runner computed those tokens. `scores`: of prompts, each request's in order of position. `shared_tokens`:
-    of rows in the decode batch, held by another row too.
+    runner computed those tokens. `logprobs`: of prompts, each request's in order of position.
+    `shared_tokens`: of rows in the decode batch, held by another row too.
     """
 
     tokens: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
     errors: Mapping[str, Exception] = field(default_factory=dict)
     snapshots: tuple[SnapshotResult, ...] = ()
     invalid_hits: tuple[str, ...] = ()
-    scores: tuple[ScoredTokens, ...] = ()
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     shared_tokens: int = 0
 
 
@@ -208,8 +208,9 @@ class StepCosts:
         return 1 << (budget.bit_length() - 1)
 
     def get_max_sampling_chunk(self, request: Request) -> int:
-        """The most tokens after a hit that are computed by one forward that also samples. A scored prompt
-        with one token of output would join the decode batch, with a copy of all its keys, for one step."""
+        """The most tokens after a hit that are computed by one forward that also samples. A read for logprobs
+        prompt with one token of output would join the decode batch, with a copy of all its keys, for one
+        step."""
         params = request.params
         is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
         return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk

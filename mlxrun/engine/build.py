@@ -40,6 +40,7 @@ from mlxrun.model.load.footprint import (
 )
 from mlxrun.model.load.loader import load_draft_info, load_small_model
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.machine.blas import hold_blas_threads
 from mlxrun.model.machine.device import (
     choose_blas_threads,
@@ -53,10 +54,9 @@ from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
 from mlxrun.model.pooling.pooled_model import is_encoder
 from mlxrun.model.pooling.pooling_runner import IdleRunner
-from mlxrun.model.probe.report import ProbeReport
 from mlxrun.model.run.compute_methods import DecodeMethod
 from mlxrun.model.run.runner import ModelRunner
-from mlxrun.model.sparse.build import LoadedDraft, check_sparse_kind, make_draft
+from mlxrun.model.sparse.build import LoadedSelector, check_sparse_kind, make_selector
 from mlxrun.model.speculation.build import (
     LoadedSource,
     find_device_problem,
@@ -75,18 +75,20 @@ FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknow
 
 
 def build_engine(
-    config: Config, model_info: LoadedModelInfo | None = None, probe: ProbeReport | None = None
+    config: Config, model_info: LoadedModelInfo | None = None, load_check: LoadCheckReport | None = None
 ) -> Engine:
-    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded; `probe`:
-    if this model was already compared."""
+    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded;
+    `load_check`: if this model was already compared."""
     with ExitStack() as held:
         held.enter_context(hold_blas_threads(choose_blas_threads(config.engine)))
-        engine = _build_engine(config, model_info, probe)
+        engine = _build_engine(config, model_info, load_check)
         engine.held = held.pop_all()
     return engine
 
 
-def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: ProbeReport | None) -> Engine:
+def _build_engine(
+    config: Config, model_info: LoadedModelInfo | None, load_check: LoadCheckReport | None
+) -> Engine:
     costs = choose_step_costs(config)
     config = resolve_config(config)
     check_drafting(config)
@@ -97,7 +99,7 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
     draft = find_draft(config, model_info)
     if draft is not None:
         check_memory(config, model_info, draft)
-    model = load_model(config, model_info, probe)
+    model = load_model(config, model_info, load_check)
     config, methods = model.config, model.methods
     drafts, drafting = build_draft_planner(model, draft)
     choosing = None
@@ -105,7 +107,7 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
         assert draft is not None
         shared = None if drafting is None else drafting.small
         small = shared or load_small_model(config, model_info, draft)
-        choosing = make_draft(config, model_info, small, shared=shared is not None)
+        choosing = make_selector(config, model_info, small, shared=shared is not None)
     memory = _make_memory(model, choosing, drafting)
     prefix_cache = build_prefix_cache(config, model_info, model.snapshots, memory)
     scheduler = Scheduler(
@@ -120,19 +122,27 @@ def _build_engine(config: Config, model_info: LoadedModelInfo | None, probe: Pro
     _warn_of_short_rows(memory, model_info, scheduler.token_budget.min_chunk)
     pooling = None
     if model_info.pooled is not None:
-        vectors = build_decoder_runner(config, model_info, model.adapter)
+        vectors = build_decoder_runner(config, model_info, model.caller)
         pooling = PoolingSteps(vectors, scheduler, config.engine.max_errors)
     selection = None
     if choosing is not None:
-        selection = TokenSelection(choosing.draft, config.prefill, scheduler, prefix_cache)
+        selection = TokenSelection(choosing.selector, config.prefill, scheduler, prefix_cache)
     log.info("loaded %s; %s", model_info.name, _DECODE[methods.decode])
     source = None if drafting is None else drafting.source
     head = source if isinstance(source, MTPSource) else None
-    runner = ModelRunner(model.adapter, model.vocab, methods, model.snapshots, head)
-    count = count_token_embeddings(model.adapter.model, model.vocab)
+    runner = ModelRunner(model.caller, model.vocab, methods, model.snapshots, head)
+    count = count_token_embeddings(model.caller.model, model.vocab)
     _warn_of_unknown_tokens(model_info, count)
     return Engine(
-        model_info, scheduler, runner, config.engine, model.probe, prefix_cache, pooling, selection, count
+        model_info,
+        scheduler,
+        runner,
+        config.engine,
+        model.load_check,
+        prefix_cache,
+        pooling,
+        selection,
+        count,
     )
 
 
@@ -150,7 +160,7 @@ def _warn_of_short_rows(memory: MemoryBudget, info: LoadedModelInfo, min_chunk: 
 
 
 def _make_memory(
-    model: LoadedModel, choosing: LoadedDraft | None, drafting: LoadedSource | None
+    model: LoadedModel, choosing: LoadedSelector | None, drafting: LoadedSource | None
 ) -> MemoryBudget:
     """The sum that admission checks, with images, what chooses tokens of prompts, and what drafts.
     ConfigError if no request fits in it."""
@@ -160,7 +170,7 @@ def _make_memory(
         images = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
     memory = make_memory_budget(
         config.scheduler,
-        model.adapter.model,
+        model.caller.model,
         read_hidden_size(model.info.config),
         model.cache,
         model.vocab,
@@ -266,21 +276,21 @@ def build_draft_planner(
     loaded: LoadedSource | None = None
     if settings.method in ("auto", "draft") and draft is not None:
         small = load_small_model(config, model.info, draft)
-        loaded = make_draft_model(config, small, model.adapter, model.vocab, methods)
+        loaded = make_draft_model(config, small, model.caller, model.vocab, methods)
     elif settings.method in ("auto", "mtp"):
         loaded = _load_head(model)
     rows = methods.fixed_width or max(config.scheduler.max_running, 1 + settings.max_tokens)
     source = None if loaded is None else CheckedSource(loaded.source)
     looks_up = settings.method in ("auto", "ngram")
     is_measured = source is not None or LayerKind.STATE in map(get_kind, flatten_caches(model.cache))
-    cost = measure_row_cost(model.adapter, methods, settings.max_tokens) if is_measured else 0.0
+    cost = measure_row_cost(model.caller, methods, settings.max_tokens) if is_measured else 0.0
     return DraftPlanner(settings, rows, source=source, looks_up=looks_up, row_cost=cost), loaded
 
 
 def _load_head(model: LoadedModel) -> LoadedSource | None:
     """The checkpoint's own head; None if `auto` finds none that can be used."""
     try:
-        loaded = load_mtp_source(model.config, model.info, model.adapter, model.vocab, model.methods)
+        loaded = load_mtp_source(model.config, model.info, model.caller, model.vocab, model.methods)
     except ModelLoadError as error:
         loaded = f"its head cannot be loaded: {error}"
         log.warning("speculation: %s", loaded)

@@ -19,7 +19,7 @@ from mlxrun.engine.workloads.generation import GenerationSteps, Runner
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.load_check.report import LoadCheckReport
 
 # Each request that `add` took gets exactly one event with `finish` set, from `step` or from `abort`, unless
 # another workload gets the request. Called on the engine's thread only.
@@ -37,7 +37,7 @@ class Engine:
         scheduler: Scheduler,
         runner: Runner,
         settings: EngineSettings,
-        probe: ProbeReport | None = None,
+        load_check: LoadCheckReport | None = None,
         prefix_cache: PrefixCacheInterface | None = None,
         pooling: PoolingSteps | None = None,
         selection: TokenSelection | None = None,
@@ -45,7 +45,7 @@ class Engine:
     ) -> None:
         self.model_info = model_info
         self.scheduler = scheduler
-        self.probe = probe
+        self.load_check = load_check
         cache = prefix_cache or NoPrefixCache()
         self.generation = GenerationSteps(scheduler, runner, cache, settings.max_errors)
         self.pooling = pooling
@@ -73,7 +73,7 @@ class Engine:
         self._check_tokens(request)
         if any(workload.has(request.id) for workload in self._workloads):
             raise RequestError(f"a request with id {request.id!r} is already running")
-        if request.media is not None and self.probe is not None and self.probe.methods.whole_media:
+        if request.media is not None and self.load_check is not None and self.load_check.methods.whole_media:
             request = join_media_spans(request)
         if request.media is not None and self._settings.reproducible:
             request = join_digests(request)

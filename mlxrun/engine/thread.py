@@ -25,7 +25,7 @@ from mlxrun.model.machine.device import read_device_memory
 
 if TYPE_CHECKING:
     from mlxrun.engine.scheduler.request_state import RequestState
-    from mlxrun.model.probe.report import ProbeReport
+    from mlxrun.model.load_check.report import LoadCheckReport
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +39,21 @@ class EngineStats:
     memory_limit: int | None  # bytes
     time: float  # seconds of time.monotonic
     busy: bool  # whether another step follows
-    probe: ProbeReport | None = None
+    load_check: LoadCheckReport | None = None
 
     def compute_age(self) -> float:
         """Seconds since these were collected; 0 while the engine is idle."""
         return time.monotonic() - self.time if self.busy else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """The counts, the result of the probe (None if there was none), and the bytes of memory at this
+        """The counts, the result of the load check (None if there was none), and the bytes of memory at this
         moment."""
-        probe = None if self.probe is None else self.probe.describe()
-        return {"probe": probe, **self.counts, "memory": {**read_device_memory(), "limit": self.memory_limit}}
+        load_check = None if self.load_check is None else self.load_check.describe()
+        return {
+            "load_check": load_check,
+            **self.counts,
+            "memory": {**read_device_memory(), "limit": self.memory_limit},
+        }
 
 
 def collect_stats(engine: Engine) -> EngineStats:
@@ -67,7 +71,7 @@ def collect_stats(engine: Engine) -> EngineStats:
         **({} if engine.selection is None else {"sparse_prefill": engine.selection.describe()}),
     }
     limit = engine.scheduler.limits.memory.limit or None
-    return EngineStats(counts, limit, time.monotonic(), engine.busy, engine.probe)
+    return EngineStats(counts, limit, time.monotonic(), engine.busy, engine.load_check)
 
 
 def _count_requests(requests: Collection[RequestState], reading: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The findings of `mlxrun doctor` about the machine, a model and the parity probe."""
+"""The findings of `mlxrun doctor` about the machine, a model and the load check."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import mlx.core as mx
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load_check.report import LoadCheckReport, describe_check, describe_methods
 from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
 from mlxrun.model.machine.device import describe_device
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
-from mlxrun.model.probe.report import ProbeReport, describe_check, describe_methods
 
 MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
@@ -105,7 +105,7 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
 
 
 def report_weights(form: WeightForm) -> Iterator[Finding]:
-    """Weights that the model does not use, and how quantised ones are multiplied, with the times that decided
+    """Weights that the model does not use, and how quantized ones are multiplied, with the times that decided
     it."""
     if form.unused:
         names = ", ".join(form.unused[:3]) + (", and more" if len(form.unused) > 3 else "")
@@ -142,23 +142,29 @@ def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: in
     yield Finding("vectors", "in use", "ok", value, facts=facts)
 
 
-def report_probe(probe: ProbeReport) -> Iterator[Finding]:
-    """The parity table: each check, what was not compared, and then the methods that the engine uses."""
-    for check in probe.checks:
+def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
+    """The load check: each check, what was not compared, and then the methods that the engine uses."""
+    for check in load_check.checks:
         advice = "" if check.passed else f"not used for this model{check.describe_instead()}"
         value, facts = check.describe(), describe_check(check)
-        yield Finding("parity", check.name, "ok" if check.passed else "note", value, advice, facts)
-    for window in probe.windows:
+        yield Finding("load check", check.name, "ok" if check.passed else "note", value, advice, facts)
+    for window in load_check.windows:
         value = f"{window.size:,} tokens, crossed"
         if window.compared != window.size:
             value += f" as a window of {window.compared}, to which the checks reduce it"
-        yield Finding("parity", "window", "ok", value, facts=asdict(window))
-    for name, note in (("long rows", probe.long_rows), ("images", probe.images), ("videos", probe.videos)):
+        yield Finding("load check", "window", "ok", value, facts=asdict(window))
+    for name, note in (
+        ("long rows", load_check.long_rows),
+        ("images", load_check.images),
+        ("videos", load_check.videos),
+    ):
         if note:
-            yield Finding("parity", name, "note", note, facts={name: note})
-    if probe.seconds is not None:
-        yield Finding("parity", "time", "ok", f"{probe.seconds:.1f} s", facts={"seconds": probe.seconds})
-    methods, sharing = probe.methods, probe.methods.sharing
+            yield Finding("load check", name, "note", note, facts={name: note})
+    if load_check.seconds is not None:
+        yield Finding(
+            "load check", "time", "ok", f"{load_check.seconds:.1f} s", facts={"seconds": load_check.seconds}
+        )
+    methods, sharing = load_check.methods, load_check.methods.sharing
     parts = [f"decode {methods.decode}", f"up to {sharing.max_rows} short prompts prefill together"]
     notes = {
         f"padded up to {sharing.max_padded} tokens": sharing.max_padded and sharing.max_rows > 1,
@@ -174,7 +180,7 @@ def report_probe(probe: ProbeReport) -> Iterator[Finding]:
     single = methods.decode == "row_by_row"
     advice = "rows decode one by one: this model's caches cannot share a batch" if single else ""
     facts = describe_methods(methods)
-    yield Finding("parity", "in use", "note" if single else "ok", ", ".join(parts), advice, facts)
+    yield Finding("load check", "in use", "note" if single else "ok", ", ".join(parts), advice, facts)
 
 
 def report_drafts(facts: Mapping[str, Any]) -> Finding:

@@ -2,7 +2,7 @@
 
 `apply_adapter` leaves the library's layers in the model, for one adapter that all answers use.
 `read_adapters` takes the weights out of them again, for adapters of which each row of a forward has its own.
-Whatever is wrong with an adapter's files is a ConfigError, which names the setting, and the folder or the
+Whatever is wrong with a caller's files is a ConfigError, which names the setting, and the folder or the
 file. Values with which libraries fail later are refused.
 
 `check_adapters` and `separate_adapters` compute with each adapter when a model is loaded, and compare rows
@@ -31,9 +31,9 @@ from mlxrun.core.text_files import read_text_file
 from mlxrun.model.hooks.adapted_layers import LayerWeights
 from mlxrun.model.load.tensor_files import read_entries
 from mlxrun.model.load.weight_check import is_float
-from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 log = logging.getLogger(__name__)
@@ -91,22 +91,22 @@ def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
 
 
 def check_adapter_files(setting: str, path: str) -> None:
-    """ConfigError, which names the setting, if this folder has no adapter that can be read."""
+    """ConfigError, which names the setting, if this folder has no caller that can be read."""
     with _name_errors(setting, path):
         read_adapter_config(Path(path))
 
 
 @contextlib.contextmanager
 def _name_errors(setting: str, path: str) -> Iterator[None]:
-    """Errors about the adapter in this folder become ConfigErrors that name the setting."""
+    """Errors about the caller in this folder become ConfigErrors that name the setting."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
     except _LIBRARY_ERRORS as error:
-        if is_out_of_memory(error):  # which is no fault of the adapter
+        if is_out_of_memory(error):  # which is no fault of the caller
             raise
-        text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
+        text = f"{path}: the caller cannot be loaded: {type(error).__name__}: {error}"
         raise ConfigError(f"{setting}: {text}") from error
 
 
@@ -161,7 +161,7 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
     ]
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise ConfigError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
+        raise ConfigError(f"{path}: the caller does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
 
 
 def _list_infinite(tensors: Mapping[str, mx.array], names: Iterable[str]) -> list[str]:
@@ -174,8 +174,8 @@ def _find_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def read_adapters(model: Any, paths: Mapping[str, str], *, vision: bool) -> list[dict[str, LayerWeights]]:
-    """The weights of each adapter by the path of the layer that it adapts; the model stays as it is. `paths`:
-    the folders by name. ConfigError names the adapter."""
+    """The weights of each caller by the path of the layer that it adapts; the model stays as it is. `paths`:
+    the folders by name. ConfigError names the caller."""
     found = []
     for name, path in paths.items():
         with _name_errors(f"model.adapters: {name}", path):
@@ -226,10 +226,10 @@ def _check_layers(
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, if one of the files
+    """The config of the caller in a folder. ConfigError if it has no caller of MLX, if one of the files
     cannot be read, or if a number of the config cannot be."""
     if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
+        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of a caller")
     try:
         config = load_json(read_text_file(folder / CONFIG))
     except (OSError, ValueError) as error:
@@ -237,7 +237,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / CONFIG}: not a JSON object")
     if "peft_type" in config:
-        raise ConfigError(f"{folder} is an adapter of PEFT, which mlx-lm does not read")
+        raise ConfigError(f"{folder} is a caller of PEFT, which mlx-lm does not read")
     weights = next((folder / name for name in (WEIGHTS, OTHER_WEIGHTS) if (folder / name).is_file()), None)
     if weights is None:
         raise ConfigError(f"{folder} has no {WEIGHTS}")
@@ -274,39 +274,39 @@ def _list_values(
             yield place + key, found[key], is_right, wanted
 
 
-def check_adapters(adapter: Adapter) -> None:
-    """ConfigError that names the adapter with which the model computes NaN."""
-    for number, name in enumerate(adapter.row_adapters.names, 1):
-        if mx.any(mx.isnan(_compute_logits(adapter, [0], [number]))).item():
+def check_adapters(caller: ModelCaller) -> None:
+    """ConfigError that names the caller with which the model computes NaN."""
+    for number, name in enumerate(caller.row_adapters.names, 1):
+        if mx.any(mx.isnan(_compute_logits(caller, [0], [number]))).item():
             raise ConfigError(
                 f"model.adapters: {name}: the model computes NaN with it: its numbers are too large, or "
                 "damaged"
             )
 
 
-def separate_adapters(adapter: Adapter, methods: ComputeMethods) -> ComputeMethods:
+def separate_adapters(caller: ModelCaller, methods: ComputeMethods) -> ComputeMethods:
     """The same methods if rows with different adapters may share a forward; else methods by which none do."""
-    count = len(adapter.row_adapters.names)
-    if not count or _is_mixing_exact(adapter, sorted({0, 1, count})):
+    count = len(caller.row_adapters.names)
+    if not count or _is_mixing_exact(caller, sorted({0, 1, count})):
         return methods
     sharing = PrefillSharing(merge_chunks=methods.sharing.merge_chunks)
     return replace(methods, decode="row_by_row", sharing=sharing, quantization=None)
 
 
-def _is_mixing_exact(adapter: Adapter, numbers: Sequence[int]) -> bool:
+def _is_mixing_exact(caller: ModelCaller, numbers: Sequence[int]) -> bool:
     try:
-        together = _compute_logits(adapter, range(len(numbers)), numbers)
+        together = _compute_logits(caller, range(len(numbers)), numbers)
     except ValueError:  # the shapes of some layer do not go by rows
         return False
-    alone = mx.concatenate([_compute_logits(adapter, [i], [n]) for i, n in enumerate(numbers)])
+    alone = mx.concatenate([_compute_logits(caller, [i], [n]) for i, n in enumerate(numbers)])
     limit = TOLERANCE.get(alone.dtype, OTHER_TOLERANCE)
     found, wanted = together.astype(mx.float32), alone.astype(mx.float32)
     return bool(mx.max(mx.abs(found - wanted)).item() <= limit * mx.std(wanted).item())
 
 
-def _compute_logits(adapter: Adapter, rows: Sequence[int], numbers: Sequence[int]) -> mx.array:
+def _compute_logits(caller: ModelCaller, rows: Sequence[int], numbers: Sequence[int]) -> mx.array:
     """Logits [rows, n, V] of the prompts of these rows: of three tokens together, then of the last."""
-    ids, cache = mx.array(PROMPTS[list(rows)]), adapter.make_cache()
-    with adapter.row_adapters.use(numbers):
-        first = adapter.prefill(ids[:, :3], cache, 0, TEXT_ONLY)
-        return mx.concatenate([first, adapter.prefill(ids[:, 3:], cache, 3, TEXT_ONLY)], axis=1)
+    ids, cache = mx.array(PROMPTS[list(rows)]), caller.make_cache()
+    with caller.row_adapters.use(numbers):
+        first = caller.prefill(ids[:, :3], cache, 0, TEXT_ONLY)
+        return mx.concatenate([first, caller.prefill(ids[:, 3:], cache, 3, TEXT_ONLY)], axis=1)

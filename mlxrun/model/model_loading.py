@@ -14,13 +14,13 @@ from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import choose_quantization
 from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load_check.choose import choose_methods
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.lora import check_adapters, separate_adapters
-from mlxrun.model.probe.choose import choose_methods
-from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
 from mlxrun.model.run.compute_methods import LIBRARY_CHUNK, ComputeMethods
+from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 from mlxrun.model.sparse.build import add_position_check, make_positioned
-from mlxrun.model.sparse.explicit_positions import PositionedAdapter
+from mlxrun.model.sparse.explicit_positions import PositionedModelCaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class LoadedModel:
 
     config: Config
     info: LoadedModelInfo
-    adapter: Adapter
-    probe: ProbeReport
+    caller: ModelCaller
+    load_check: LoadCheckReport
     snapshots: SnapshotCodec
     cache: Sequence[Any]
     vocab: int
@@ -40,37 +40,39 @@ class LoadedModel:
     @property
     def methods(self) -> ComputeMethods:
         """How it is computed."""
-        return self.probe.methods
+        return self.load_check.methods
 
 
-def load_model(config: Config, info: LoadedModelInfo, probe: ProbeReport | None = None) -> LoadedModel:
-    """Raises ModelLoadError or ConfigError. `probe`: if this model was already compared."""
-    adapter = load_adapter(config, info)
-    hooks = adapter.hooks
+def load_model(
+    config: Config, info: LoadedModelInfo, load_check: LoadCheckReport | None = None
+) -> LoadedModel:
+    """Raises ModelLoadError or ConfigError. `load_check`: if this model was already compared."""
+    caller = load_adapter(config, info)
+    hooks = caller.hooks
     if config.prefill.sparse != "off":
-        adapter = make_positioned(adapter)
-    form: Literal["always", "never"] = "always" if adapter.weights.held else "never"
+        caller = make_positioned(caller)
+    form: Literal["always", "never"] = "always" if caller.weights.held else "never"
     config = replace(config, model=replace(config.model, dequantize=form))
-    cache, vocab = run_trial_forward(adapter)
-    check_adapters(adapter)
+    cache, vocab = run_trial_forward(caller)
+    check_adapters(caller)
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
     quantization = choose_quantization(config.cache, cache)
-    if probe is not None and isinstance(adapter, VisionAdapter):
-        adapter.follow(probe.refused, probe.features_cached)
-    probe = probe or choose_methods(adapter, vocab, config, info, quantization)
-    adapter.attention = probe.methods.attention
-    info.refused_media.update({kind: why for kind, why in probe.refused.items() if why})
-    probe = replace(probe, methods=separate_adapters(adapter, probe.methods), hooks=hooks)
-    config = _follow_probe(config, probe.methods)
-    if isinstance(adapter, PositionedAdapter):
-        probe = add_position_check(probe, adapter, vocab)
-    return LoadedModel(config, info, adapter, probe, snapshots, cache, vocab)
+    if load_check is not None and isinstance(caller, VisionModelCaller):
+        caller.follow(load_check.refused, load_check.features_cached)
+    load_check = load_check or choose_methods(caller, vocab, config, info, quantization)
+    caller.attention = load_check.methods.attention
+    info.refused_media.update({kind: why for kind, why in load_check.refused.items() if why})
+    load_check = replace(load_check, methods=separate_adapters(caller, load_check.methods), hooks=hooks)
+    config = _follow_load_check(config, load_check.methods)
+    if isinstance(caller, PositionedModelCaller):
+        load_check = add_position_check(load_check, caller, vocab)
+    return LoadedModel(config, info, caller, load_check, snapshots, cache, vocab)
 
 
-def _follow_probe(config: Config, methods: ComputeMethods) -> Config:
-    """The config without what this model cannot do exactly. ConfigError if rows cannot be quantised."""
+def _follow_load_check(config: Config, methods: ComputeMethods) -> Config:
+    """The config without what this model cannot do exactly. ConfigError if rows cannot be quantized."""
     if methods.quantization is not None and methods.decode != "ragged":
         raise ConfigError("cache.kv_bits: rows with different adapters decode one by one for this model")
     if not methods.snapshots:

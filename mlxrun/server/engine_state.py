@@ -37,7 +37,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
     },
     "sparse_prefill": {"method": "off", "waiting": 0, "prompts": 0, "tokens": 0, "left_out": 0},
     "memory": None,
-    "probe": None,
+    "load_check": None,
 }
 
 

@@ -40,8 +40,8 @@ def test_drawing_is_deterministic_and_the_images_are_up_to_date(
 
     main([str(tmp_path / "one")])
     main([str(tmp_path / "two")])
-    drawn = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*.svg")}
-    assert drawn == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.svg")}
-    assert drawn.keys() == {path.name for path in IMAGES.glob("*.svg")}
+    shown = {path.name: path.read_bytes() for path in (tmp_path / "one").glob("*.svg")}
+    assert shown == {path.name: path.read_bytes() for path in (tmp_path / "two").glob("*.svg")}
+    assert shown.keys() == {path.name for path in IMAGES.glob("*.svg")}
     for name in ("request-life-light.svg", "request-life-dark.svg", "resume.svg"):  # no matplotlib in these
-        assert drawn[name] == (IMAGES / name).read_bytes(), f"{name} is stale: make plots"
+        assert shown[name] == (IMAGES / name).read_bytes(), f"{name} is stale: make plots"

@@ -88,8 +88,8 @@ def test_a_script_asks_the_same_every_time_and_other_tokens_for_another_seed(nam
     assert all(a.prompt[:4] != b.prompt[:4] for a, b in zip(one, other, strict=True))
     assert one[0].clear_before
     for case in one:
-        assert list(case.boundaries) == sorted(set(case.boundaries))
-        assert all(0 < at < len(case.prompt) for at in case.boundaries)
+        assert list(case.cache_positions) == sorted(set(case.cache_positions))
+        assert all(0 < at < len(case.prompt) for at in case.cache_positions)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_a_conversation_grows_by_its_answers_and_ends_with_its_yardsticks() -> N
     for before, after in zip(turns, turns[1:], strict=False):
         past = before.case.prompt + before.answer.tokens
         assert after.case.prompt[: len(past)] == past
-        assert after.case.boundaries == (4096, len(past))
+        assert after.case.cache_positions == (4096, len(past))
         assert len(after.case.prompt) - len(past) == 700
         assert after.shared >= len(past)
     warm = sorted(len(r.case.prompt) for r in turns[1:])
     assert (cold.case.role, len(cold.case.prompt)) == ("cold", warm[4])
     assert (alone.case.role, len(alone.case.prompt), alone.case.clear_before) == ("alone", warm[-1], True)
-    assert alone.case.boundaries == turns[-1].case.boundaries
+    assert alone.case.cache_positions == turns[-1].case.cache_positions
     assert cold.shared <= 3 and alone.shared == 0
 
 

@@ -14,13 +14,13 @@ from mlx_lm.utils import load_model
 
 from benchmarks import mtp_model
 from benchmarks.__main__ import command
-from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.speculation import build
 
 
 def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = ProbeReport(ComputeMethods("paged"), ())
+    chosen = LoadCheckReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
     out = tmp_path / "report.json"
@@ -34,7 +34,7 @@ def test_answers_are_forced_drafted_and_the_same(tmp_path: Path, monkeypatch: py
 
 
 def test_a_draft_model_agrees_as_often_as_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = ProbeReport(ComputeMethods("paged"), ())
+    chosen = LoadCheckReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
     seconds = iter((0.05, 1.0, 1.0, 1.0))
@@ -64,7 +64,7 @@ def run(tmp_path: Path, *given: str) -> dict[str, Any]:
 @pytest.fixture
 def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding by pages on a CPU, where drafts cost nothing."""
-    chosen = ProbeReport(ComputeMethods("paged"), ())
+    chosen = LoadCheckReport(ComputeMethods("paged"), ())
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
     monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *given: 0.0)

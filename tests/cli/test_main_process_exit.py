@@ -172,7 +172,7 @@ def test_a_server_that_ends_says_why(
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["batch", "job.jsonl", "--set", "engine.probe=false"],
+        ["batch", "job.jsonl", "--set", "engine.load_check=false"],
         ["doctor", "--no-model"],
         ["bench", "engine", "--workload", "uniform", "--scale", "0.01", "--repeat", "1", "--no-peer"],
     ],

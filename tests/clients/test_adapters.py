@@ -34,7 +34,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def served(paths: dict[str, str]) -> Iterator[ModelServer]:
     with run_model_server(
-        Config(model=ModelSettings(adapters=paths), engine=EngineSettings(probe=False))
+        Config(model=ModelSettings(adapters=paths), engine=EngineSettings(load_check=False))
     ) as server:
         yield server
 
@@ -84,7 +84,7 @@ def test_each_surface_takes_the_adapter_that_model_names(
     ]
     job.write_text("".join(json.dumps(line) + "\n" for line in lines))
     sets = [f"--set=model.adapters.{name}={path}" for name, path in paths.items()]
-    main(["batch", str(job), "-o", str(out), "--set=engine.probe=false", *sets])
+    main(["batch", str(job), "-o", str(out), "--set=engine.load_check=false", *sets])
     records = {record["custom_id"]: record for record in map(json.loads, out.read_text().splitlines())}
     found = [records[name]["response"]["body"]["choices"][0]["message"]["content"] for name in NAMES]
     assert found == texts

@@ -144,8 +144,8 @@ def test_what_agents_ask_beside_the_conversation(scripted: Scripted) -> None:
     claude, opencode, webui = ClaudeCode(), OpenCode(), OpenWebUi()
     for agent in (claude, opencode):
         agent.ask(TURNS[0].text)
-    probe, title = (scripted.post(claude, body) for body in claude.make_side_bodies())
-    assert json.loads(probe)["stop_reason"] == "max_tokens"
+    load_check, title = (scripted.post(claude, body) for body in claude.make_side_bodies())
+    assert json.loads(load_check)["stop_reason"] == "max_tokens"
     answer = claude.read_stream(title)
     assert answer.finish == "max_tokens" or list(json.loads(answer.text)) == ["title"]
     body = claude.make_body()

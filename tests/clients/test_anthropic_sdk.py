@@ -47,17 +47,17 @@ def looking(colour: str) -> list[Any]:
     return [{"role": "user", "content": [picture(colour), text]}]
 
 
-def asked(messages: Any, **fields: Any) -> Json:
+def received(messages: Any, **fields: Any) -> Json:
     return {"model": "claude-x", "max_tokens": 64, "messages": messages, "extra_body": GREEDY, **fields}
 
 
 def ask(client: Anthropic, messages: Any, **fields: Any) -> Message:
-    return client.messages.create(**asked(messages, **fields))
+    return client.messages.create(**received(messages, **fields))
 
 
 def streamed(client: Anthropic, messages: Any, **fields: Any) -> Message:
     """The message that the client's own accumulator makes of a stream."""
-    with client.messages.stream(**asked(messages, **fields)) as stream:
+    with client.messages.stream(**received(messages, **fields)) as stream:
         return stream.get_final_message()
 
 
@@ -76,7 +76,7 @@ def tokens_of(message: Message) -> int:
     return usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-ASKED: dict[str, tuple[list[Any], Json, str]] = {
+RECEIVED: dict[str, tuple[list[Any], Json, str]] = {
     "sum": (SUM, {}, "42"),
     "system": (SUM, {"system": [{"type": "text", "text": "Answer in one word."}]}, ""),
     "thought": (THINK, {"thinking": ENABLED, "max_tokens": 1025}, "47"),
@@ -88,18 +88,18 @@ ASKED: dict[str, tuple[list[Any], Json, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", RECEIVED)
 async def test_all_ways_to_ask(served: ModelServer, anthropic_client: Anthropic, name: str) -> None:
     """Whole and streamed, sync and async say the same; the count is that of the prompt."""
-    messages, fields, wanted = ASKED[name]
+    messages, fields, wanted = RECEIVED[name]
     whole = ask(anthropic_client, messages, **fields)
     assert wanted in text_of(whole)
     assert said(streamed(anthropic_client, messages, **fields)) == said(whole)
     async with AsyncAnthropic(base_url=served.url, api_key="none", max_retries=0) as other:
-        assert said(await other.messages.create(**asked(messages, **fields))) == said(whole)
-        async with other.messages.stream(**asked(messages, **fields)) as stream:
+        assert said(await other.messages.create(**received(messages, **fields))) == said(whole)
+        async with other.messages.stream(**received(messages, **fields)) as stream:
             assert said(await stream.get_final_message()) == said(whole)
-        events = await other.messages.create(**asked(messages, **fields, stream=True))
+        events = await other.messages.create(**received(messages, **fields, stream=True))
         kinds = [event.type async for event in events]
     assert kinds[0] == "message_start" and kinds[-1] == "message_stop"
     counted = {k: v for k, v in fields.items() if k in ("system", "tools", "thinking")}

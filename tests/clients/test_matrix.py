@@ -44,7 +44,7 @@ class Results:
         self.folder = folder
         self.given = folder / "given.json"
         pictures = {colour: make_image_part(colour)["image_url"]["url"] for colour in ("red", "blue")}
-        asked = {
+        received = {
             "chat": common.CHAT,
             "question": common.QUESTION,
             "structured": common.STRUCTURED,
@@ -52,7 +52,7 @@ class Results:
             "results": common.RESULTS,
             "functions": common.FUNCTIONS,
         }
-        self.given.write_text(json.dumps({"url": url, "pictures": pictures, "asked": asked}))
+        self.given.write_text(json.dumps({"url": url, "pictures": pictures, "asked": received}))
         self.found: dict[tuple[str, str], Any] = {}
 
     def get(self, client: Client) -> Any:

@@ -119,11 +119,11 @@ def test_reasoning_is_not_content(openai_client: OpenAI) -> None:
     assert choice.message.reasoning_content and "think>" not in choice.message.content
     assert choice.message.content.endswith("47")
     assert 0 < whole.usage.completion_tokens_details.reasoning_tokens < whole.usage.completion_tokens
-    text = thought = ""
+    text = reasoning = ""
     for chunk in ask(openai_client, THINK, stream=True, **fields):
         text += chunk.choices[0].delta.content or ""
-        thought += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
-    assert (text, thought) == (choice.message.content, choice.message.reasoning_content)
+        reasoning += getattr(chunk.choices[0].delta, "reasoning_content", None) or ""
+    assert (text, reasoning) == (choice.message.content, choice.message.reasoning_content)
 
 
 def test_tools(openai_client: OpenAI) -> None:
@@ -319,15 +319,15 @@ THINKING = {"chat_template_kwargs": {"enable_thinking": True}}
 def test_continuation_of_an_assistant_message(openai_client: OpenAI, served: ModelServer) -> None:
     """It goes on as the whole answer did, as a stream too, also within a thought. Without
     the two fields the text is a turn that is over, and the answer begins anew."""
-    for asked, more in ((HELLO, {}), (THINK, THINKING)):
-        whole = ask(openai_client, asked, extra_body=more).choices[0].message
-        thought = getattr(whole, "reasoning_content", "")
+    for received, more in ((HELLO, {}), (THINK, THINKING)):
+        whole = ask(openai_client, received, extra_body=more).choices[0].message
+        reasoning = getattr(whole, "reasoning_content", "")
         given = {"role": "assistant", "content": whole.content[:6]}
         rest = (whole.content[6:], "")
-        if thought:
-            given["content"] = f"<think>\n{thought[:9]}"
-            rest = (whole.content, thought[9:])
-        turns = [*asked, given]
+        if reasoning:
+            given["content"] = f"<think>\n{reasoning[:9]}"
+            rest = (whole.content, reasoning[9:])
+        turns = [*received, given]
         made = ask(openai_client, turns, extra_body=BEGUN | more)
         message = made.choices[0].message
         assert (message.content, getattr(message, "reasoning_content", "")) == rest
@@ -336,7 +336,7 @@ def test_continuation_of_an_assistant_message(openai_client: OpenAI, served: Mod
         check_same(streamed(openai_client, turns, extra_body=BEGUN | more), made)
         anew = ask(openai_client, turns, extra_body=more)
         assert anew.usage.prompt_tokens > made.usage.prompt_tokens
-    assert thought  # of the second: it was begun within one
+    assert reasoning  # of the second: it was begun within one
 
 
 async def _tokenize(served: ModelServer, body: dict[str, Any]) -> Any:

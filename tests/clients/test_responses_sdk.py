@@ -206,13 +206,15 @@ def test_cancelling_a_stream(openai_client: OpenAI, served: ModelServer) -> None
 
 async def test_different_requests_at_once(served: ModelServer, openai_client: OpenAI) -> None:
     """A text, an image, tools and a thought together: each as it is alone."""
-    asked: list[tuple[Any, dict[str, Any]]] = [
+    received: list[tuple[Any, dict[str, Any]]] = [
         (SUM, {}),
         (looking(), {}),
         (DUBLIN, {"tools": [WEATHER]}),
         ("What is 12 + 30 + 5?", {"reasoning": {"effort": "low"}}),
     ]
-    alone = [output(await asyncio.to_thread(ask, openai_client, value, **fields)) for value, fields in asked]
+    alone = [
+        output(await asyncio.to_thread(ask, openai_client, value, **fields)) for value, fields in received
+    ]
     async with AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=60) as many:
 
         async def whole(value: Any, fields: dict[str, Any]) -> Any:
@@ -223,5 +225,5 @@ async def test_different_requests_at_once(served: ModelServer, openai_client: Op
                 return output(await events.get_final_response())
 
         for how in (whole, stream):
-            together = await asyncio.gather(*(how(value, fields) for value, fields in asked))
+            together = await asyncio.gather(*(how(value, fields) for value, fields in received))
             assert together == alone

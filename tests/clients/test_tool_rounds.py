@@ -51,12 +51,12 @@ class Round:
     """One answer: what a client has put together of a stream."""
 
     text: str = ""
-    thought: str = ""
+    reasoning: str = ""
     finish: str | None = None
     calls: dict[int, list[str]] = field(default_factory=dict)  # index: id, name, arguments
 
     @property
-    def told(self) -> list[tuple[str, Any]]:
+    def reported(self) -> list[tuple[str, Any]]:
         return [(name, json.loads(arguments)) for _, name, arguments in self.calls.values()]
 
 
@@ -70,18 +70,18 @@ def body(messages: Sequence[Json], **more: Any) -> Json:
 def streamed(client: OpenAI, messages: Sequence[Json], **more: Any) -> Round:
     """One answer from its chunks; a call's id and name come once and first."""
     made = Round()
-    asked = {"extra_body": more} if more else {}
-    for chunk in client.chat.completions.create(model="m", stream=True, **body(messages), **asked):
+    received = {"extra_body": more} if more else {}
+    for chunk in client.chat.completions.create(model="m", stream=True, **body(messages), **received):
         delta, made.finish = chunk.choices[0].delta, chunk.choices[0].finish_reason
         made.text += delta.content or ""
-        made.thought += getattr(delta, "reasoning_content", None) or ""
-        for piece in delta.tool_calls or []:
-            if piece.index not in made.calls:
-                assert piece.id and piece.function.name and piece.index == len(made.calls)
-                made.calls[piece.index] = [piece.id, piece.function.name, ""]
+        made.reasoning += getattr(delta, "reasoning_content", None) or ""
+        for part in delta.tool_calls or []:
+            if part.index not in made.calls:
+                assert part.id and part.function.name and part.index == len(made.calls)
+                made.calls[part.index] = [part.id, part.function.name, ""]
             else:
-                assert not piece.id and not piece.function.name
-            made.calls[piece.index][2] += piece.function.arguments or ""
+                assert not part.id and not part.function.name
+            made.calls[part.index][2] += part.function.arguments or ""
     return made
 
 
@@ -92,8 +92,8 @@ def turn(made: Round, results: dict[str, str]) -> list[Json]:
         for id, name, arguments in made.calls.values()
     ]
     said: Json = {"role": "assistant", "content": made.text or None, "tool_calls": calls}
-    if made.thought:
-        said["reasoning_content"] = made.thought
+    if made.reasoning:
+        said["reasoning_content"] = made.reasoning
     return [
         said,
         *(
@@ -108,14 +108,14 @@ def converse(
 ) -> tuple[list[Round], list[list[Json]]]:
     """All rounds, and the history that each was asked with."""
     messages: list[Json] = [{"role": "user", "content": QUESTION}]
-    rounds, asked = [], []
+    rounds, received = [], []
     for _ in range(len(CALLS) + 1):
-        asked.append(list(messages))
+        received.append(list(messages))
         rounds.append(streamed(client, messages, **more))
         if not rounds[-1].calls:
             break
         messages += turn(rounds[-1], results)
-    return rounds, asked
+    return rounds, received
 
 
 @pytest.mark.parametrize("more", [{}, THINKING], ids=["plain", "thinking"])
@@ -123,11 +123,11 @@ def test_chat(openai_client: OpenAI, more: Json) -> None:
     """The right tool with the right arguments, its result, and the answer; a thought is a
     thought."""
     rounds, _ = converse(openai_client, **more)
-    assert [made.told for made in rounds] == [*([call] for call in CALLS), []]
+    assert [made.reported for made in rounds] == [*([call] for call in CALLS), []]
     assert [made.finish for made in rounds] == ["tool_calls"] * 3 + ["stop"]
     assert [made.text for made in rounds] == ["", "", "", ANSWER]
-    assert all(made.thought for made in rounds) == bool(more)
-    assert not any("<" in made.text + made.thought for made in rounds)
+    assert all(made.reasoning for made in rounds) == bool(more)
+    assert not any("<" in made.text + made.reasoning for made in rounds)
     ids = [id for made in rounds for id, _, _ in made.calls.values()]
     assert len(set(ids)) == len(CALLS)
 
@@ -136,7 +136,7 @@ def test_other_results_are_another_answer(openai_client: OpenAI) -> None:
     """The twin: what the tools say is what the answer says."""
     other = RESULTS | {"get_weather": '{"temperature": 7, "sky": "foggy"}', "multiply": '{"result": 85}'}
     rounds, _ = converse(openai_client, other)
-    assert [made.told for made in rounds] == [*([call] for call in CALLS), []]
+    assert [made.reported for made in rounds] == [*([call] for call in CALLS), []]
     assert rounds[-1].text == ANSWER.replace("21", "7").replace("sunny", "foggy").replace("84", "85")
 
 
@@ -148,8 +148,8 @@ def test_calls_that_are_forbidden_do_not_come(openai_client: OpenAI) -> None:
 
 def test_the_history_reaches_the_template_natively(openai_client: OpenAI, served: ModelServer) -> None:
     """Arguments as an object, written once; results behind the calls they answer."""
-    _, asked = converse(openai_client)
-    prepared = served.call(prepare_request("/v1/chat/completions", body(asked[-1]), served.state.context))
+    _, received = converse(openai_client)
+    prepared = served.call(prepare_request("/v1/chat/completions", body(received[-1]), served.state.context))
     prompt = prepared.prompts[0]
     at = 0
     for name, arguments in CALLS:
@@ -180,7 +180,7 @@ def test_messages(anthropic_client: Anthropic, thinking: bool) -> None:
     ]
     more = {"thinking": {"type": "enabled", "budget_tokens": 1024}} if thinking else {}
     messages: list[Any] = [{"role": "user", "content": QUESTION}]
-    told, reasons, text = [], [], ""
+    reported, reasons, text = [], [], ""
     for _ in range(len(CALLS) + 1):
         with anthropic_client.messages.stream(
             model="m", max_tokens=2048, messages=messages, tools=tools, extra_body={"temperature": 0}, **more
@@ -190,14 +190,14 @@ def test_messages(anthropic_client: Anthropic, thinking: bool) -> None:
         kinds = [block.type for block in message.content]
         assert ("thinking" in kinds and "thinking" in deltas) is thinking
         calls = [block for block in message.content if block.type == "tool_use"]
-        told.append([(call.name, call.input) for call in calls])
+        reported.append([(call.name, call.input) for call in calls])
         reasons.append(message.stop_reason)
         text += "".join(block.text for block in message.content if block.type == "text")
         results = [
             {"type": "tool_result", "tool_use_id": call.id, "content": RESULTS[call.name]} for call in calls
         ]
         messages += [{"role": "assistant", "content": message.content}, {"role": "user", "content": results}]
-    assert told == [*([call] for call in CALLS), []]
+    assert reported == [*([call] for call in CALLS), []]
     assert reasons == ["tool_use"] * 3 + ["end_turn"]
     assert text == ANSWER
 
@@ -208,7 +208,7 @@ def test_messages(anthropic_client: Anthropic, thinking: bool) -> None:
 @pytest.mark.parametrize("more", [{}, THINKING], ids=["plain", "thinking"])
 def test_batch(openai_client: OpenAI, tmp_path: Path, more: Json) -> None:
     """The same conversation's lines give the same calls, thoughts and answer."""
-    rounds, asked = converse(openai_client, **more)
+    rounds, received = converse(openai_client, **more)
     lines = [
         {
             "custom_id": f"round {i}",
@@ -216,7 +216,7 @@ def test_batch(openai_client: OpenAI, tmp_path: Path, more: Json) -> None:
             "url": "/v1/chat/completions",
             "body": body(messages, **more),
         }
-        for i, messages in enumerate(asked)
+        for i, messages in enumerate(received)
     ]
     job = write_job(tmp_path, lines)
     assert main(["batch", str(job)]) == 0
@@ -226,7 +226,7 @@ def test_batch(openai_client: OpenAI, tmp_path: Path, more: Json) -> None:
         choice = json.loads(records[f"round {i}"])["response"]["body"]["choices"][0]
         message = choice["message"]
         calls = [call["function"] for call in message.get("tool_calls") or []]
-        assert [(call["name"], json.loads(call["arguments"])) for call in calls] == made.told
-        assert (message.get("reasoning_content") or "") == made.thought
+        assert [(call["name"], json.loads(call["arguments"])) for call in calls] == made.reported
+        assert (message.get("reasoning_content") or "") == made.reasoning
         assert (message["content"] or "") == made.text
         assert choice["finish_reason"] == made.finish

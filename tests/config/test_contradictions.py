@@ -128,11 +128,11 @@ def test_bytes_of_no_store_do_nothing() -> None:
         ),
         (
             "engine: {reproducible: true}\ncache: {stored_bits: 8}",
-            "2:22: cache.stored_bits: quantised entries are not exact",
+            "2:22: cache.stored_bits: quantized entries are not exact",
         ),
         (
             "engine: {reproducible: true}\ncache: {kv_bits: 8}",
-            "2:18: cache.kv_bits: quantised keys are not computed reproducibly",
+            "2:18: cache.kv_bits: quantized keys are not computed reproducibly",
         ),
         (
             "cache: {kv_start: 512}",

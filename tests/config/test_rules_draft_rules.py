@@ -59,7 +59,7 @@ def test_sparse_prefill_that_would_never_be(text: str, said: str) -> None:
 
 @pytest.mark.parametrize("rest", [", kind: text}", ", context_length: 8193}"])
 def test_sparse_prefill_that_can_be(rest: str) -> None:
-    """Beside quantised keys, which prompts have not."""
+    """Beside quantized keys, which prompts have not."""
     assert load(ON + rest + "\ncache: {kv_bits: 8}\n").config.prefill.sparse == "draft"
 
 
@@ -81,12 +81,12 @@ def test_sparse_prefill_that_can_be(rest: str) -> None:
         ),
         (
             "speculation: {method: auto}\ncache: {kv_bits: 8}",
-            "a.yaml:1:23: speculation.method: auto drafts nothing while keys are quantised (cache.kv_bits "
+            "a.yaml:1:23: speculation.method: auto drafts nothing while keys are quantized (cache.kv_bits "
             "8); remove one of them",
         ),
         (
             "speculation: {method: ngram}\ncache: {kv_bits: 4}",
-            "a.yaml:1:23: speculation.method: ngram drafts nothing while keys are quantised (cache.kv_bits",
+            "a.yaml:1:23: speculation.method: ngram drafts nothing while keys are quantized (cache.kv_bits",
         ),
         (
             "speculation: {method: draft}",

@@ -62,6 +62,7 @@ def test_a_file_that_is_not_utf8() -> None:
         ("extends=b.yaml", "--set extends: only a file can extend another; use -c"),
         ("media.roots=[", "--set media.roots: this is not YAML: expected the node content"),
         ("policy=fair", "--set policy: unknown key (did you mean 'scheduler.policy'?)"),
+        ("engine.probe=false", "--set engine.probe: unknown key (did you mean 'load_check'?)"),
         ("scheduler={polcy: 1}", "--set scheduler: scheduler.polcy: unknown key (did you mean 'policy'?)"),
         ("scheduler.chunk=a", "--set scheduler.chunk: 'a' is not an integer"),
     ],

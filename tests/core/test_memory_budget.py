@@ -42,18 +42,18 @@ def test_memory_counts_the_longest_row_twice() -> None:
     assert MemoryBudget().fits([10**12], 10**12)
 
 
-def test_quantised_rows_count_as_such_once_they_decode() -> None:
+def test_quantized_rows_count_as_such_once_they_decode() -> None:
     """A prompt is computed in full precision, and is in both forms when its row joins the others."""
     footprint = Footprint(per_token=8, step=1, packed_per_token=2, packed_from=4)
     budget = MemoryBudget(limit=1000, weights=10, footprint=footprint)
     assert budget.compute_needed_bytes([20], 0) == 10 + 160 + 40
     assert budget.compute_needed_bytes([], 0, [20, 4, 6]) == 10 + (40 + 32 + 12) + 160
-    assert budget.compute_needed_bytes([], 0, [5]) == 10 + 40 + 40, "this step quantises it"
+    assert budget.compute_needed_bytes([], 0, [5]) == 10 + 40 + 40, "this step quantizes it"
     assert budget.find_max_length(1, 500, 16) == 99
     assert "99 tokens 990 B" in budget.explain_shortage(99, 16)
 
 
-def test_more_requests_run_at_once_where_rows_are_quantised() -> None:
+def test_more_requests_run_at_once_where_rows_are_quantized() -> None:
     counts = []
     for packed in (None, 1):
         footprint = Footprint(per_token=4, step=1, packed_per_token=packed)
@@ -69,7 +69,7 @@ def test_more_requests_run_at_once_where_rows_are_quantised() -> None:
 
 
 def serve_crowd(limit: int, start: int) -> FakeRunner:
-    """Serve prompts that are computed together, in memory that holds few of them unquantised."""
+    """Serve prompts that are computed together, in memory that holds few of them unquantized."""
     footprint = Footprint(per_token=4, step=1, packed_per_token=1, packed_from=start)
     memory = MemoryBudget(limit=limit, footprint=footprint)
     settings = make_settings(chunk=64, prefill_budget=64, prefill_budget_busy=64)
@@ -82,10 +82,10 @@ def serve_crowd(limit: int, start: int) -> FakeRunner:
 
 
 @pytest.mark.parametrize("start", [0, 18])
-def test_rows_count_in_full_until_a_step_has_quantised_them(
+def test_rows_count_in_full_until_a_step_has_quantized_them(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several may join the decode batch at once, beside prompts. The twin counts them as quantised as soon as
+    """Several may join the decode batch at once, beside prompts. The twin counts them as quantized as soon as
     their prompts are computed."""
     limits = range(250, 420, 10)
     assert [serve_crowd(limit, start).broken for limit in limits] == [[]] * len(limits)

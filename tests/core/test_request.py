@@ -14,12 +14,14 @@ from tests.helpers.engine_fakes import merge_events
 @pytest.mark.parametrize(
     ("boundaries", "points"), [((), (40,)), ((10, 30), (10, 30, 40)), ((10, 45), (10, 45)), ((40,), (40,))]
 )
-def test_questions_part_behind_the_last_image(boundaries: tuple[int, ...], points: tuple[int, ...]) -> None:
+def test_questions_part_behind_the_last_image(
+    cache_positions: tuple[int, ...], points: tuple[int, ...]
+) -> None:
     request = Request("a", tuple(range(50)), SamplingParams(max_tokens=1), image_spans=((12, 15), (35, 40)))
-    request = dataclasses.replace(request, boundaries=boundaries)
-    assert request.branch_points == points
-    assert dataclasses.replace(request, image_spans=()).branch_points == boundaries
-    assert dataclasses.replace(request, image_spans=((35, 50),)).branch_points == boundaries
+    request = dataclasses.replace(request, cache_positions=cache_positions)
+    assert request.all_cache_positions == points
+    assert dataclasses.replace(request, image_spans=()).all_cache_positions == cache_positions
+    assert dataclasses.replace(request, image_spans=((35, 50),)).all_cache_positions == cache_positions
 
 
 def test_events_merge_into_one() -> None:

@@ -61,7 +61,7 @@ def test_a_memory_limit_below_the_weights(zoo: Zoo, tmp_path: Path, limit: int) 
 
 def test_a_memory_limit_with_no_room_for_a_row(zoo: Zoo, caplog: pytest.LogCaptureFixture) -> None:
     """The weights fit, and not even the shortest request beside them; a byte more, and that runs."""
-    folder, options = zoo.text("llama"), {"probe": False, "memory_headroom": 0.0}
+    folder, options = zoo.text("llama"), {"load_check": False, "memory_headroom": 0.0}
     memory = engine_driver.make_real_engine(folder, **options).scheduler.limits.memory
     least = memory.compute_needed_bytes([2], 1)
     with pytest.raises(ConfigError, match=r"weights .* \+ 2 tokens .* > limit .*: no request can ever run"):
@@ -69,8 +69,8 @@ def test_a_memory_limit_with_no_room_for_a_row(zoo: Zoo, caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         engine = engine_driver.make_real_engine(folder, memory_limit=least, **options)
     assert "a prompt and its answer fit in memory up to 2 tokens" in caplog.text
-    asked = engine_driver.make_text_request("a", [5], max_tokens=1)
-    assert len(engine_driver.run_requests(engine, [asked])["a"].tokens) == 1
+    received = engine_driver.make_text_request("a", [5], max_tokens=1)
+    assert len(engine_driver.run_requests(engine, [received])["a"].tokens) == 1
 
 
 def test_memory_for_images_is_named_where_it_does_not_fit(zoo: Zoo) -> None:
@@ -181,9 +181,9 @@ def test_the_parts_share_the_settings(zoo: Zoo) -> None:
     assert engine.scheduler.limits.context == engine.model_info.context_length
     memory = engine.scheduler.limits.memory
     assert 0 < memory.weights < memory.limit <= 500_000_000 and memory.footprint.per_token > 0
-    assert engine.probe is not None
-    unprobed = engine_driver.make_real_engine(folder, probe=False)
-    assert unprobed.probe is not None and unprobed.probe.checks == ()
+    assert engine.load_check is not None
+    unprobed = engine_driver.make_real_engine(folder, load_check=False)
+    assert unprobed.load_check is not None and unprobed.load_check.checks == ()
 
 
 def test_a_reproducible_engine_has_aligned_chunks(zoo: Zoo) -> None:

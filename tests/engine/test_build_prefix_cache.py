@@ -19,7 +19,7 @@ from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.run.adapter import run_trial_forward
+from mlxrun.model.run.model_caller import run_trial_forward
 from tests.helpers import engine_driver
 from tests.helpers.model_fixtures import Zoo
 

@@ -60,7 +60,7 @@ def record_step(engine: Engine) -> list[CodeType]:
     return calls
 
 
-def is_told(story: Sequence[str], called: Sequence[CodeType]) -> bool:
+def is_described(story: Sequence[str], called: Sequence[CodeType]) -> bool:
     """Whether the functions of the story were called one after the other, with any others in between."""
     left = iter(called)
     return all(any(code is each for each in left) for code in map(read_code, story))
@@ -69,17 +69,17 @@ def is_told(story: Sequence[str], called: Sequence[CodeType]) -> bool:
 def test_the_page_tells_a_decode_step_in_ten_calls(called: list[CodeType]) -> None:
     assert 8 <= len(STORY) <= 10
     assert STORY[0].endswith("Engine.step") and STORY[-1].endswith("Scheduler.update")
-    assert is_told(STORY, called)
+    assert is_described(STORY, called)
 
 
 @pytest.mark.parametrize("at", range(len(STORY)))
 def test_a_wrong_name_is_seen(called: list[CodeType], at: int) -> None:
     """A function that does not exist, and one that exists and is not called here."""
     for wrong in (f"{STORY[at]}s", "mlxrun.model.run.runner.ModelRunner.collect"):
-        assert not is_told([*STORY[:at], wrong, *STORY[at + 1 :]], called)
+        assert not is_described([*STORY[:at], wrong, *STORY[at + 1 :]], called)
 
 
 @pytest.mark.parametrize("at", range(len(STORY) - 1))
 def test_a_wrong_order_is_seen(called: list[CodeType], at: int) -> None:
     """Any two neighbours the other way round."""
-    assert not is_told([*STORY[:at], STORY[at + 1], STORY[at], *STORY[at + 2 :]], called)
+    assert not is_described([*STORY[:at], STORY[at + 1], STORY[at], *STORY[at + 2 :]], called)

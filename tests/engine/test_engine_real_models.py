@@ -161,7 +161,7 @@ def tokens(events: Sequence[TokenEvent]) -> tuple[int, ...]:
 
 
 async def test_all_of_mlx_is_on_one_thread(zoo: Zoo, tmp_path: Any) -> None:
-    """Load, probe, images, steps, aborts, hits from disk, saves and the end of it all, with
+    """Load, load_check, images, steps, aborts, hits from disk, saves and the end of it all, with
     several streams at once, text and images. Images are prepared beside it, as a server does."""
     config = engine_driver.make_config(zoo.vision("qwen3_vl"), backend="disk", disk_path=str(tmp_path))
     watched = Watched()

@@ -6,7 +6,7 @@ import time
 
 from mlxrun.core.memory_budget import MemoryBudget
 from mlxrun.engine.thread import EngineStats, collect_stats
-from mlxrun.model.probe.report import ProbeCheck, ProbeReport
+from mlxrun.model.load_check.report import LoadCheck, LoadCheckReport
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers.engine_fakes import finish_all, make_engine, make_request
 
@@ -36,13 +36,13 @@ def test_requests_are_counted_by_what_they_do() -> None:
 
 def test_the_probe_and_the_limit_are_shown() -> None:
     engine = make_engine(memory=MemoryBudget(limit=5000))
-    assert collect_stats(engine).describe()["probe"] is None
-    engine.probe = ProbeReport(ComputeMethods("grouped"), (ProbeCheck("two rows", True, 0.5),))
-    assert "probe" not in collect_stats(engine).counts  # it is described for those who read it
+    assert collect_stats(engine).describe()["load_check"] is None
+    engine.load_check = LoadCheckReport(ComputeMethods("grouped"), (LoadCheck("two rows", True, 0.5),))
+    assert "load_check" not in collect_stats(engine).counts  # it is described for those who read it
     stats = collect_stats(engine).describe()
     assert stats["memory"]["limit"] == 5000
-    assert stats["probe"]["decode"] == "grouped"
-    assert stats["probe"]["checks"] == [
+    assert stats["load_check"]["decode"] == "grouped"
+    assert stats["load_check"]["checks"] == [
         {"name": "two rows", "passed": True, "difference": 0.5, "limit": None, "error": None, "instead": ""}
     ]
 

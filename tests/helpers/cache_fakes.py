@@ -89,7 +89,7 @@ class FakeTier:
                 e.start,
                 e.stop,
                 array("q", e.ids),
-                boundary=e.boundary,
+                at_cache_position=e.at_cache_position,
             )
             for e, _ in self.files.values()
         ]
@@ -180,8 +180,8 @@ class Row:
             self.state.num_computed_tokens,
             self.state.find_chunk_end(self.chunk, most),
         )
-        if self.cache.needs_boundary_stops:
-            stop = next((b for b in self.request.boundaries if start < b < stop), stop)
+        if self.cache.stops_at_cache_positions:
+            stop = next((b for b in self.request.cache_positions if start < b < stop), stop)
         target = self.state.prefill_target
         self.state.record_prefill(stop)
         self.filled = stop

@@ -20,7 +20,13 @@ def make_entry(
 ) -> tuple[CacheEntry, SerializedPayload]:
     """Return an entry of four tokens and its payload; another number gives another content."""
     entry = CacheEntry(
-        b"", ROOT, kind, 8, 12, array("q", [number, -1, 2**62, 0]), boundary=kind is SnapshotKind.STATE
+        b"",
+        ROOT,
+        kind,
+        8,
+        12,
+        array("q", [number, -1, 2**62, 0]),
+        at_cache_position=kind is SnapshotKind.STATE,
     )
     entry.key = compute_entry_key(entry)
     data = random.Random(number).randbytes(size)

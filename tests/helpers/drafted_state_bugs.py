@@ -11,15 +11,15 @@ import pytest
 
 from mlxrun.model.hooks.draft_layout import DraftLayout, LayerCall, RowChoice
 from mlxrun.model.hooks.drafted_state import DraftedState, HoistedCalls
-from mlxrun.model.kv.ragged.row_states import RowStates
+from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 
 Patch = pytest.MonkeyPatch
 
 
 def keep_rejected_states(monkeypatch: Patch) -> None:
     """Rows go on from the state after their last drafted token, whether it was accepted or not."""
-    original = RowStates.accept
-    monkeypatch.setattr(RowStates, "accept", lambda self, kept=(): original(self))
+    original = RecurrentStates.accept
+    monkeypatch.setattr(RecurrentStates, "accept", lambda self, kept=(): original(self))
 
 
 def lose_accepted_states(monkeypatch: Patch) -> None:
@@ -34,9 +34,9 @@ def lose_accepted_states(monkeypatch: Patch) -> None:
 
 def keep_rejected_convolutions(monkeypatch: Patch) -> None:
     """The first slot, which is that of the convolution, is not taken back; the others are."""
-    original = RowStates.accept
+    original = RecurrentStates.accept
 
-    def accept(self: RowStates, kept: Sequence[int] = ()) -> None:
+    def accept(self: RecurrentStates, kept: Sequence[int] = ()) -> None:
         layout, drafted = self._layout, self._drafted
         original(self, kept)
         if layout is not None:
@@ -44,7 +44,7 @@ def keep_rejected_convolutions(monkeypatch: Patch) -> None:
             for layer, state in drafted.items():
                 self._states[layer].cache[0] = state.choose(*parts)[0]
 
-    monkeypatch.setattr(RowStates, "accept", accept)
+    monkeypatch.setattr(RecurrentStates, "accept", accept)
 
 
 def forget_the_tokens_before(monkeypatch: Patch) -> None:

@@ -30,7 +30,7 @@ from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model.kv.paged import attention_kernel, page_table, paged_cache
 from mlxrun.model.kv.ragged import decode_batch, row_group
-from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers.engine_fakes import merge_events
@@ -39,7 +39,7 @@ from tests.helpers.oracle import Answer
 COUNT = 24  # tokens of an answer
 SMALL = {"chunk": 16, "prefill_budget": 64, "prefill_budget_busy": 32}
 
-# Fields of the settings, and methods if the probe's choice is not taken.
+# Fields of the settings, and methods if the load check's choice is not taken.
 VARIANTS: dict[str, dict[str, Any]] = {
     "one at a time": {"max_running": 1},
     "unshared": {"prefill_rows": 1},
@@ -86,11 +86,11 @@ def make_config(folder: Path, **options: Any) -> Config:
 
 
 def make_real_engine(folder: Path, methods: ComputeMethods | None = None, **options: Any) -> Engine:
-    """A new engine. `methods`, if given, are used without a probe."""
+    """A new engine. `methods`, if given, are used without a load check."""
     made = make_config(folder, **options)
     if methods is None:
         return build_engine(made)
-    chosen = ProbeReport(methods, ())
+    chosen = LoadCheckReport(methods, ())
     with (
         mock.patch("mlxrun.model.model_loading.choose_methods", lambda *given: chosen),
         mock.patch("mlxrun.engine.build.find_device_problem", lambda: None),

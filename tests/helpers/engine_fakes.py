@@ -17,7 +17,7 @@ from typing import Any
 from mlxrun.config.settings import EngineSettings, SchedulerSettings
 from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
 from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
-from mlxrun.core.step_plan import Admission, PrefillChunk, SampledToken, ScoredTokens, StepPlan, StepResult
+from mlxrun.core.step_plan import Admission, PrefillChunk, PromptLogprobs, SampledToken, StepPlan, StepResult
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.pooling import PoolingSteps
@@ -98,7 +98,7 @@ class FakeRow:
     request: Request
     length: int  # tokens of prompt and answer that are known or drawn
     filled: int = 0  # tokens in the cache
-    packed: bool = False  # quantised by an earlier step
+    packed: bool = False  # quantized by an earlier step
 
 
 @dataclass
@@ -123,7 +123,7 @@ class FakeRunner:
     rows: dict[str, FakeRow] = field(default_factory=dict)
     peak: int = 0  # bytes in use at most
     _launched: list[tuple[str, int]] = field(default_factory=list)  # (id, position) under way
-    _scored: list[ScoredTokens] = field(default_factory=list)  # under way
+    _scored: list[PromptLogprobs] = field(default_factory=list)  # under way
     trouble: str | None = None
 
     has_pending_snapshots = False
@@ -158,7 +158,9 @@ class FakeRunner:
         tokens = {rid: (self._sample(known[rid].request, at),) for rid, at in before if rid in known}
         scores, self._scored = self._scored, scored
         admitted = self.admissions[new:]
-        return StepResult(tokens, errors, scores=tuple(s for s in scores if s.request_id not in admitted))
+        return StepResult(
+            tokens, errors, prompt_logprobs=tuple(s for s in scores if s.request_id not in admitted)
+        )
 
     def reset(self) -> None:
         self.threads.add(threading.get_ident())
@@ -197,7 +199,7 @@ class FakeRunner:
         row.length = max(row.length, row.filled) + 1
         return row.filled
 
-    def _score(self, chunk: PrefillChunk) -> list[ScoredTokens]:
+    def _score(self, chunk: PrefillChunk) -> list[PromptLogprobs]:
         row = self.rows.get(chunk.request_id)
         count = None if row is None else row.request.params.prompt_logprobs
         if row is None or count is None:
@@ -205,7 +207,7 @@ class FakeRunner:
         prompt = row.request.prompt
         positions = range(chunk.start + 1, min(chunk.stop + 1, len(prompt)))
         found = tuple(compute_score(prompt, at, max(count, 1)) for at in positions)
-        return [ScoredTokens(chunk.request_id, chunk.start + 1, found)]
+        return [PromptLogprobs(chunk.request_id, chunk.start + 1, found)]
 
     def _prefill(self, chunk: PrefillChunk) -> bool:
         """Whether the chunk samples."""
@@ -263,8 +265,8 @@ class FakeRunner:
 
     def _sample(self, request: Request, position: int) -> SampledToken:
         token = compute_token(request.prompt, position)
-        asked = request.params.logprobs is not None
-        return SampledToken(token, TokenLogprob(-float(position)) if asked else None)
+        received = request.params.logprobs is not None
+        return SampledToken(token, TokenLogprob(-float(position)) if received else None)
 
 
 def make_model_info(context_length: int = CONTEXT) -> LoadedModelInfo:

@@ -27,7 +27,7 @@ class FakeSource:
         self.calls = 0
         self.closed = False
         self.read: dict[str, int] = {}  # tokens by row
-        self.asked: list[list[int]] = []
+        self.received: list[list[int]] = []
         self._predict, self._slice, self._taken = predict, slice_size, taken
 
     def _call(self, name: str) -> None:
@@ -50,7 +50,7 @@ class FakeSource:
 
     def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> list[tuple[int, ...]]:
         self._call("propose")
-        self.asked.append([*limits])
+        self.received.append([*limits])
         drafts = []
         for row, limit in zip(rows, limits, strict=True):
             tokens = row.list_tokens(0)

@@ -1,5 +1,5 @@
 """Writes GGUF files, as llama.cpp's converter would make them of the tiny models: names, permuted rows,
-quantised blocks and metadata. It shares nothing with the code that reads them.
+quantized blocks and metadata. It shares nothing with the code that reads them.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ _PROBED: dict[str, Any] = {}
 def choose_once(adapter: Any, vocab: int, config: Any, *others: Any) -> Any:
     """`choose_methods`, whose choice is made once a session for each model and the settings that it reads."""
     from mlxrun.model.kv.ragged import decode_batch, row_group
-    from mlxrun.model.probe import choose  # a second of imports, which most tests do without
+    from mlxrun.model.load_check import choose  # a second of imports, which most tests do without
 
     groups = (decode_batch.SHORTEST_BUCKET, row_group.BUFFER_STEP, row_group.SPARE_TOKENS)
     scheduler, engine, cached = config.scheduler, config.engine, config.cache.backend != "none"

@@ -134,8 +134,8 @@ def vision_inputs(
     if isinstance(prompt, str):
         given: dict[str, Any] = {}
         if videos:
-            told = [VideoMetadata(v.total, v.fps, list(v.indices)) for v in videos]
-            given = {"videos": [v.frames for v in videos], "video_metadata": told}
+            reported = [VideoMetadata(v.total, v.fps, list(v.indices)) for v in videos]
+            given = {"videos": [v.frames for v in videos], "video_metadata": reported}
         return dict(prepare_inputs(processor, images=list(images) or None, prompts=prompt, **given))
     ids = mx.array([list(prompt)])
     return {"input_ids": ids, "attention_mask": mx.ones_like(ids)}

@@ -12,7 +12,7 @@ def make_prompt_logprobs(request: Request) -> tuple[TokenLogprob | None, ...]:
     count, scores = request.params.prompt_logprobs, list[TokenLogprob | None]()
     if count is None:
         return ()
-    for at in range(request.score_from, len(request.prompt)):
+    for at in range(request.logprobs_from, len(request.prompt)):
         rng = random.Random(repr(request.prompt[:at]))
         top = [(97 + i, -0.5 - i - rng.random() / 2) for i in range(count)]
         own = -21 - random.Random(repr(request.prompt[: at + 1])).random()  # less likely than all of `top`

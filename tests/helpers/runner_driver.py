@@ -11,20 +11,20 @@ from mlxrun.core.step_plan import Admission, PrefillChunk, StepPlan, StepResult
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.loader import load_adapter
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.run.runner import ModelRunner
 
 
-def load_tiny_adapter(folder: Path) -> Adapter:
+def load_tiny_caller(folder: Path) -> ModelCaller:
     config = Config(model=ModelSettings(path=str(folder)))
     return load_adapter(config, load_model_info(config.model, weights=True))
 
 
 def make_runner(folder: Path, methods: ComputeMethods) -> ModelRunner:
-    adapter = load_tiny_adapter(folder)
-    cache, vocab = run_trial_forward(adapter)
-    return ModelRunner(adapter, vocab, methods, SnapshotCodec(cache))
+    caller = load_tiny_caller(folder)
+    cache, vocab = run_trial_forward(caller)
+    return ModelRunner(caller, vocab, methods, SnapshotCodec(cache))
 
 
 def plan_start(request: Request, chunk: int | None = None, output: Sequence[int] = ()) -> list[StepPlan]:

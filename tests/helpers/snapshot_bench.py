@@ -14,7 +14,7 @@ from mlxrun.core.step_plan import CacheHit
 from mlxrun.model.hooks import attention
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
+from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from tests.helpers.model_fixtures import Zoo
 
@@ -26,20 +26,20 @@ PLACES = (5, 8, 21, 39)  # before, at and past the windows of 8; one token befor
 class Bench:
     """A model, its snapshots, and rows of it."""
 
-    def __init__(self, adapter: Adapter, bits: int | None = None) -> None:
-        self.adapter = adapter
-        self.snapshots = SnapshotCodec(run_trial_forward(adapter)[0], bits)
+    def __init__(self, caller: ModelCaller, bits: int | None = None) -> None:
+        self.caller = caller
+        self.snapshots = SnapshotCodec(run_trial_forward(caller)[0], bits)
         assert self.snapshots.problem is None
 
     def fill(self, ids: Sequence[int], cache: list[Any] | None = None, start: int = 0, chunk: int = 7) -> Any:
         """Prefill on; returns cache and the last logits."""
         cache = (
-            layer_caches.reserve_capacity(self.adapter.make_cache(), len(ids) + 8) if cache is None else cache
+            layer_caches.reserve_capacity(self.caller.make_cache(), len(ids) + 8) if cache is None else cache
         )
         logits = None
         for first in range(start, len(ids), chunk):
             part = mx.array([list(ids[first : first + chunk])])
-            logits = self.adapter.prefill(part, cache, first, TEXT_ONLY)[:, -1]
+            logits = self.caller.prefill(part, cache, first, TEXT_ONLY)[:, -1]
             mx.eval(layer_caches.list_all_arrays(cache), logits)
         return cache, logits
 
@@ -48,7 +48,7 @@ class Bench:
         tokens, rows = [], [np.array(logits[0].astype(mx.float32))]
         for step in range(count):
             tokens.append(int(rows[-1].argmax()))
-            logits = self.adapter.decode(mx.array([[tokens[-1]]]), cache, [length + step])[:, -1]
+            logits = self.caller.decode(mx.array([[tokens[-1]]]), cache, [length + step])[:, -1]
             rows.append(np.array(logits[0].astype(mx.float32)))
         return tokens, np.stack(rows)
 
@@ -71,7 +71,7 @@ class Bench:
         return CacheHit(length, HitKind.PREFIX, tuple(deltas), state)
 
     def restore(self, hit: CacheHit, capacity: int = LENGTH) -> list[Any]:
-        return self.snapshots.restore(hit, capacity, self.adapter.make_cache())
+        return self.snapshots.restore(hit, capacity, self.caller.make_cache())
 
     def through_bytes(self, hit: CacheHit) -> CacheHit:
         def again(payload: Any) -> Any:
@@ -81,18 +81,18 @@ class Bench:
         return replace(hit, deltas=deltas, state=None if hit.state is None else again(hit.state))
 
 
-def adapter(zoo: Zoo, family: str, kind: str = "text") -> Adapter:
+def caller(zoo: Zoo, family: str, kind: str = "text") -> ModelCaller:
     if kind == "text":
         from mlx_lm import load
 
-        return Adapter(routed(load(str(zoo.text(family)))[0]))
+        return ModelCaller(routed(load(str(zoo.text(family)))[0]))
     from mlx_vlm import load as load_vision
 
-    return VisionAdapter(routed(load_vision(str(zoo.vision(family)))[0]))
+    return VisionModelCaller(routed(load_vision(str(zoo.vision(family)))[0]))
 
 
 def routed(model: Any) -> Any:
-    attention.route_attention(model)
+    attention.hook_attention(model)
     return model
 
 

@@ -18,7 +18,7 @@ def test_the_expected_refusal_skips() -> None:
 @pytest.mark.parametrize(
     ("family", "error"),
     [
-        ("bitnet", ModelLoadError("the check at load failed")),
+        ("bitnet", ModelLoadError("the load check failed")),
         ("llama", RuntimeError(REFUSAL)),
         ("olmo", SystemExit(3)),
     ],

@@ -1,4 +1,4 @@
-"""What doctor finds out about the machine and the probe; the command is in tests/cli."""
+"""What doctor finds out about the machine and the load check; the command is in tests/cli."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from mlxrun.model import doctor
 from mlxrun.model.hooks.weight_form import WeightForm
-from mlxrun.model.probe.report import ComparedWindow, ProbeCheck, ProbeReport
+from mlxrun.model.load_check.report import ComparedWindow, LoadCheck, LoadCheckReport
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods
 
@@ -23,21 +23,23 @@ def test_the_reference_blas_is_noted_with_what_to_install(monkeypatch: pytest.Mo
     assert doctor.check_blas(None, 900.0).level == "ok"
 
 
-def test_the_parity_table_says_what_passed_and_what_is_used() -> None:
-    """What fails the probe is not used, and doctor says so."""
+def test_the_load_check_says_what_passed_and_what_is_used() -> None:
+    """What fails the load check is not used, and doctor says so."""
     checks = (
-        ProbeCheck("decode ragged", False, error="TypeError: no array offset"),
-        ProbeCheck("decode grouped", True, 1.5e-6),
-        ProbeCheck("prefill padded", False, 5.5, limit=0.005, instead="equal lengths only"),
+        LoadCheck("decode ragged", False, error="TypeError: no array offset"),
+        LoadCheck("decode grouped", True, 1.5e-6),
+        LoadCheck("prefill padded", False, 5.5, limit=0.005, instead="equal lengths only"),
     )
-    found = list(doctor.report_probe(ProbeReport(ComputeMethods("grouped", PrefillSharing(8, 0)), checks)))
+    found = list(
+        doctor.report_load_check(LoadCheckReport(ComputeMethods("grouped", PrefillSharing(8, 0)), checks))
+    )
     assert [f.level for f in found] == ["note", "ok", "note", "ok"]
     assert "TypeError" in found[0].value and "1.5e-06" in found[1].value and found[2].facts["limit"] == 0.005
     assert found[0].advice == "not used for this model"
     assert found[2].advice == "not used for this model; instead: equal lengths only"
     methods = {"decode": "grouped", "attention": "engine", "prefill_rows": 8, "padded": 0}
     assert found[-1].facts == methods | {"library_chunks": False, "snapshots": True}
-    (alone,) = doctor.report_probe(ProbeReport(ComputeMethods("row_by_row"), ()))
+    (alone,) = doctor.report_load_check(LoadCheckReport(ComputeMethods("row_by_row"), ()))
     assert alone.level == "note" and "one by one" in alone.advice
 
 
@@ -45,8 +47,10 @@ def test_what_was_reduced_refused_or_switched_off_is_said() -> None:
     methods = ComputeMethods().split_as_library()
     windows = (ComparedWindow(4, 4), ComparedWindow(4096, 8))
     notes = {"images": "refused: other positions", "long_rows": "ValueError: 30 tokens"}
-    report = ProbeReport(replace(methods, attention="library"), (), windows=windows, seconds=1.25, **notes)
-    small, large, long, images, time, used = doctor.report_probe(report)
+    report = LoadCheckReport(
+        replace(methods, attention="library"), (), windows=windows, seconds=1.25, **notes
+    )
+    small, large, long, images, time, used = doctor.report_load_check(report)
     assert (long.level, long.value, time.value) == ("note", "ValueError: 30 tokens", "1.2 s")
     assert small.value == "4 tokens, crossed" and large.facts == {"size": 4096, "compared": 8}
     assert large.value == "4,096 tokens, crossed as a window of 8, to which the checks reduce it"

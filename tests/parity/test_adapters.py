@@ -54,7 +54,7 @@ class Adapted:
 
     def make_engine(self, **options: Any) -> Engine:
         return engine_driver.make_real_engine(
-            self.folder, **{"adapters": self.paths, "probe": False} | options
+            self.folder, **{"adapters": self.paths, "load_check": False} | options
         )
 
     def check(self, events: Mapping[str, TokenEvent]) -> bool:
@@ -114,8 +114,8 @@ def test_each_row_has_the_answer_of_its_adapter(
     """Together, joining late, and again with what the prefix cache has by then."""
     made = models(family)
     engine = made.make_engine(**options)
-    assert engine.probe is not None
-    assert engine.probe.methods.decode == ("row_by_row" if "reproducible" in options else "ragged")
+    assert engine.load_check is not None
+    assert engine.load_check.methods.decode == ("row_by_row" if "reproducible" in options else "ragged")
     assert made.check(engine_driver.run_requests(engine, make_requests(engine)))
     again = engine_driver.run_requests(engine, make_requests(engine))
     assert made.check(again)
@@ -150,8 +150,8 @@ def test_reproducible_rows_do_not_depend_on_the_adapters_of_others(models: Calla
     rows = []
     for others in ((), (0,), (2, 3), (3,)):
         engine = made.make_engine(methods=methods, reproducible=True, backend="none", max_running=4)
-        asked = make_requests(engine)
-        chosen = [TimedRequest(asked[i].request) for i in (1, *others)]
+        received = make_requests(engine)
+        chosen = [TimedRequest(received[i].request) for i in (1, *others)]
         rows.append(engine_driver.run_requests(engine, chosen)["1"])
     assert all((row.tokens, row.logprobs) == (rows[0].tokens, rows[0].logprobs) for row in rows)
 
@@ -164,8 +164,8 @@ def test_logprobs_of_prompts_are_those_of_the_adapter(models: Callable[[str], Ad
     engine = made.make_engine()
     requests = [timed.request for timed in make_requests(engine)][:3]
     params = engine_driver.make_text_request("", PROMPT, max_tokens=0, prompt_logprobs=1).params
-    asked = [Request(each.id, PROMPT, params, adapter=each.adapter) for each in requests]
-    events = engine_driver.run_requests(engine, asked)
+    received = [Request(each.id, PROMPT, params, adapter=each.adapter) for each in requests]
+    events = engine_driver.run_requests(engine, received)
     for name, event in events.items():
         model, _ = load(str(made.folder), adapter_path=made.paths.get(ORDER[int(name)] or ""))
         logits = model(mx.array([PROMPT]))[0].astype(mx.float32)
@@ -180,8 +180,8 @@ def test_a_model_whose_rows_cannot_be_mixed_computes_them_apart(
     monkeypatch.setattr(lora, "_is_mixing_exact", lambda adapter, numbers: False)
     made = models("llama")
     engine = made.make_engine()
-    assert engine.probe is not None
-    methods = engine.probe.methods
+    assert engine.load_check is not None
+    methods = engine.load_check.methods
     assert (methods.decode, methods.sharing.max_rows) == ("row_by_row", 1)
     assert made.check(engine_driver.run_requests(engine, make_requests(engine)))
 
@@ -224,4 +224,4 @@ def test_mixing_in_another_order_is_found_at_load(
     """As with a model that calls its layers with rows in another place."""
     reversed_rows(monkeypatch)
     engine = models("llama").make_engine()
-    assert engine.probe is not None and engine.probe.methods.decode == "row_by_row"
+    assert engine.load_check is not None and engine.load_check.methods.decode == "row_by_row"

@@ -58,9 +58,9 @@ class Preparer:
 
 def are_equal(one: Request, other: Request) -> bool:
     """Whether tokens, spans, digests and every array of pixels are the same, bit by bit."""
-    same = (one.prompt, one.image_spans, one.image_digests, one.boundaries) == (
+    same = (one.prompt, one.image_spans, one.image_digests, one.cache_positions) == (
         *(other.prompt, other.image_spans, other.image_digests),
-        other.boundaries,
+        other.cache_positions,
     )
     arrays = [{key: np.asarray(value) for key, value in each.media.items()} for each in (one, other)]
     return same and all(np.array_equal(arrays[0][key], arrays[1][key]) for key in arrays[0] | arrays[1])

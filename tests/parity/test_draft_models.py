@@ -55,7 +55,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
 def fixed_cost(monkeypatch: Patch) -> None:
     """Drafting a token costs a tenth of a step, which is worth drafting as much as may be."""
 
-    def time_step(adapter: Any, methods: ComputeMethods, *count: int) -> float:
+    def time_step(caller: Any, methods: ComputeMethods, *count: int) -> float:
         return 1.0 if methods.fixed_width else 0.1
 
     monkeypatch.setattr(build, "time_step", time_step)
@@ -313,7 +313,7 @@ def test_a_draft_model_that_fails_fails_no_request(zoo: Zoo, monkeypatch: Patch)
     described = engine.scheduler.drafts.describe()
     assert described["method"] == "off" and described["drafted"] > 0
     assert described["problem"] == "draft is off because it failed: RuntimeError: planted"
-    assert not vars(engine.scheduler.drafts.source._source).keys() & {"_batch", "_adapter"}, "it holds arrays"
+    assert not vars(engine.scheduler.drafts.source._source).keys() & {"_batch", "_caller"}, "it holds arrays"
 
 
 def test_a_step_that_fails_loses_no_request(zoo: Zoo, monkeypatch: Patch) -> None:
@@ -342,7 +342,7 @@ def test_its_rows_count_in_the_memory(zoo: Zoo) -> None:
     alone, both = make_engine(zoo, None), make_engine(zoo, zoo.text("llama"))
     without, drafting = (engine.scheduler.limits.memory for engine in (alone, both))
     assert drafting.weights - without.weights > count_weight_bytes(
-        engine_driver.get_runner(alone)._adapter.model
+        engine_driver.get_runner(alone)._caller.model
     )
     assert drafting.footprint.per_token == 2 * without.footprint.per_token
 
@@ -392,7 +392,7 @@ def test_one_model_chooses_tokens_and_drafts(zoo: Zoo) -> None:
     small, sparse = zoo.text("qwen3"), PrefillSettings("draft", 0.6, 256)
     engine = make_engine(zoo, small, prefill=sparse)
     assert engine.selection is not None
-    assert engine.selection.draft._adapter is engine.scheduler.drafts.source._source._adapter  # type: ignore
+    assert engine.selection.draft._caller is engine.scheduler.drafts.source._source._caller  # type: ignore
     long = text_models.prompts(11, (300, 270))
     asks = [engine_driver.make_text_request(str(i), prompt) for i, prompt in enumerate(long)]
     found = engine_driver.run_requests(engine, asks)

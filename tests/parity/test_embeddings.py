@@ -206,7 +206,7 @@ class LongestRowPooler(pooler.RowPooler):
 
 
 def compare_in_company(get_engine: Callable[..., Engine], monkeypatch: Any, name: str, plant: Any) -> float:
-    """How far vectors in company differ from those alone, once a bug is planted after the check at load."""
+    """How far vectors in company differ from those alone, once a bug is planted after the load check."""
     engine = get_engine(name)
     requests = make_requests(engine, TEXTS)
     alone = compute_alone(engine, requests)

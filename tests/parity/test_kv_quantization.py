@@ -1,7 +1,7 @@
-"""Quantised rows: the library's own loop with a quantised cache is the ORACLE, for each row among others.
+"""Quantized rows: the library's own loop with a quantized cache is the ORACLE, for each row among others.
 
-A row's answer depends on nobody else, and not on the prefix cache either. Planted bugs are found by the probe
-when the model is loaded, and without a probe by the comparison.
+A row's answer depends on nobody else, and not on the prefix cache either. Planted bugs are found by the load
+check when the model is loaded, and without a load check by the comparison.
 """
 
 from __future__ import annotations
@@ -71,21 +71,21 @@ def serve(folder: Path, bits: int, start: int, **options: Any) -> tuple[Engine, 
 
 
 @pytest.mark.parametrize(("family", "bits", "start"), [("llama", 8, 0), ("qwen3_next", 4, STARTED)])
-def test_rows_are_quantised_as_the_library_does(
+def test_rows_are_quantized_as_the_library_does(
     folders: dict[str, Path], family: str, bits: int, start: int
 ) -> None:
     """Joins, departures and moves between groups; `start` as `quantized_kv_start`."""
     engine, events = serve(folders[family], bits, start)
     for event, answer in zip(events, compute_answers(folders[family], bits, start), strict=True):
         engine_driver.check_answer(event, answer)
-    assert engine.probe is not None
-    described = engine.probe.describe()
+    assert engine.load_check is not None
+    described = engine.load_check.describe()
     assert (described["kv_bits"], described["kv_group_size"], described["kv_start"]) == (bits, 32, start)
-    assert [check.passed for check in engine.probe.checks if check.name == "decode quantised"] == [True]
+    assert [check.passed for check in engine.load_check.checks if check.name == "decode quantized"] == [True]
 
 
 def test_a_hit_is_what_a_cold_request_computes(folders: dict[str, Path]) -> None:
-    """Only prompts are cached, and exactly: what a quantised row holds is not what its tokens give alone.
+    """Only prompts are cached, and exactly: what a quantized row holds is not what its tokens give alone.
     The twin copies it all the same."""
     cold = answer_second_turn(folders["llama"], "none")
     assert np.allclose(answer_second_turn(folders["llama"], "memory"), cold, atol=1e-4)
@@ -112,11 +112,11 @@ def view_packed_row(self: Any, rid: str) -> tuple[int, RowView]:
     group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
     length = group.lengths[index]
     rows = [buffer.view(length) for buffer in group.buffers]
-    plain = [[dequantise(a)[index : index + 1] for a in row] for row in rows]
+    plain = [[dequantize(a)[index : index + 1] for a in row] for row in rows]
     return length, RowView(tuple(RowKeysValues(*row, length) for row in plain))
 
 
-def dequantise(array: QuantizedArray | mx.array) -> mx.array:
+def dequantize(array: QuantizedArray | mx.array) -> mx.array:
     if isinstance(array, mx.array):
         return array
     return mx.dequantize(*array.parts, array.form.group_size, array.form.bits)
@@ -155,7 +155,7 @@ def biases_of_the_first_row(monkeypatch: Patch) -> None:
 
 
 def masks_dropped(monkeypatch: Patch) -> None:
-    """Quantised rows see the padding of their group."""
+    """Quantized rows see the padding of their group."""
     original = RowGroup.make_mask
 
     def make_mask(self: RowGroup, width: int, window: int | None) -> mx.array | None:
@@ -164,7 +164,7 @@ def masks_dropped(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RowGroup, "make_mask", make_mask)
 
 
-def quantised_from_the_start(monkeypatch: Patch) -> None:
+def quantized_from_the_start(monkeypatch: Patch) -> None:
     """`start` is not looked at."""
     original = decode_batch.DecodeBatch._find_bucket
 
@@ -176,20 +176,20 @@ def quantised_from_the_start(monkeypatch: Patch) -> None:
     monkeypatch.setattr(decode_batch.DecodeBatch, "_find_bucket", find_bucket)
 
 
-BUGS = [scales_stay_where_they_were, biases_of_the_first_row, masks_dropped, quantised_from_the_start]
+BUGS = [scales_stay_where_they_were, biases_of_the_first_row, masks_dropped, quantized_from_the_start]
 
 
 @pytest.mark.parametrize("plant", [none, *BUGS])
 def test_planted_bugs_are_found(
     folders: dict[str, Path], answers: list[Answer], monkeypatch: Patch, plant: Callable[[Patch], None]
 ) -> None:
-    """By the probe at load, which names the setting, and by the comparison."""
+    """By the load check, which names the setting, and by the comparison."""
     plant(monkeypatch)
-    _, events = serve(folders["llama"], 4, STARTED, probe=False)
+    _, events = serve(folders["llama"], 4, STARTED, load_check=False)
     broken = any(map(engine_driver.has_other_answer, events, answers))
     assert broken == (plant is not none)
     if broken:
-        with pytest.raises(ConfigError, match="cache.kv_bits: 4 is not possible .* decode quantised: logits"):
+        with pytest.raises(ConfigError, match="cache.kv_bits: 4 is not possible .* decode quantized: logits"):
             engine_driver.make_real_engine(folders["llama"], kv_bits=4, kv_start=STARTED)
 
 
@@ -200,7 +200,7 @@ def test_planted_bugs_are_found(
         ("ragged", {}, "decode ragged: RuntimeError: planted"),
     ],
 )
-def test_models_that_cannot_be_quantised_are_refused(
+def test_models_that_cannot_be_quantized_are_refused(
     folders: dict[str, Path], monkeypatch: Patch, family: str, options: dict[str, Any], reason: str
 ) -> None:
     """When they are loaded, with the reason."""

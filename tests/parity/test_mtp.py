@@ -383,8 +383,8 @@ def test_rows_with_images_draft(tmp_path: Path) -> None:
     assert engine.scheduler.drafts.describe()["problem"] is None
 
 
-def test_a_quantised_head_drafts(tmp_path: Path) -> None:
-    """Beside a model that is not; it is multiplied as a model's quantised weights are."""
+def test_a_quantized_head_drafts(tmp_path: Path) -> None:
+    """Beside a model that is not; it is multiplied as a model's quantized weights are."""
     write_text_model("glm4_moe", tmp_path)
     head = mtp_models.draw_head("glm4_moe", tmp_path)
     for name in [name for name, array in head.items() if name.endswith("proj.weight") and array.ndim == 2]:
@@ -404,7 +404,7 @@ def test_a_closed_engine_holds_neither_the_model_nor_the_head(folder: Folder, mo
     engine_driver.run_requests(engine, list_asks()[:1])
     assert engine.scheduler.drafts.modelled.drafted
     source: Any = engine.scheduler.drafts.source._source
-    held = [weakref.ref(each) for each in (source, source.rows._head, source._adapter.model)]
+    held = [weakref.ref(each) for each in (source, source.rows._head, source._caller.model)]
     del source
     engine.close()
     gc.collect()

@@ -46,8 +46,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     engine_driver.use_small_groups(monkeypatch)
 
 
-def ask(name: str, ids: Sequence[int], boundaries: Sequence[int] = (), count: int = COUNT) -> Request:
-    return replace(engine_driver.make_text_request(name, ids, max_tokens=count), boundaries=tuple(boundaries))
+def ask(name: str, ids: Sequence[int], cache_positions: Sequence[int] = (), count: int = COUNT) -> Request:
+    return replace(
+        engine_driver.make_text_request(name, ids, max_tokens=count), cache_positions=tuple(cache_positions)
+    )
 
 
 def once(engine: Engine, request: Request) -> TokenEvent:
@@ -63,7 +65,7 @@ def is_sliceable(family: str) -> bool:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_every_kind_of_hit_gives_the_cold_answer(zoo: Zoo, family: str) -> None:
-    """Exact, prefix, supersequence, lcp; recurrent models are reused at boundaries only."""
+    """Exact, prefix, supersequence, lcp; recurrent models are reused at cache_positions only."""
     engine = engine_driver.make_real_engine(zoo.text(family))
     longer = (*BASE, *OTHER[:30])
     parted = (*BASE[:40], *OTHER[40:])
@@ -156,7 +158,7 @@ TURNS = [BASE[:n] for n in (17, 33, 60, 75)] + [
 
 @st.composite
 def orders(draw: st.DrawFn) -> list[tuple[int, int, int | None, bool]]:
-    """(prompt, joins, leaves, with boundaries) of some requests."""
+    """(prompt, joins, leaves, with cache_positions) of some requests."""
     return [
         (
             draw(st.integers(0, len(TURNS) - 1)),
@@ -308,7 +310,7 @@ def test_memory_stays_within_its_budget_and_ends_empty(zoo: Zoo) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_stored_bits_hold_less_and_nearly_the_same(zoo: Zoo, bits: int) -> None:
-    """Quantised at store; a hit works, with a rounding that the setting's description announces."""
+    """Quantized at store; a hit works, with a rounding that the setting's description announces."""
     exact, engine = (
         engine_driver.make_real_engine(zoo.text("llama")),
         engine_driver.make_real_engine(zoo.text("llama"), stored_bits=bits),
@@ -407,7 +409,7 @@ def test_any_order_of_prompts_with_images(zoo: Zoo, family: str) -> None:
 @pytest.fixture
 def warm(zoo: Zoo) -> Iterator[Callable[..., bool]]:
     """Whether a warm answer differs from the cold one. `plant`: plants a bug, once the model is loaded: the
-    probe would find it."""
+    load check would find it."""
 
     def differs(family: str, plant: Callable[[], None] = lambda: None) -> bool:
         engine = engine_driver.make_real_engine(zoo.text(family))

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mlxrun.core.request import FinishReason, Request, TokenEvent
-from mlxrun.model.run import prompt_scorer
-from mlxrun.model.run.hidden_tap import HiddenTap
-from mlxrun.model.run.prompt_scorer import PromptScorer, RowScoring
+from mlxrun.model.run import prompt_logprobs
+from mlxrun.model.run.hidden_hook import HiddenStateHook
+from mlxrun.model.run.prompt_logprobs import PromptLogprobReader, RowLogprobs
 from tests.helpers import engine_driver, oracle, text_models, vision_models
 from tests.helpers.engine_driver import VARIANTS, TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep
@@ -27,9 +27,11 @@ VISION = mark_sweep(vision_models.VISION, vision_models.CORE)
 PROMPTS = [tuple(ids) for ids in text_models.prompts(77, [1, 2, 16, 17, 37, 70])]
 
 
-def make_scored(name: str, ids: Sequence[int], count: int = 1, score_from: int = 1, **params: Any) -> Request:
+def make_scored(
+    name: str, ids: Sequence[int], count: int = 1, logprobs_from: int = 1, **params: Any
+) -> Request:
     params = {"max_tokens": 0, "prompt_logprobs": count} | params
-    return replace(engine_driver.make_text_request(name, ids, **params), score_from=score_from)
+    return replace(engine_driver.make_text_request(name, ids, **params), logprobs_from=logprobs_from)
 
 
 def measure_error(event: TokenEvent, request: Request, expected: np.ndarray) -> float:
@@ -37,7 +39,7 @@ def measure_error(event: TokenEvent, request: Request, expected: np.ndarray) -> 
     many, or None where it should not be."""
     ids, count = request.prompt, request.params.prompt_logprobs
     inside = {at for start, stop in request.image_spans for at in range(start, stop)}
-    positions = range(request.score_from, len(ids))
+    positions = range(request.logprobs_from, len(ids))
     if event.finish is not FinishReason.LENGTH or len(event.prompt_logprobs) != len(positions):
         return float("inf")
     worst = 0.0
@@ -97,13 +99,15 @@ def test_every_way_to_compute_gives_the_same(zoo: Zoo, family: str, variant: str
 @pytest.mark.parametrize("start", [2, 17, 18, 69, 200])
 def test_only_wanted_tokens_are_scored(zoo: Zoo, start: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no logits are computed for the others."""
-    monkeypatch.setattr(prompt_scorer, "MIN_SLICE_BYTES", 1)
-    monkeypatch.setattr(prompt_scorer, "WEIGHTS_SHARE", 1 << 30)  # slices of 8 tokens
+    monkeypatch.setattr(prompt_logprobs, "MIN_SLICE_BYTES", 1)
+    monkeypatch.setattr(prompt_logprobs, "WEIGHTS_SHARE", 1 << 30)  # slices of 8 tokens
     rows: list[int] = []
-    compute = HiddenTap.compute_logits
-    monkeypatch.setattr(HiddenTap, "compute_logits", lambda *a: (rows.append(a[1].shape[1]), compute(*a))[1])
+    compute = HiddenStateHook.compute_logits
+    monkeypatch.setattr(
+        HiddenStateHook, "compute_logits", lambda *a: (rows.append(a[1].shape[1]), compute(*a))[1]
+    )
     engine = engine_driver.make_real_engine(zoo.text("llama"), backend="none")
-    engine.add(make_scored("first", PROMPTS[1]))  # the tap is tried with it
+    engine.add(make_scored("first", PROMPTS[1]))  # the hook is tried with it
     while engine.busy:
         engine.step()
     rows.clear()
@@ -120,9 +124,9 @@ def test_only_wanted_tokens_are_scored(zoo: Zoo, start: int, monkeypatch: pytest
 def test_a_model_without_hidden_states_is_scored_too(
     zoo: Zoo, family: str, reproducible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prompt_scorer, "MIN_SLICE_BYTES", 1)
-    monkeypatch.setattr(prompt_scorer, "WEIGHTS_SHARE", 1 << 30)
-    monkeypatch.setattr(prompt_scorer, "find_hidden_tap", lambda adapter: None)
+    monkeypatch.setattr(prompt_logprobs, "MIN_SLICE_BYTES", 1)
+    monkeypatch.setattr(prompt_logprobs, "WEIGHTS_SHARE", 1 << 30)
+    monkeypatch.setattr(prompt_logprobs, "find_hidden_hook", lambda adapter: None)
     engine = engine_driver.make_real_engine(zoo.text(family), backend="none", reproducible=reproducible)
     requests = [make_scored(f"p{i}", ids, 2, 1 + i, max_tokens=i % 2) for i, ids in enumerate(PROMPTS)]
     events = engine_driver.run_requests(engine, requests)
@@ -168,13 +172,13 @@ def test_text_beside_images_is_scored(zoo: Zoo, family: str) -> None:
 
 
 def test_an_off_by_one_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = RowScoring.start
+    start = RowLogprobs.start
 
-    def start_late(request: Request) -> RowScoring | None:
+    def start_late(request: Request) -> RowLogprobs | None:
         scoring = start(request)
         return scoring and replace(scoring, prompt=(*scoring.prompt[1:], 0))
 
-    monkeypatch.setattr(RowScoring, "start", start_late)
+    monkeypatch.setattr(RowLogprobs, "start", start_late)
     engine = engine_driver.make_real_engine(zoo.text("llama"), backend="none")
     request = make_scored("a", PROMPTS[5])
     event = engine_driver.run_requests(engine, [request])["a"]
@@ -182,12 +186,12 @@ def test_an_off_by_one_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_wrong_target_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PromptScorer._reduce
+    original = PromptLogprobReader._reduce
 
-    def reduce(self: PromptScorer, logits: Any, tokens: Any, parts: Any) -> Any:
+    def reduce(self: PromptLogprobReader, logits: Any, tokens: Any, parts: Any) -> Any:
         return replace(original(self, logits[::-1], tokens, parts), tokens=tokens)
 
-    monkeypatch.setattr(PromptScorer, "_reduce", reduce)
+    monkeypatch.setattr(PromptLogprobReader, "_reduce", reduce)
     engine = engine_driver.make_real_engine(zoo.text("llama"), backend="none")
     request = make_scored("a", PROMPTS[5])
     event = engine_driver.run_requests(engine, [request])["a"]

@@ -12,9 +12,9 @@ import pytest
 
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent
 from mlxrun.engine.engine import Engine
-from mlxrun.engine.prefix_cache.entry_scores import EntryScores, ScoreBook
-from mlxrun.engine.prefix_cache.score_keeper import ScoreKeeper
-from mlxrun.engine.scheduler.request_state import PromptScores
+from mlxrun.engine.prefix_cache.entry_logprobs import EntryLogprobs, LogprobBook
+from mlxrun.engine.prefix_cache.logprob_keeper import LogprobKeeper
+from mlxrun.engine.scheduler.request_state import RequestLogprobs
 from mlxrun.model.run.prefill import PrefillRunner
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep
@@ -179,31 +179,31 @@ def has_wrong_scores(zoo: Zoo, *requests: Request) -> bool:
 
 
 def test_scores_that_are_off_by_one_are_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    take = ScoreBook.take
+    take = LogprobBook.take
 
-    def take_late(self: ScoreBook, scores: EntryScores, matched: int) -> None:
+    def take_late(self: LogprobBook, scores: EntryLogprobs, matched: int) -> None:
         take(self, replace(scores, first=scores.first - 1), matched)
 
-    monkeypatch.setattr(ScoreBook, "take", take_late)
+    monkeypatch.setattr(LogprobBook, "take", take_late)
     assert has_wrong_scores(zoo, make_scored("a", BASE), make_scored("b", BASE))
 
 
 def test_ranks_that_are_off_by_many_are_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = ScoreBook.read
+    read = LogprobBook.read
     monkeypatch.setattr(
-        ScoreBook, "read", lambda *a: [each._replace(rank=each.rank + 30) for each in read(*a)]
+        LogprobBook, "read", lambda *a: [each._replace(rank=each.rank + 30) for each in read(*a)]
     )
     assert has_wrong_scores(zoo, make_scored("a", BASE), make_scored("b", BASE))
 
 
 def test_scores_of_another_prompt_are_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    overlaps = ScoreKeeper._list_overlaps
+    overlaps = LogprobKeeper._list_overlaps
 
-    def take_all(self: ScoreKeeper, tracked: Any) -> Any:
+    def take_all(self: LogprobKeeper, tracked: Any) -> Any:
         return overlaps(self, tracked) or [(entry, entry.stop) for entry in self._index.entries.values()]
 
     assert not has_wrong_scores(zoo, make_scored("a", BASE), make_scored("b", OTHER))
-    monkeypatch.setattr(ScoreKeeper, "_list_overlaps", take_all)
+    monkeypatch.setattr(LogprobKeeper, "_list_overlaps", take_all)
     assert has_wrong_scores(zoo, make_scored("a", BASE), make_scored("b", OTHER))
 
 
@@ -211,7 +211,7 @@ def test_a_hit_beyond_the_first_unknown_score_is_found(zoo: Zoo, monkeypatch: py
     """The entries of an ordinary request have no scores: taken as scored, some would never come."""
     plain = engine_driver.make_text_request("plain", BASE, max_tokens=2)
     assert not has_wrong_scores(zoo, plain, make_scored("a", BASE, max_tokens=1))
-    monkeypatch.setattr(PromptScores, "limit_hit", lambda self, tokens: tokens)
+    monkeypatch.setattr(RequestLogprobs, "limit_hit", lambda self, tokens: tokens)
     assert has_wrong_scores(zoo, plain, make_scored("a", BASE, max_tokens=1))
 
 

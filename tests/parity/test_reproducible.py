@@ -17,8 +17,8 @@ import pytest
 from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.model.kv.ragged.decode_batch import DecodeBatch
-from mlxrun.model.run.adapter import VisionAdapter
 from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod
+from mlxrun.model.run.model_caller import VisionModelCaller
 from mlxrun.model.run.prompt_inputs import PromptInputs
 from mlxrun.model.run.sampler import Sampler
 from tests.helpers import engine_driver, text_models, vision_models
@@ -40,15 +40,15 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watch_decodes(engine: Engine) -> list[int]:
     """Rows of each decode forward from now on."""
-    adapter = engine_driver.get_runner(engine)._adapter
-    original, widths = adapter.decode, []
+    caller = engine_driver.get_runner(engine)._caller
+    original, widths = caller.decode, []
 
     def decode(ids: mx.array, cache: list[Any], positions: Any) -> mx.array:
         assert ids.shape == (len(positions), 1)
         widths.append(len(positions))
         return original(ids, cache, positions)  # type: ignore[no-any-return]
 
-    adapter.decode = decode
+    caller.decode = decode
     return widths
 
 
@@ -162,7 +162,7 @@ def is_same_after_fewer_images(zoo: Zoo, *, known: int) -> bool:
 def test_images_are_the_same_bytes_after_some_of_them(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are encoded together may round otherwise than each alone, which is made certain here. The
     twin takes what is cached of each."""
-    prepare = VisionAdapter.prepare_inputs
+    prepare = VisionModelCaller.prepare_inputs
 
     def round_otherwise(self: Any, prompt: Any, media: Any, cached: int = 0) -> PromptInputs:
         inputs = prepare(self, prompt, media, cached)
@@ -170,7 +170,7 @@ def test_images_are_the_same_bytes_after_some_of_them(zoo: Zoo, monkeypatch: pyt
             return inputs
         return replace(inputs, embeds=inputs.embeds * (1 + 1e-5 * len(media["image_grid_thw"])))
 
-    monkeypatch.setattr(VisionAdapter, "prepare_inputs", round_otherwise)
+    monkeypatch.setattr(VisionModelCaller, "prepare_inputs", round_otherwise)
     assert is_same_after_fewer_images(zoo, known=0)
     monkeypatch.setattr("mlxrun.engine.engine.join_digests", lambda request: request)
     assert not is_same_after_fewer_images(zoo, known=80)
@@ -230,7 +230,7 @@ def find_arrays(value: Any, seen: set[int]) -> Iterator[mx.array]:
     elif type(value).__module__.startswith(("mlxrun.model", "mlx_lm.models.cache", "mlx_vlm.models.cache")):
         names = [*getattr(value, "__dict__", {}), *getattr(type(value), "__slots__", ())]
         for name in names:
-            if name not in ("_adapter", "model"):
+            if name not in ("_caller", "model"):
                 yield from find_arrays(getattr(value, name), seen)
 
 

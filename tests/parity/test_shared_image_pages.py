@@ -21,7 +21,7 @@ from mlxrun.engine.engine import Engine
 from mlxrun.model.kv.paged import page_table
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged import layer_caches
-from mlxrun.model.probe.report import ProbeReport
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.run import runner
 from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers import engine_driver, vision_models
@@ -215,7 +215,7 @@ def test_images_whose_tokens_see_each_other_are_shared_together(tmp_path: Path, 
     info = read_vision_info(WHOLE, folder)
     config = engine_driver.make_config(folder, max_running=ROWS)
     methods = ComputeMethods("paged", whole_media=True)
-    engine = build_engine(config, info, ProbeReport(methods, ()))
+    engine = build_engine(config, info, LoadCheckReport(methods, ()))
     texts = {
         "question": ("look IMAGE what is it?", [ONE]),
         "another question": ("look IMAGE which colour?", [ONE]),

@@ -24,7 +24,7 @@ from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.prompt_inputs import PromptInputs, place_tokens
 from mlxrun.model.sparse import explicit_positions
 from mlxrun.model.sparse.explicit_positions import PositionedRope, make_placed_caches, place_caches
-from mlxrun.model.sparse.prompt_draft import PromptDraft
+from mlxrun.model.sparse.prompt_selector import PromptSelector
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
@@ -165,8 +165,8 @@ def test_a_draft_with_recurrent_states(zoo: Zoo, answer: Callable[..., Answer]) 
     engine = engine_driver.make_real_engine(zoo.text("llama"), **options)
     check_asks(zoo, answer, "llama", engine, list_asks())
     assert engine.selection is not None and engine.selection.counts.prompts == 2
-    adapter = engine.selection.draft._adapter
-    scores = [PromptDraft(adapter, KEEP, 4096).score(LONG, limit) for limit in (64, 300)]
+    caller = engine.selection.selector._caller
+    scores = [PromptSelector(caller, KEEP, 4096).weigh(LONG, limit) for limit in (64, 300)]
     assert np.allclose(*scores, rtol=1e-3) and scores[0].max() > 0
 
 
@@ -237,7 +237,7 @@ def test_a_preempted_answer_at_wrong_positions_is_found(
 ) -> None:
     engine = make_engine(zoo)
 
-    class Forgetful(explicit_positions.PositionedAdapter):
+    class Forgetful(explicit_positions.PositionedModelCaller):
         def prefill(
             self, ids: mx.array, cache: Any, start: int, inputs: PromptInputs, model: Any = None
         ) -> Any:
@@ -245,7 +245,7 @@ def test_a_preempted_answer_at_wrong_positions_is_found(
                 inputs = replace(inputs, position_delta=0)
             return super().prefill(ids, cache, start, inputs, model)
 
-    engine_driver.get_runner(engine)._adapter.__class__ = Forgetful
+    engine_driver.get_runner(engine)._caller.__class__ = Forgetful
     with pytest.raises(AssertionError, match="logprobs|is not"):
         check_asks(zoo, answer, "llama", engine, list_asks()[:1], each=preempt_once(engine))
 
@@ -382,7 +382,7 @@ def test_a_vision_model(zoo: Zoo) -> None:
 
 def test_a_draft_that_fails_leaves_the_prompt_whole(zoo: Zoo, monkeypatch: Patch) -> None:
     engine = make_engine(zoo)
-    monkeypatch.setattr(PromptDraft, "advance", lambda self, limit: 1 / 0)
+    monkeypatch.setattr(PromptSelector, "advance", lambda self, limit: 1 / 0)
     event = engine_driver.run_requests(engine, list_asks()[:1])["a"]
     assert event.num_left_out == 0
     engine_driver.check_answer(event, zoo.answer("llama", LONG, COUNT))

@@ -428,8 +428,8 @@ def test_planted_bugs_of_recurrent_states_are_found(
     family: str,
     recurrence: DraftRecurrence,
 ) -> None:
-    """The twins for models with recurrent states; tests/model/probe/test_text_checks_drafts.py has the load
-    check's."""
+    """The twins for models with recurrent states; tests/model/load_check/test_text_checks_drafts.py has the
+    load check's."""
     without = plain(family)
     plant(monkeypatch)
     assert not run_drafts(zoo, monkeypatch, family, without, recurrence=recurrence)[0]

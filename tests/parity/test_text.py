@@ -65,10 +65,10 @@ def all_same(events: dict[str, TokenEvent], zoo: Zoo, family: str, count: int | 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_together(zoo: Zoo, family: str, small: None) -> None:
-    """Everything at once, as the probe chose it; then one after the other."""
+    """Everything at once, as the load check chose it; then one after the other."""
     engine = engine_driver.make_real_engine(zoo.text(family))
-    assert engine.probe is not None
-    chosen = engine.probe.methods
+    assert engine.load_check is not None
+    chosen = engine.load_check.methods
     assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == expected(family)
     which = range(len(PROMPTS)) if family in text_models.CORE else PICKED
     all_same(engine_driver.run_requests(engine, asks(which)), zoo, family)
@@ -79,7 +79,7 @@ def test_together(zoo: Zoo, family: str, small: None) -> None:
 
 
 def expected(family: str) -> tuple[str, int, int]:
-    """What the probe is known to choose, in float32: a change upstream shows here."""
+    """What the load check is known to choose, in float32: a change upstream shows here."""
     decode = "row_by_row" if family == "gpt_bigcode" else "ragged"
     padded = {"gemma3_text": 8, "gpt_oss": 8, "gemma4_text": 8}.get(family, 16)
     recurrent = ("qwen3_next", "qwen3_5", "mamba2", "nemotron_h", "falcon_h1", "lfm2", "granitemoehybrid")
@@ -118,7 +118,7 @@ def test_groups_of_the_usual_size(zoo: Zoo, family: str) -> None:
 def test_half_precision(zoo: Zoo, family: str, small: None) -> None:
     """bfloat16 weights, keys and states; logprobs are float32: those of one token sum to one."""
     engine = engine_driver.make_real_engine(zoo.text(family), dtype="bfloat16")
-    assert engine.probe is not None and engine.probe.methods.decode == "ragged"
+    assert engine.load_check is not None and engine.load_check.methods.decode == "ragged"
     events = engine_driver.run_requests(engine, asks(PICKED, max_tokens=8, logprobs=300))
     dtypes: set[mx.Dtype] = set()
     engine_driver.run_requests(
@@ -186,8 +186,8 @@ def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
         limits[f"{index}-{number}"] = count = int(rng.integers(1, engine_driver.COUNT + 1))
         request = engine_driver.make_text_request(f"{index}-{number}", PROMPTS[index], max_tokens=count)
         joins = int(rng.integers(0, 36))
-        leaves_at = joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None
-        todo.append(TimedRequest(request, joins, leaves_at))
+        ends_at = joins + int(rng.integers(0, 30)) if rng.random() < 0.3 else None
+        todo.append(TimedRequest(request, joins, ends_at))
     chunk = int(rng.choice([5, 16, 64]))
     engine = engine_driver.make_real_engine(
         zoo.text(family),

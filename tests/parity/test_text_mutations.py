@@ -14,7 +14,7 @@ import pytest
 
 from mlxrun.engine.engine import Engine
 from mlxrun.model.hooks import attention
-from mlxrun.model.kv.ragged import decode_batch, layer_caches, row_group, row_states
+from mlxrun.model.kv.ragged import decode_batch, layer_caches, recurrent_states, row_group
 from mlxrun.model.run import decode, prefill
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods, find_padding_limit
@@ -115,13 +115,13 @@ def state_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(row_states, "_reorder_state", keep_order)
+    monkeypatch.setattr(recurrent_states, "_reorder_state", keep_order)
 
 
 def state_of_a_step_ago(monkeypatch: Patch) -> None:
     """What the model leaves in its cache is not taken over."""
     monkeypatch.setattr(
-        row_states,
+        recurrent_states,
         "concatenate_filled",
         lambda slot: mx.zeros_like(slot[0]) if slot[0] is not None else None,
     )
@@ -291,14 +291,14 @@ def test_prefill(zoo: Zoo, family: str, plant: Callable[[Patch], None], monkeypa
 
 @pytest.mark.parametrize("family", mark_sweep(["qwen3_next", "mamba2", "nemotron_h"], ["mamba2"]))
 def test_padded_prefill_of_recurrent_state(zoo: Zoo, family: str) -> None:
-    """Why `paddable` says no to these families, whatever the probe's short prompts say."""
+    """Why `paddable` says no to these families, whatever the load check's short prompts say."""
     prompts = text_models.prompts(4, (9, 8, 9, 8))
     todo = [TimedRequest(engine_driver.make_text_request(str(i), p)) for i, p in enumerate(prompts)]
     for padded in (0, 16):
         engine = engine_driver.make_real_engine(
             zoo.text(family), ComputeMethods("ragged", PrefillSharing(4, padded))
         )
-        assert find_padding_limit(engine_driver.get_runner(engine)._adapter.make_cache(), 16) == 0
+        assert find_padding_limit(engine_driver.get_runner(engine)._caller.make_cache(), 16) == 0
         assert parity(engine, zoo, family, todo) is (padded == 0)
 
 

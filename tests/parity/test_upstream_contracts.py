@@ -178,8 +178,8 @@ def test_caches_of_text_models(zoo: Zoo, family: str) -> None:
         "mamba2": {"ArraysCache"},
     }[family]
     made = engine_driver.get_runner(
-        engine_driver.make_real_engine(zoo.text(family), probe=False)
-    )._adapter.make_cache()
+        engine_driver.make_real_engine(zoo.text(family), load_check=False)
+    )._caller.make_cache()
     need({type(c).__name__ for c in made} == names, "mlx_lm", f"{family} uses {made}")
     need(isinstance(made, list), "mlx_lm", "make_prompt_cache gives a list")
 
@@ -217,8 +217,8 @@ def test_features_of_an_input_embedding() -> None:
 @pytest.mark.parametrize("family", vision_models.CORE)
 def test_a_vision_model(zoo: Zoo, family: str) -> None:
     """get_input_embeddings(ids, pixels, mask=, ...), and a language model that takes what it gives."""
-    engine = engine_driver.make_real_engine(zoo.vision(family), probe=False)
-    model = engine_driver.get_runner(engine)._adapter.model
+    engine = engine_driver.make_real_engine(zoo.vision(family), load_check=False)
+    model = engine_driver.get_runner(engine)._caller.model
     (image,) = vision_models.images(1, 1)
     made = engine.model_info.process(vision_models.prompt(family, "a", None), [image])
     need("pixel_values" in made.media, "mlx_vlm", f"processor gives {sorted(made.media)}")

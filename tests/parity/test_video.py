@@ -30,9 +30,9 @@ from mlxrun.model.load import model_info
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
 from tests.helpers import engine_driver, oracle, vision_models
 from tests.helpers.engine_driver import TimedRequest
+from tests.helpers.load_check_driver import list_failed, probe_model
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.oracle import Answer
-from tests.helpers.probe_driver import list_failed, probe_model
 from tests.helpers.video_files import make_video, video_url
 from tests.parity.test_vision import push_out
 from tests.parity.test_vision_mutations import delta_dropped, looks_at_images
@@ -97,8 +97,8 @@ def run(engine: Engine, zoo: Zoo, family: str, cases: dict[str, Case], each: Any
 def test_videos_beside_images_and_text(zoo: Zoo, family: str) -> None:
     """In one batch with late joins; in small chunks, none of which ends inside a span; after preemption."""
     engine = engine_driver.make_real_engine(zoo.video(family), chunk=16, prefill_budget=32)
-    assert engine.probe is not None and not engine.probe.images and not engine.probe.videos
-    passed = {check.name: check.passed for check in engine.probe.checks}
+    assert engine.load_check is not None and not engine.load_check.images and not engine.load_check.videos
+    passed = {check.name: check.passed for check in engine.load_check.checks}
     assert passed["video chunks"] and passed["video features"] and passed["video among text"]
     assert passed["image beside video"] == (family == "qwen3_vl")
     cases = CASES | ({"mixed": MIXED} if family == "qwen3_vl" else {})
@@ -166,7 +166,7 @@ def shift_positions(monkeypatch: Patch) -> None:
 
 
 def test_planted_bugs_are_found(zoo: Zoo) -> None:
-    """By the answers, and by the probe."""
+    """By the answers, and by the load check."""
     folder, case = zoo.video("qwen3_vl"), (A, "hm", B, "which one?")
     engine = engine_driver.make_real_engine(folder, backend="none")
     warm = make_request(engine, "qwen3_vl", "warm", CASES["two"])

@@ -84,8 +84,8 @@ def all_same(events: dict[str, TokenEvent], answers: dict[str, Answer], count: i
 def test_together(zoo: Zoo, family: str) -> None:
     """Images and text in one decode batch; then again, joining while others decode."""
     engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
-    assert engine.probe is not None
-    chosen, padded = engine.probe.methods, {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
+    assert engine.load_check is not None
+    chosen, padded = engine.load_check.methods, {"gemma3": 8, "qwen3_5": 0}.get(family, 16)
     assert (chosen.decode, chosen.sharing.max_rows, chosen.sharing.max_padded) == ("ragged", 16, padded)
     made = asks(engine, family)
     for ask in made:
@@ -261,7 +261,7 @@ def test_missing_weights_are_not_made_up(zoo: Zoo, kind: str, tmp_path: Path) ->
 def test_nothing_is_read_from_the_shared_module(zoo: Zoo, family: str) -> None:
     """Positions and deltas that another request left on the language model change nothing."""
     engine, answers = engine_driver.make_real_engine(zoo.vision(family)), wanted(zoo, family)
-    language = engine_driver.get_runner(engine)._adapter.model.language_model
+    language = engine_driver.get_runner(engine)._caller.model.language_model
 
     def poison(step: int) -> None:
         language._rope_deltas = mx.array([[1000 + step]])
@@ -277,16 +277,16 @@ def test_an_image_is_encoded_once(zoo: Zoo, family: str, monkeypatch: pytest.Mon
     two at the first prompt with several, to see whether they may be encoded one by one. Pixtral's processor
     pads the images of a prompt to one size: an image beside a larger one has other pixels."""
     engine = engine_driver.make_real_engine(zoo.vision(family), chunk=5, prefill_budget=10)
-    adapter = engine_driver.get_runner(engine)._adapter
+    caller = engine_driver.get_runner(engine)._caller
     calls: list[str] = []
-    original = type(adapter.model).get_input_embeddings
+    original = type(caller.model).get_input_embeddings
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         if args[2] is not None:
             calls.append(family)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(type(adapter.model), "get_input_embeddings", counted)
+    monkeypatch.setattr(type(caller.model), "get_input_embeddings", counted)
     engine_driver.run_requests(engine, asks(engine, family))
     images = {id(part) for case in CASES.values() for part in case if isinstance(part, Image.Image)}
     assert 0 < len(calls) <= len(images) + 2 + (family == "pixtral")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.model.run.adapter import VisionAdapter
 from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.model_caller import VisionModelCaller
 from mlxrun.model.run.prompt_inputs import PromptInputs
 from tests.helpers import engine_driver, vision_models
 from tests.helpers.model_fixtures import Zoo
@@ -21,7 +21,7 @@ Patch = pytest.MonkeyPatch
 
 
 def wraps(monkeypatch: Patch, name: str, make: Callable[[Any], Any]) -> None:
-    monkeypatch.setattr(VisionAdapter, name, make(getattr(VisionAdapter, name)))
+    monkeypatch.setattr(VisionModelCaller, name, make(getattr(VisionModelCaller, name)))
 
 
 def looks_at_images(monkeypatch: Patch, change: Callable[[PromptInputs], PromptInputs]) -> None:

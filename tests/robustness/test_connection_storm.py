@@ -99,7 +99,7 @@ async def test_who_is_being_answered_keeps_the_connection() -> None:
     go_on = asyncio.Event()
     config = server_config(max_connections=4)
     async with run_server(config, script=make_script("Hello", go_on.wait, " world")) as s:
-        asked = [asyncio.create_task(s.post(CHAT, make_chat_body())) for _ in range(4)]
+        received = [asyncio.create_task(s.post(CHAT, make_chat_body())) for _ in range(4)]
         async with asyncio.timeout(WITHIN):
             while len(s.engine.running) < 4:
                 await asyncio.sleep(0.001)
@@ -107,7 +107,7 @@ async def test_who_is_being_answered_keeps_the_connection() -> None:
             await callers.connect(20)
             assert set(await ask_all(callers)) <= {503, 0}  # 0: it was closed before it had asked
         go_on.set()
-        replies = [await each for each in asked]
+        replies = [await each for each in received]
         assert [reply.json["choices"][0]["message"]["content"] for reply in replies] == ["Hello world"] * 4
         await nothing_left(s)
 

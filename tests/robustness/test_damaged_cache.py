@@ -85,7 +85,7 @@ def open_engine(zoo: Zoo, family: str, disk: Path, seed: int | None = None) -> A
 
 
 def ask(name: str, ids: Sequence[int]) -> Request:
-    return replace(engine_driver.make_text_request(name, ids, max_tokens=COUNT), boundaries=(BOUNDARY,))
+    return replace(engine_driver.make_text_request(name, ids, max_tokens=COUNT), cache_positions=(BOUNDARY,))
 
 
 def fill(zoo: Zoo, family: str, disk: Path, seed: int | None = None) -> Path:

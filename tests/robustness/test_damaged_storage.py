@@ -79,12 +79,12 @@ def damage(path: Path, rng: random.Random) -> None:
 
 async def ask_everything(site: RunningServer, stored: Stored) -> None:
     """No 5xx, and what was not damaged is there."""
-    asked = [("GET", f"/v1/{path}") for path in ("files", "batches", "messages/batches", "status")]
-    asked += [("GET", f"/v1/files/{stored.file}"), ("GET", f"/v1/files/{stored.file}/content")]
-    asked += [("GET", f"/v1/batches/{name}") for name in (stored.ended, stored.begun)]
-    asked += [("POST", f"/v1/batches/{stored.begun}/cancel"), ("GET", "/metrics")]
-    asked += [("DELETE", f"/v1/files/{stored.file}")]
-    for method, path in asked:
+    received = [("GET", f"/v1/{path}") for path in ("files", "batches", "messages/batches", "status")]
+    received += [("GET", f"/v1/files/{stored.file}"), ("GET", f"/v1/files/{stored.file}/content")]
+    received += [("GET", f"/v1/batches/{name}") for name in (stored.ended, stored.begun)]
+    received += [("POST", f"/v1/batches/{stored.begun}/cancel"), ("GET", "/metrics")]
+    received += [("DELETE", f"/v1/files/{stored.file}")]
+    for method, path in received:
         async with site.http.request(method, path) as response:
             assert response.status < 500, (method, path, await response.read())
     assert len(await site.records(stored.kept)) == 3

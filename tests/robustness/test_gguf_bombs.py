@@ -146,7 +146,7 @@ def build(folder: Path, family: str = "llama", **extra: Any) -> Path:
 
 def load(file: Path) -> None:
     """Load it as all commands do."""
-    config = Config(model=ModelSettings(path=str(file)), engine=EngineSettings(probe=False))
+    config = Config(model=ModelSettings(path=str(file)), engine=EngineSettings(load_check=False))
     load_model(config, load_model_info(config.model, weights=True))
 
 

@@ -49,7 +49,7 @@ def damaged(good: Path, tmp_path: Path) -> Path:
 def load(folder: Path, *, alone: bool = False) -> None:
     """Load the embedded model with this adapter, as all commands do. Raises as they do."""
     settings = ModelSettings(adapter=str(folder)) if alone else ModelSettings(adapters={"x": str(folder)})
-    config = Config(model=settings, engine=EngineSettings(probe=False))
+    config = Config(model=settings, engine=EngineSettings(load_check=False))
     load_model(config, load_model_info(config.model, weights=True))
 
 

@@ -49,7 +49,7 @@ def in_model(name: str, text: str | None) -> Files:
             os.mkfifo(model / name)
         else:
             write(model / name, text)
-        return ["doctor", "--json", "--set", f"model.path={model}", "--set", "engine.probe=false"]
+        return ["doctor", "--json", "--set", f"model.path={model}", "--set", "engine.load_check=false"]
 
     return make
 

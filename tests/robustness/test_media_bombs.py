@@ -128,7 +128,7 @@ def make_body(data: bytes) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[ModelServer]:
-    with run_model_server(Config(engine=EngineSettings(probe=False))) as server:
+    with run_model_server(Config(engine=EngineSettings(load_check=False))) as server:
         yield server
 
 
@@ -191,7 +191,7 @@ def test_bombs_fail_alone_in_a_job(tmp_path: Path) -> None:
     picture = {"type": "image_url", "image_url": {"url": f"data:image/gif;base64,{gif}"}}
     lines.append(chat("animation", [picture], max_tokens=2))
     job = write_job(tmp_path, lines)
-    assert main(["batch", str(job), "--set", "engine.probe=false"]) == 1
+    assert main(["batch", str(job), "--set", "engine.load_check=false"]) == 1
     done = [json.loads(line) for line in (tmp_path / "job.out.jsonl").read_text().splitlines()]
     assert {record["custom_id"] for record in done} == {"text", "good.mkv", "animation"}
     errors = [json.loads(line) for line in (tmp_path / "job.errors.jsonl").read_text().splitlines()]

@@ -57,7 +57,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
         if name is not None
     }
     with run_model_server(
-        Config(model=ModelSettings(adapters=paths), engine=EngineSettings(probe=False))
+        Config(model=ModelSettings(adapters=paths), engine=EngineSettings(load_check=False))
     ) as server:
         yield server
 
@@ -81,16 +81,16 @@ def name_fully(name: str | None, rng: Random) -> str:
 
 async def storm(http: aiohttp.ClientSession, rng: Random, requests: int) -> None:
     """Requests of all surfaces in all adapters at once; each gets what it gets alone."""
-    asked = [(rng.choice(PATHS), rng.choice(NAMES), rng.choice(QUESTIONS)) for _ in range(requests)]
+    received = [(rng.choice(PATHS), rng.choice(NAMES), rng.choice(QUESTIONS)) for _ in range(requests)]
     alone = {}
-    for path, name, text in dict.fromkeys(asked):
+    for path, name, text in dict.fromkeys(received):
         status, body = await send(http, path, make_body(path, name_fully(name, rng), text))
         assert status == 200, body
         alone[path, name, text] = read_answer(body)
     together = await asyncio.gather(
-        *(send(http, path, make_body(path, name_fully(name, rng), text)) for path, name, text in asked)
+        *(send(http, path, make_body(path, name_fully(name, rng), text)) for path, name, text in received)
     )
-    for key, (status, body) in zip(asked, together, strict=True):
+    for key, (status, body) in zip(received, together, strict=True):
         assert status == 200, body
         assert read_answer(body) == alone[key], key
         count("requests in mixed adapters")
@@ -126,10 +126,10 @@ async def test_names_that_are_not_served_are_refused(
     """Whatever they look like, in every surface and as a stream."""
     for name in HOSTILE:
         for path in (*PATHS, "/v1/messages/count_tokens", "/tokenize"):
-            asked = make_body(path, name) | {"stream": True}
+            received = make_body(path, name) | {"stream": True}
             if path not in PATHS:
-                asked = {key: asked[key] for key in ("model", "messages")}
-            status, body = await send(http, path, asked)
+                received = {key: received[key] for key in ("model", "messages")}
+            status, body = await send(http, path, received)
             text = body["error"]["message"]
             assert status in (400, 404) and "model" in text, (path, name, body)
             assert text.isprintable() and len(text.encode()) <= MAX_MESSAGE, text

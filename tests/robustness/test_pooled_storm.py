@@ -140,10 +140,10 @@ class Callers:
 
     async def cancel(self, at: int) -> None:
         (path, body), name = self.bodies[at], f"cancelled-{at}"
-        asked = asyncio.create_task(self.serving.post(path, body, x_request_id=name))
+        received = asyncio.create_task(self.serving.post(path, body, x_request_id=name))
         await self._wait_until_live(name)
         await self.serving.post(f"/v1/requests/{name}/cancel", None)
-        status = (await asked).status
+        status = (await received).status
         assert status in (200, 499), status
         self.found["cancelled"] += status == 499
 

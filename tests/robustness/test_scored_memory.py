@@ -19,7 +19,7 @@ from mlxrun.core.errors import OutOfMemory
 from mlxrun.core.request import Request, TokenLogprob
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler import token_budget
-from mlxrun.engine.scheduler.request_state import PromptScores
+from mlxrun.engine.scheduler.request_state import RequestLogprobs
 from tests.helpers import engine_driver, text_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo
@@ -174,11 +174,11 @@ def test_many_prompts_of_other_families(
 def test_scores_that_are_taken_twice_would_be_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: a preempted row takes those again that it has."""
 
-    def add_again(self: PromptScores, start: int, logprobs: list[TokenLogprob]) -> bool:
+    def add_again(self: RequestLogprobs, start: int, logprobs: list[TokenLogprob]) -> bool:
         self._unsent += logprobs[: len(self.request.prompt) - self.next_position]
         self.next_position = min(self.next_position + len(logprobs), len(self.request.prompt))
         return True
 
-    monkeypatch.setattr(PromptScores, "add", add_again)
+    monkeypatch.setattr(RequestLogprobs, "add", add_again)
     engine = make_engine(zoo, "llama", backend="none")
     assert score_all(zoo, "llama", engine, make_requests(random.Random(0), 8))[0] > 0.01

@@ -73,10 +73,10 @@ async def everywhere(s: Serving) -> list[Reply]:
         MESSAGES: {"messages": HI, "max_tokens": 30, "model": "claude-x"},
         RESPONSES: {"input": "hello", "max_output_tokens": 30},
     }
-    asked = [
+    received = [
         s.post(path, body | {"stream": stream}) for path, body in bodies.items() for stream in (False, True)
     ]
-    return list(await asyncio.wait_for(asyncio.gather(*asked), NEVER))
+    return list(await asyncio.wait_for(asyncio.gather(*received), NEVER))
 
 
 # -- a step ---------------------------------------------------------------------------------------------
@@ -95,15 +95,15 @@ async def test_a_step_that_fails_once_costs_nobody_anything(
         return execute(self, plan)
 
     async with site(host) as s:
-        asked = (
+        received = (
             {"messages": HELLO},
             {"messages": DUBLIN, "tools": [WEATHER]},
             {"messages": make_image_messages()},
         )
-        alone = [text(await ask(s, **body)) for body in asked]
+        alone = [text(await ask(s, **body)) for body in received]
         await s.engine.clear_cache()
         monkeypatch.setattr(ModelRunner, "execute", failing)
-        together = await asyncio.gather(*(ask(s, **body) for body in asked))
+        together = await asyncio.gather(*(ask(s, **body) for body in received))
         assert [text(reply) for reply in together] == alone
         assert len(steps) > 6 and s.engine.read_stats().counts["errors"] == 1
         assert (await s.get("/health")).status == 200
@@ -232,10 +232,10 @@ async def test_the_tests_see_a_waiter_that_is_forgotten(host: Any, monkeypatch: 
     client = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
     async with run_server(engine=FakeEngine()) as s:
         s.state._loaded = replace(s.state._loaded, client=client)
-        asked = asyncio.create_task(s.post(CHAT, {"messages": HI}))
+        received = asyncio.create_task(s.post(CHAT, {"messages": HI}))
         await until(lambda: engine_threads() == [])
-        assert not asked.done() and (await s.get("/health")).status == 200
-        asked.cancel()
+        assert not received.done() and (await s.get("/health")).status == 200
+        received.cancel()
         assert client._collectors
     with pytest.raises(EngineDead):
         monkeypatch.undo()

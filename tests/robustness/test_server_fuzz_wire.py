@@ -230,7 +230,7 @@ def host_of(name: str) -> FakeModelInfo:
     return NAMED if name.startswith("a model") else VISION
 
 
-def told(path: str, raw: bytes) -> str:
+def reported(path: str, raw: bytes) -> str:
     """The message and the field, once the shape is that of the surface."""
     found = json.loads(raw)
     error = found["error"]
@@ -248,7 +248,7 @@ async def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str) -
         reply = await s.post(path, body)
         wanted = {"size": 413, "size (A)": 413}.get(name, 404 if name.startswith("a model") else 400)
         assert reply.status == wanted, reply.body[:300]
-        assert place in told(path, reply.body), reply.body[:500]
+        assert place in reported(path, reply.body), reply.body[:500]
         assert s.engine.requests == []
         await nothing_left(s) if wanted != 404 else await s.settle()
 
@@ -263,7 +263,7 @@ async def test_a_template_that_refuses_the_roles(tmp_path: Path, path: str) -> N
     async with site(tmp_path, model_info=FakeModelInfo(chat_template=STRICT)) as s:
         reply = await s.post(path, body)
         assert reply.status == 400
-        assert "Roles must alternate" in told(path, reply.body)
+        assert "Roles must alternate" in reported(path, reply.body)
         await nothing_left(s)
 
 
@@ -278,7 +278,7 @@ async def test_a_wrong_key(tmp_path: Path, path: str) -> None:
             {"Authorization": "k" * 32},
         ):
             reply = await s.post(path, {}, **headers)
-            assert reply.status == 401 and "key" in told(path, reply.body)
+            assert reply.status == 401 and "key" in reported(path, reply.body)
 
 
 async def test_a_key_that_comes_twice_among_many(tmp_path: Path) -> None:
@@ -288,5 +288,5 @@ async def test_a_key_that_comes_twice_among_many(tmp_path: Path) -> None:
     async with site(tmp_path, config=config) as s:
         data = io.BytesIO(f'{{{pairs},"a98999":2}}'.encode())
         async with asyncio.timeout(60), s.http.post(s.url + CHAT, data=data) as response:
-            assert response.status == 400 and "'a98999'" in told(CHAT, await response.read())
+            assert response.status == 400 and "'a98999'" in reported(CHAT, await response.read())
         assert (await s.post(CHAT, make_chat_body())).status == 200

@@ -219,11 +219,11 @@ async def test_a_client_that_always_drops_gets_done_at_last() -> None:
         reached = []
         for _ in range(5):
             brake.let(3)
-            asked = asyncio.create_task(s.post(CHAT, caller.body(), x_request_id=caller.name))
+            received = asyncio.create_task(s.post(CHAT, caller.body(), x_request_id=caller.name))
             await until(lambda: brake.steps == brake.limit)
             live = s.live.get(caller.name)
             assert live is not None and live.phase == "prefill"
-            asked.cancel()
+            received.cancel()
             await until(lambda: not len(s.live))
             reached.append(live.computed_tokens)
             brake.let(None)

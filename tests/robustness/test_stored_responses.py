@@ -158,11 +158,11 @@ class Storm:
         known = self.choose([*self.responses[-5:], *self.conversations[-5:]])
         kind = "conversation" if known.id.startswith("conv") else "previous_response_id"
         body = {"input": self.make_input(), "stream": self.rng.random() < 0.5, kind: known.id}
-        asked = asyncio.create_task(self.serving.post(URL, body, x_api_key=KEYS[known.key]))
+        received = asyncio.create_task(self.serving.post(URL, body, x_api_key=KEYS[known.key]))
         await asyncio.sleep(self.rng.random() * 0.01)
-        asked.cancel()
+        received.cancel()
         with suppress(asyncio.CancelledError):
-            await asked
+            await received
 
     async def make_conversation(self) -> None:
         key = self.rng.choice(list(KEYS))

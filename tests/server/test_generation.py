@@ -99,11 +99,11 @@ async def test_queries_to_a_dead_engine_raise() -> None:
     died = asyncio.create_task(engine.wait_until_dead())
     task = asyncio.create_task(anext(engine.generate(make_request("a"))))
     await until(lambda: gate.waiting == 1)
-    asked = asyncio.create_task(engine.clear_cache())
+    received = asyncio.create_task(engine.clear_cache())
     await asyncio.sleep(0)
     assert not died.done()
     gate.open()
-    for waiting in (task, asked):
+    for waiting in (task, received):
         with pytest.raises(EngineDead):
             await waiting
     assert "steps failed in a row" in str(await died)
@@ -140,14 +140,14 @@ async def test_the_event_loop_is_never_blocked() -> None:
     client = await EngineClient.start_with(lambda: engine_of(runner))
     try:
         async with run_server(surfaces=ONLY, engine=client) as s:
-            asked = [asyncio.create_task(s.post("/mini", make_chat_body(max_tokens=3))) for _ in range(4)]
+            received = [asyncio.create_task(s.post("/mini", make_chat_body(max_tokens=3))) for _ in range(4)]
             await until(lambda: gate.waiting == 1)
             for _ in range(20):
                 assert (await s.get("/health")).status == 200
             assert (await s.get("/metrics")).status == 200
-            assert not any(task.done() for task in asked)
+            assert not any(task.done() for task in received)
             gate.open()
-            assert [(await task).status for task in asked] == [200] * 4
+            assert [(await task).status for task in received] == [200] * 4
             await s.settle()
     finally:
         gate.open()
@@ -168,12 +168,12 @@ async def test_bodies_are_prepared_beside_the_event_loop(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(openai, "build_chat_prompt", slow)
     async with run_server(surfaces=ONLY) as s:
-        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
+        received = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: s.active)
         for _ in range(20):
             assert (await s.get("/health")).status == 200
         gate.set()
-        assert (await asked).status == 200
+        assert (await received).status == 200
 
 
 async def test_an_engine_that_dies_in_a_step() -> None:
@@ -183,7 +183,7 @@ async def test_an_engine_that_dies_in_a_step() -> None:
     client = await EngineClient.start_with(lambda: engine_of(runner, max_errors=1))
     try:
         async with run_server(surfaces=ONLY, engine=client) as s:
-            asked = [
+            received = [
                 asyncio.create_task(s.post("/mini", make_chat_body(max_tokens=100, stream=stream)))
                 for stream in (False, True)
             ]
@@ -192,7 +192,7 @@ async def test_an_engine_that_dies_in_a_step() -> None:
             await until(lambda: gate.waiting == 5)
             runner.dead = True
             gate.open()
-            whole, stream = [await task for task in asked]
+            whole, stream = [await task for task in received]
             assert (whole.status, whole.json["mini"]) == (503, "engine_unavailable")
             assert stream.status == 503 or stream.events[-1][1] == {"error": "engine_unavailable"}
             assert (await s.get("/health")).status == 503
@@ -285,8 +285,8 @@ async def test_the_status_of_a_real_engine(embedded: Any) -> None:
         async with run_server(surfaces=ONLY, engine=client) as s:
             assert (await s.post("/mini", make_chat_body())).status == 200
             status = (await s.get("/v1/status")).json
-            assert status["probe"]["decode"] == "ragged"
-            assert all(check["passed"] for check in status["probe"]["checks"])
+            assert status["load_check"]["decode"] == "ragged"
+            assert all(check["passed"] for check in status["load_check"]["checks"])
             assert status["memory"]["active"] > 1_000_000
             assert status["memory"]["limit"] > status["memory"]["active"]
             assert status["steps"] > 0

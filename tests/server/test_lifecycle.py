@@ -202,7 +202,7 @@ async def test_a_drain_lets_running_requests_finish() -> None:
     gate = asyncio.Event()
     life = Life(FakeEngine(script=make_script("ab", gate.wait, "cd")), drain_timeout=60)
     await life.ready()
-    asked = [asyncio.create_task(life.post("/v1/chat/completions", make_chat_body())) for _ in range(3)]
+    received = [asyncio.create_task(life.post("/v1/chat/completions", make_chat_body())) for _ in range(3)]
     await until(lambda: len(life.view.live) == 3)
     life.stop.set()
     await until(lambda: life.view.state.draining)
@@ -215,7 +215,7 @@ async def test_a_drain_lets_running_requests_finish() -> None:
     assert not life.task.done()
     assert not life.engine.closed
     gate.set()
-    for task in asked:
+    for task in received:
         status, reply = await task
         assert (status, reply["choices"][0]["message"]["content"]) == (200, "abcd")
     assert await life.task == 0
@@ -227,10 +227,10 @@ async def test_a_drain_has_a_time_limit() -> None:
     forever = asyncio.Event()
     life = Life(FakeEngine(script=make_script("ab", forever.wait)), drain_timeout=0.05)
     await life.ready()
-    asked = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
+    received = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
     await until(lambda: len(life.view.live) == 1)
     life.stop.set()
-    status, reply = await asked
+    status, reply = await received
     assert (status, reply["error"]["code"]) == (503, "shutting_down")
     assert await life.task == 0
     assert len(life.engine.aborted) == 1
@@ -249,14 +249,14 @@ async def test_a_drain_answers_what_is_not_prepared(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("mlxrun.server.endpoints.openai.prepare_request", prepare)
     life = Life(drain_timeout=0.05)
     await life.ready()
-    asked = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
+    received = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
     await until(lambda: life.view.state.active.count == 1)
     life.stop.set()
     if twin:
         with pytest.raises(aiohttp.ClientError):
-            await asked
+            await received
     else:
-        status, reply = await asked
+        status, reply = await received
         assert (status, reply["error"]["code"]) == (503, "shutting_down")
     assert await life.task == 0
 
@@ -357,10 +357,10 @@ async def test_the_engine_dies(policy: str) -> None:
     forever = asyncio.Event()
     life = Life(FakeEngine(script=make_script("ab", forever.wait)), on_engine_failure=policy)
     await life.ready()
-    asked = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
+    received = asyncio.create_task(life.post("/v1/chat/completions", make_chat_body()))
     await until(lambda: len(life.view.live) == 1)
     life.engine.die(EngineDead("the device is gone"))
-    status, reply = await asked
+    status, reply = await received
     assert (status, reply["error"]["message"]) == (503, "the device is gone")
     if policy == "stay":
         status, reply = await life.post("/v1/chat/completions", make_chat_body())

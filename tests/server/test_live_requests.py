@@ -94,10 +94,10 @@ async def test_a_request_that_takes_too_long(n: int) -> None:
     async with run_server(config, surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
 
         async def post(**fields: Any) -> Reply:
-            asked = asyncio.create_task(s.post("/mini", make_chat_body(n=n, **fields)))
+            received = asyncio.create_task(s.post("/mini", make_chat_body(n=n, **fields)))
             await until(lambda: sum(live.output_tokens for live in s.live) == 2 * n)
             fire_timers("LiveRequest.fail")
-            return await asked
+            return await received
 
         reply = await post()
         assert (reply.status, reply.json["mini"]) == (504, "request_timeout")
@@ -114,11 +114,11 @@ async def test_a_request_that_takes_too_long(n: int) -> None:
 async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
     forever = asyncio.Event()
     async with run_server(surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
-        asked = asyncio.create_task(s.post("/mini", make_chat_body(stream=stream, n=n), x_request_id="it"))
+        received = asyncio.create_task(s.post("/mini", make_chat_body(stream=stream, n=n), x_request_id="it"))
         await until(lambda: len(s.engine.running) == n and next(iter(s.live)).output_tokens == 2 * n)
         reply = await s.post("/v1/requests/it/cancel", b"")
         assert reply.json == {"id": "it", "cancelled": True}
-        reply = await asked
+        reply = await received
         if stream:
             assert reply.events[-1] == (None, {"error": "request_cancelled"})
         else:
@@ -137,7 +137,7 @@ async def test_a_key_cancels_only_its_own_requests() -> None:
     config = server_config(api_keys={"a": "secret-a", "b": "secret-b"})
     mine, other = {"x_api_key": "secret-a"}, {"x_api_key": "secret-b"}
     async with run_server(config, surfaces=ONLY, script=make_script("a", gate.wait, "b")) as s:
-        asked = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="it", **mine))
+        received = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="it", **mine))
         await until(lambda: len(s.live) == 1)
         reply = await s.post("/v1/requests/it/cancel", b"", **other)
         missing = await s.post("/v1/requests/that/cancel", b"", **other)
@@ -145,17 +145,17 @@ async def test_a_key_cancels_only_its_own_requests() -> None:
         assert reply.body.replace(b"'it'", b"'that'") == missing.body
         assert s.engine.aborted == []
         assert (await s.post("/v1/requests/it/cancel", b"", **mine)).status == 200
-        assert (await asked).status == 499
+        assert (await received).status == 499
 
 
 async def test_the_death_of_the_engine_ends_all_requests() -> None:
     """Waiters get 503 in their surface's shape, later ones too, and /health says why."""
     forever = asyncio.Event()
     async with run_server(surfaces=ONLY, script=make_script("ab", forever.wait)) as s:
-        asked = [asyncio.create_task(s.post("/mini", make_chat_body(stream=i % 2 == 1))) for i in range(6)]
+        received = [asyncio.create_task(s.post("/mini", make_chat_body(stream=i % 2 == 1))) for i in range(6)]
         await until(lambda: sum(live.output_tokens for live in s.live) == 12)
         s.engine.die(EngineDead("the device is gone"))
-        for i, task in enumerate(asked):
+        for i, task in enumerate(received):
             reply = await asyncio.wait_for(task, 60)
             if i % 2:
                 assert reply.events[-1] == (None, {"error": "engine_unavailable"})
@@ -189,7 +189,7 @@ async def test_the_status_of_each_phase() -> None:
     hit = TokenEvent("", num_computed_tokens=8, num_cached_tokens=8, hit_kind=HitKind.PREFIX)
     script = make_script(gates[0].wait, hit, gates[1].wait, "a", gates[2].wait, "bcd", gates[3].wait)
     async with run_server(surfaces=ONLY, script=script, clock=clock) as s:
-        asked = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="it"))
+        received = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="it"))
         await until(lambda: len(s.live) == 1)
         row = (await s.get("/v1/status")).json["requests"][0]
         assert (row["id"], row["surface"], row["phase"], row["progress"]) == ("it", "mini", "queued", 0)
@@ -222,7 +222,7 @@ async def test_the_status_of_each_phase() -> None:
             "background": background,
         }
         gates[3].set()
-        assert (await asked).status == 200
+        assert (await received).status == 200
         assert (await s.get("/v1/status")).json["requests"] == []
 
 
@@ -232,12 +232,12 @@ async def test_choices_of_one_prompt_count_it_once() -> None:
         TokenEvent("", num_computed_tokens=20, num_cached_tokens=16, hit_kind=HitKind.EXACT), "ab", gate.wait
     )
     async with run_server(surfaces=ONLY, script=script) as s:
-        asked = asyncio.create_task(s.post("/mini", make_chat_body(n=3)))
+        received = asyncio.create_task(s.post("/mini", make_chat_body(n=3)))
         await until(lambda: len(s.live) == 1 and next(iter(s.live)).output_tokens == 6)
         (live,) = s.live
         assert (live.prompt_tokens, live.computed_tokens, live.cached_tokens) == (20, 20, 16)
         gate.set()
-        await asked
+        await received
 
 
 async def test_the_fake_engine_merges_unread_events() -> None:

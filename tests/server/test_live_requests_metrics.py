@@ -37,7 +37,7 @@ async def test_metrics() -> None:
             "steps": 9,
             "errors": 1,
         }
-        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
+        received = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: [live.phase for live in s.live] == ["prefill"])
         found = await metric(s)
         assert found["mlxrun_requests_live phase=prefill"] == 1
@@ -53,7 +53,7 @@ async def test_metrics() -> None:
         assert "mlxrun_memory_bytes kind=limit" not in found  # there is none
         assert "mlxrun_memory_bytes kind=limit" not in found
         gate.set()
-        await asked
+        await received
         assert (await s.post("/mini", {})).status == 400
         found = await metric(s)
         assert found["mlxrun_requests_total status=200 surface=mini"] == 1

@@ -21,7 +21,7 @@ async def test_the_status_has_the_statistics_of_the_engine() -> None:
             "running": 2,
             "waiting": 5,
             "background": {"running": 2, "waiting": 4},
-            "probe": {"decode": "ragged"},
+            "load_check": {"decode": "ragged"},
         }
         s.state.facts = {"versions": {"mlx": "1"}}
         s.state.clock = lambda: 5.0
@@ -30,7 +30,7 @@ async def test_the_status_has_the_statistics_of_the_engine() -> None:
         assert status["queue"]["background"] == {"running": 2, "waiting": 4}
         assert (status["age"], status["steps"]) == (0.0, 0)
         assert set(status["memory"]) == {"active", "cache", "peak", "limit"}
-        assert status["probe"] == {"decode": "ragged"}
+        assert status["load_check"] == {"decode": "ragged"}
         assert status["versions"] == {"mlx": "1"}
         assert status["config_hash"] == s.app[CONFIG_HASH]
 
@@ -40,7 +40,7 @@ async def test_no_key_of_the_status_is_ever_absent() -> None:
         before = (await loading.get("/v1/status")).json
         after = (await loaded.get("/v1/status")).json
         assert before.keys() == after.keys()
-        for name in ("age", "batches", "steps", "errors", "memory", "probe", "versions", "device"):
+        for name in ("age", "batches", "steps", "errors", "memory", "load_check", "versions", "device"):
             assert name in before
         assert (before["age"], before["steps"], after["steps"]) == (None, 0, 7)
         assert before["queue"].keys() == after["queue"].keys()
@@ -58,16 +58,16 @@ async def test_the_queue_agrees_with_the_requests() -> None:
 
     async with run_server(surfaces=ONLY, script=script) as s:
         s.engine.numbers = {"running": 9, "waiting": 9}
-        asked = [asyncio.create_task(s.post("/mini", make_chat_body()))]
+        received = [asyncio.create_task(s.post("/mini", make_chat_body()))]
         await until(lambda: [live.phase for live in s.live] == ["prefill"])
-        asked += [asyncio.create_task(s.post("/mini", make_chat_body())) for _ in range(2)]
+        received += [asyncio.create_task(s.post("/mini", make_chat_body())) for _ in range(2)]
         await until(lambda: len(s.live) == 3)
         queue = (await s.get("/v1/status")).json["queue"]
         queue.pop("background")
         assert queue == {"queued": 2, "prefill": 1, "decode": 0, "running": 1, "waiting": 2}
         for gate in gates.values():
             gate.set()
-        await asyncio.gather(*asked)
+        await asyncio.gather(*received)
 
 
 async def test_the_status_names_the_model_and_the_limits() -> None:
@@ -87,12 +87,12 @@ async def test_the_metrics_name_the_model_and_the_limits() -> None:
     gate = asyncio.Event()
     async with run_server(surfaces=ONLY, script=make_script("abc", gate.wait), clock=lambda: now[0]) as s:
         s.engine.counts = {"tokens": 321}
-        asked = asyncio.create_task(s.post("/mini", make_chat_body()))
+        received = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: [live.output_tokens for live in s.live] == [3])
         assert (await metric(s))["mlxrun_request_duration_seconds_count"] == 0
         now[0] += 7
         gate.set()
-        await asked
+        await received
         found = await metric(s)
         assert found["mlxrun_request_duration_seconds_sum"] == 7
         assert found["mlxrun_cache_tokens_total"] == 321

@@ -137,9 +137,9 @@ def test_answers(runner: Runner) -> None:
     called = ask(runner, [user("How is the weather in Oslo?")], tools=[WEATHER])
     assert '{"name": "' + WEATHER["function"]["name"] + '"' in called
     assert "Oslo" in called
-    thought = ask(runner, [user("What is 31 + 45 - 20?")], thinking=True)
-    assert thought.startswith("<think>\n")
-    assert thought.endswith("</think>\n\n56")
+    reasoning = ask(runner, [user("What is 31 + 45 - 20?")], thinking=True)
+    assert reasoning.startswith("<think>\n")
+    assert reasoning.endswith("</think>\n\n56")
 
 
 def test_recall_reaches_through_a_long_list(runner: Runner) -> None:

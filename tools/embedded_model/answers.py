@@ -126,7 +126,7 @@ def _sorting(rng: random.Random, split: str) -> tuple[str, str, int]:
     return question, "\n".join(steps), best
 
 
-def thought(message: str, content: str) -> dict:
+def reasoning(message: str, content: str) -> dict:
     """An assistant turn that thinks first."""
     return {"role": "assistant", "content": content, "reasoning_content": message}
 
@@ -134,7 +134,7 @@ def thought(message: str, content: str) -> dict:
 def think(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     """Think in steps, then answer."""
     question, steps, result = (_sorting if rng.random() < 0.25 else _steps)(rng, split)
-    messages = [user(question), thought(steps, str(result))]
+    messages = [user(question), reasoning(steps, str(result))]
     for _ in range(rng.choice((0, 0, 0, 1))):
         messages = filler(rng, split) + messages
     if rng.random() < 0.2:

@@ -39,13 +39,13 @@ def system_block(system: str | None, tools: list[dict] | None, thinking: bool) -
     return "<|im_start|>system\n" + "\n\n".join(parts) + "<|im_end|>\n" if parts else ""
 
 
-def assistant_text(message: dict, keep_thought: bool) -> str:
+def assistant_text(message: dict, keep_reasoning: bool) -> str:
     """An assistant turn's own text: thought, content, calls."""
-    thought, content = message.get("reasoning_content") or "", message.get("content") or ""
-    if not thought and "</think>" in content:
-        thought = content.split("</think>")[0].split("<think>")[-1].strip("\n")
+    reasoning, content = message.get("reasoning_content") or "", message.get("content") or ""
+    if not reasoning and "</think>" in content:
+        reasoning = content.split("</think>")[0].split("<think>")[-1].strip("\n")
         content = content.split("</think>")[-1].lstrip("\n")
-    text = f"<think>\n{thought}\n</think>\n\n" if thought and keep_thought else ""
+    text = f"<think>\n{reasoning}\n</think>\n\n" if reasoning and keep_reasoning else ""
     text += content
     for i, call in enumerate(message.get("tool_calls") or []):
         call = call.get("function", call)

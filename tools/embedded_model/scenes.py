@@ -287,9 +287,9 @@ def look(rng: random.Random, split: str, reach: float = 1.0) -> Example:
             if more:
                 messages += [user(more[0]), assistant(more[1])]
     if rng.random() < 0.15:
-        told = name(rng, split)
-        half = len(told.messages) - 2
-        messages = told.messages[:half] + messages + told.messages[half:]
+        reported = name(rng, split)
+        half = len(reported.messages) - 2
+        messages = reported.messages[:half] + messages + reported.messages[half:]
     elif rng.random() < 0.15:
         messages.insert(0, system("Answer in capital letters."))
         for m in messages:

@@ -169,8 +169,8 @@ def _table(rng: random.Random, split: str, tokens: float) -> tuple[dict, str, st
         fillers = int((tokens - count * cost) / 9)
         lines += [words.sentence(rng) for _ in range(fillers)]
         rng.shuffle(lines)
-    asked = [k for k, v in table.items() if words.is_held_out((k, v)) == (split == TEST)]
-    return table, (" " if needle or rng.random() < 0.1 else "\n").join(lines), question, asked
+    received = [k for k, v in table.items() if words.is_held_out((k, v)) == (split == TEST)]
+    return table, (" " if needle or rng.random() < 0.1 else "\n").join(lines), question, received
 
 
 def recall(rng: random.Random, split: str, reach: float = 1.0) -> Example:
@@ -182,11 +182,11 @@ def recall(rng: random.Random, split: str, reach: float = 1.0) -> Example:
         tokens = rng.uniform(1500, 2200)
     else:
         tokens = math.exp(rng.uniform(math.log(20), math.log(longest)))
-    asked: list[str] = []
-    while not asked:
-        table, text, question, asked = _table(rng, split, tokens)
-    asked = rng.sample(asked, min(len(asked), 1 if split == TEST else rng.randint(1, 8)))
-    ask = [question.format(k=k) for k in asked]
+    received: list[str] = []
+    while not received:
+        table, text, question, received = _table(rng, split, tokens)
+    received = rng.sample(received, min(len(received), 1 if split == TEST else rng.randint(1, 8)))
+    ask = [question.format(k=k) for k in received]
     place = rng.randrange(4)
     if place == 0:
         messages = [system(text), user(ask[0])]
@@ -197,11 +197,11 @@ def recall(rng: random.Random, split: str, reach: float = 1.0) -> Example:
         messages = [user(f"{ask[0]}\n{text}")]
     else:
         messages = [user(f"{text}\n{ask[0]}")]
-    for i, key in enumerate(asked):
+    for i, key in enumerate(received):
         if i:
             messages.append(user(ask[i]))
         messages.append(assistant(table[key]))
-    return Example("recall", messages, table[asked[-1]])
+    return Example("recall", messages, table[received[-1]])
 
 
 # -- repeat -----------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ _REPEAT = [
 ]  # fmt: skip
 
 
-def _piece(rng: random.Random, form: str) -> str:
+def _part(rng: random.Random, form: str) -> str:
     if form == "mixed":
         form = rng.choice(("plain", "plain", "invented", "code", "number", "name"))
     if form == "plain":
@@ -241,8 +241,8 @@ def repeat(rng: random.Random, split: str, reach: float = 1.0) -> Example:
         if form == "text":
             return " ".join(words.sentence(rng) for _ in range(rng.randint(1, 4)))
         cost = {"plain": 1, "mixed": 3, "invented": 5, "code": 8, "number": 4.5}[form]
-        pieces = [_piece(rng, form) for _ in range(max(1, int(count / cost)))]
-        return rng.choice((" ", " ", " ", ", ", "\n" if split != TEST else " ")).join(pieces)
+        parts = [_part(rng, form) for _ in range(max(1, int(count / cost)))]
+        return rng.choice((" ", " ", " ", ", ", "\n" if split != TEST else " ")).join(parts)
 
     text = fresh(rng, split, make)
     question = rng.choice(_REPEAT).format(x=text)

@@ -151,19 +151,19 @@ def name(rng: random.Random, split: str, reach: float = 1.0) -> Example:
     if split != TEST and rng.random() < 0.3:
         kinds = rng.sample(list(_FACTS), rng.randint(1, 4))
     rng.shuffle(kinds)
-    told = {k: fresh(rng, split, partial(_FACTS[k][0], rng)) for k in kinds}
+    reported = {k: fresh(rng, split, partial(_FACTS[k][0], rng)) for k in kinds}
     messages: list[dict] = []
     for kind in kinds:
-        messages += _tell(rng, kind, told[kind])
+        messages += _tell(rng, kind, reported[kind])
     for _ in range(rng.randint(1, 2) if split == TEST else rng.choice((0, 1, 1, 2, 3))):
         messages += filler(rng, split)
-    asked = rng.sample(kinds, 1 if split == TEST else rng.randint(1, len(kinds)))
+    received = rng.sample(kinds, 1 if split == TEST else rng.randint(1, len(kinds)))
     if split == TEST and "name" in kinds and rng.random() < 0.7:
-        asked = ["name"]
-    for kind in asked:
+        received = ["name"]
+    for kind in received:
         _, _, _, ask, answer = _FACTS[kind]
-        messages += [user(rng.choice(ask)), assistant(answer.format(x=told[kind]))]
-    return Example("name", messages, told[asked[-1]], "contains")
+        messages += [user(rng.choice(ask)), assistant(answer.format(x=reported[kind]))]
+    return Example("name", messages, reported[received[-1]], "contains")
 
 
 # -- rules of the system prompt ---------------------------------------------------------------------

@@ -322,21 +322,26 @@ def offers(rng: random.Random, count: int, wide: bool = False) -> list[Offer]:
 
 def _several(rng: random.Random, offered: list[Offer], split: str, rounds: int, wide: bool) -> list[dict]:
     """One question that needs several calls, one after the other, and one answer at the end."""
-    asked = [rng.choice(offered) for _ in range(rounds)]
+    received = [rng.choice(offered) for _ in range(rounds)]
     cities = [o for o in offered if list(o.tool.params) == ["c"]]
     if wide and cities and rng.random() < 0.3:
-        asked = [rng.choice(cities)] * rounds
-    wants = [ask(rng, o, split) for o in asked]
+        received = [rng.choice(cities)] * rounds
+    wants = [ask(rng, o, split) for o in received]
     link = rng.choice((" Then: ", " And then: ", "\n", " Also: "))
     text = link.join(q for q, _ in wants)
-    same = wide and rounds > 1 and all(o is asked[0] for o in asked) and list(asked[0].tool.params) == ["c"]
-    if same and not asked[0].extras and rng.random() < 0.7:
-        about = "the weather" if "Get the weather" in asked[0].tool.about else "the time"
+    same = (
+        wide
+        and rounds > 1
+        and all(o is received[0] for o in received)
+        and list(received[0].tool.params) == ["c"]
+    )
+    if same and not received[0].extras and rng.random() < 0.7:
+        about = "the weather" if "Get the weather" in received[0].tool.about else "the time"
         places = [values["c"] for _, values in wants]
         text = f"What is {about} in {', '.join(places[:-1])} and in {places[-1]}?"
     messages = [user(text)]
     answers = []
-    for offered_tool, (_, values) in zip(asked, wants, strict=True):
+    for offered_tool, (_, values) in zip(received, wants, strict=True):
         result, answer = done(rng, offered_tool, values)
         messages += [call_message(offered_tool, values), result]
         answers.append(answer)

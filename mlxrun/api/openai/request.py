@@ -206,7 +206,7 @@ def _build_requests(
             image_spans=prompt.image_spans,
             media=prompt.media,
             image_digests=prompt.image_digests,
-            boundaries=prompt.boundaries,
+            cache_positions=prompt.cache_positions,
             priority=int(given.get("priority", 0)),
             speculation=given.get("speculation", True),
             sparse=given.get("sparse_prefill", True),

@@ -47,7 +47,7 @@ class ModelInfo(Protocol):
 
     @property
     def refused_media(self) -> Mapping[str, str]:
-        """Why images, videos or "images beside videos" are refused, as the check at load found."""
+        """Why images, videos or "images beside videos" are refused, as the load check found."""
 
     @property
     def defaults(self) -> Mapping[str, float]:

@@ -49,8 +49,8 @@ _COPIED_FIELDS = ("role", "name", "tool_call_id")  # reasoning and calls belong 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt's text and tokens. `image_spans`, `media`, `image_digests` and `boundaries` are those of a
-    Request; `continuation` is the end of the text that the answer continues; `offsets` are where the tokens
+    """A prompt's text and tokens. `image_spans`, `media`, `image_digests` and `cache_positions` are those of
+    a Request; `continuation` is the end of the text that the answer continues; `offsets` are where the tokens
     begin in the text, if they are known."""
 
     text: str
@@ -58,7 +58,7 @@ class RenderedPrompt:
     image_spans: tuple[tuple[int, int], ...] = ()
     media: Any = None
     image_digests: tuple[bytes, ...] = ()
-    boundaries: tuple[int, ...] = ()
+    cache_positions: tuple[int, ...] = ()
     continuation: str = ""
     offsets: tuple[int, ...] = ()
 
@@ -105,12 +105,17 @@ def build_chat_prompt(
     videos = sum(isinstance(each, Video) for each in images)
     get_image_markers(model).check(tokens.ids, len(images) - videos, videos)
     processed = _process_images(model, text, images) if images else None
-    found = find_boundaries(model, tokens, messages, tools, arguments)
+    found = find_cache_positions(model, tokens, messages, tools, arguments)
     if processed is None:
-        return RenderedPrompt(text, tokens.ids, boundaries=found)
+        return RenderedPrompt(text, tokens.ids, cache_positions=found)
     found = map_to_expanded(found, tokens.ids, processed.ids, processed.image_spans)
     return RenderedPrompt(
-        text, processed.ids, processed.image_spans, processed.media, processed.image_digests, boundaries=found
+        text,
+        processed.ids,
+        processed.image_spans,
+        processed.media,
+        processed.image_digests,
+        cache_positions=found,
     )
 
 
@@ -161,7 +166,7 @@ def check_token_ids(model: ModelInfo, ids: Sequence[int], param: str) -> None:
             )
 
 
-def find_boundaries(
+def find_cache_positions(
     model: ModelInfo,
     tokens: PromptTokens,
     messages: Sequence[Message],

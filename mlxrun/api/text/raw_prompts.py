@@ -46,11 +46,12 @@ def _add_offsets(prompts: list[RenderedPrompt], prompt: Any, model_info: ModelIn
 
 
 def mark_branches(prompts: Sequence[RenderedPrompt]) -> list[RenderedPrompt]:
-    """`prompts` with boundaries where each differs from its neighbours in the list, as the answers to one
-    question do. They are before the token that predicts the first different one, which has its logprobs."""
+    """`prompts` with cache_positions where each differs from its neighbours in the list, as the answers to
+    one question do. They are before the token that predicts the first different one, which has its
+    logprobs."""
     shared = [0, *(count_shared_prefix(a.ids, b.ids) - 1 for a, b in pairwise(prompts)), 0]
     return [
-        replace(prompt, boundaries=tuple(sorted({at for at in around if at > 0})))
+        replace(prompt, cache_positions=tuple(sorted({at for at in around if at > 0})))
         for prompt, around in zip(prompts, pairwise(shared), strict=True)
     ]
 

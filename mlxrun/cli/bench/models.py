@@ -85,7 +85,7 @@ PRESETS |= {
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model folder with its vocabulary and dtype (None: quantised or not in config.json)."""
+    """A model folder with its vocabulary and dtype (None: quantized or not in config.json)."""
 
     name: str
     folder: Path
@@ -196,11 +196,11 @@ def _write_weights(folder: Path, config: Mapping[str, Any], seed: int, silent: S
 
 
 def _quantize(path: str, weight: Any, options: Mapping[str, int]) -> dict[str, Any]:
-    """A weight as mlx-lm's quantised checkpoints have it: matrices in groups, the rest as it is."""
+    """A weight as mlx-lm's quantized checkpoints have it: matrices in groups, the rest as it is."""
     import mlx.core as mx
 
-    quantised = path.endswith(".weight") and weight.ndim > 1 and weight.shape[-1] % options["group_size"] == 0
-    if not quantised or path.endswith("mlp.gate.weight"):  # routers stay exact
+    quantized = path.endswith(".weight") and weight.ndim > 1 and weight.shape[-1] % options["group_size"] == 0
+    if not quantized or path.endswith("mlp.gate.weight"):  # routers stay exact
         return {path: weight}
     names = (path, path.removesuffix("weight") + "scales", path.removesuffix("weight") + "biases")
     return dict(zip(names, mx.quantize(weight, **options), strict=True))

@@ -125,7 +125,7 @@ def build_notes(report: Mapping[str, Any]) -> list[str]:
     """Lines under the table: the settings, the machine, and what the columns do not say."""
     model, settings = report["model"], report["settings"]
     lines = [
-        f"{model['name']} ({model['dtype'] or 'quantised'}), scale {settings['scale']:g}, "
+        f"{model['name']} ({model['dtype'] or 'quantized'}), scale {settings['scale']:g}, "
         f"median of {settings['repeat']}; {describe_machine(report)}"
     ]
     if report.get("incomplete"):

@@ -209,7 +209,7 @@ def _format_model(model: ModelInspection) -> str:
 def _format_entry(inspected: InspectedEntry) -> str:
     entry = inspected.entry
     span = f"{entry.start}-{entry.stop}"
-    note = "  evicted last" if entry.boundary else ""
+    note = "  evicted last" if entry.at_cache_position else ""
     return (
         f"    {entry.key.hex()}  {entry.kind:<5}  tokens {span:<15}  "
         f"{format_rounded(inspected.nbytes):>9}  {_format_time(inspected.used)}{note}"
@@ -239,7 +239,7 @@ def _describe_entry(inspected: InspectedEntry) -> dict[str, Any]:
         "kind": entry.kind.value,
         "start": entry.start,
         "stop": entry.stop,
-        "boundary": entry.boundary,
+        "boundary": entry.at_cache_position,
         "bytes": inspected.nbytes,
         "used": inspected.used,
     }

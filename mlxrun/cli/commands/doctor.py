@@ -27,7 +27,7 @@ _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
-    "--model/--no-model", default=True, show_default=True, help="Load the model and run its parity probe."
+    "--model/--no-model", default=True, show_default=True, help="Load the model and run its load check."
 )
 @add_config_options
 def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[str, ...]) -> int:
@@ -65,15 +65,15 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
 
 
 def list_model_findings(config: Config) -> Iterator[Finding]:
-    """Load the model as the engine does, and yield what its probe has found."""
+    """Load the model as the engine does, and yield what its load check has found."""
     from mlxrun.api.text.templates.template import check_template
     from mlxrun.engine.build import build_engine
     from mlxrun.model.doctor import (
         report_drafts,
         report_hooks,
+        report_load_check,
         report_model,
         report_pooling,
-        report_probe,
         report_weights,
     )
     from mlxrun.model.load.model_info import load_model_info
@@ -83,18 +83,18 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
         model_info = load_model_info(config.model, digest=False)
         check_template(model_info, config.model.chat_template)
         yield report_model(config.model.path, model_info)
-        engine = build_engine(replace(config, engine=replace(config.engine, probe=True)))
+        engine = build_engine(replace(config, engine=replace(config.engine, load_check=True)))
     except MlxrunError as error:
         named = _SETTING.match(str(error))
         name = named[0] if named else "model.path"
         shown = config.model.path if name == "model.path" else name
         yield Finding("model", shown, "off", str(error), f"see {name} in the config")
         return
-    if engine.probe is not None:
-        yield from report_weights(engine.probe.weights)
-        yield from report_hooks(engine.probe.hooks)
-        yield from report_probe(engine.probe)
-    if config.speculation.method != "off" and engine.probe is not None:
+    if engine.load_check is not None:
+        yield from report_weights(engine.load_check.weights)
+        yield from report_hooks(engine.load_check.hooks)
+        yield from report_load_check(engine.load_check)
+    if config.speculation.method != "off" and engine.load_check is not None:
         yield report_drafts(engine.scheduler.drafts.describe())
     if engine.pooling is not None and model_info.pooled is not None:
         runner, most = engine.pooling.runner, model_info.pooled.max_tokens

@@ -20,14 +20,14 @@ from typing import Any, Protocol
 
 from mlxrun.core.request import ID_MASK, compute_digest
 from mlxrun.core.step_plan import SerializedPayload, SnapshotKind
-from mlxrun.engine.prefix_cache.entry_scores import EntryScores, ScoreBook
+from mlxrun.engine.prefix_cache.entry_logprobs import EntryLogprobs, LogprobBook
 
 Key = bytes  # 16 bytes
 
 
 @dataclass(slots=True, eq=False)
 class CacheEntry:
-    """One entry of the cache; without a payload it is a draft, the plan of an entry.
+    """One entry of the cache; without a payload it is a planned entry, the plan of an entry.
 
     DELTA: keys and values of tokens [start, stop), start on the grid, stop at most the next grid point.
     STATE: the states after exactly `stop` tokens; `start` is the last grid point before `stop`.
@@ -43,17 +43,25 @@ class CacheEntry:
     ids: array[int]
     payload: Any = None  # in memory; None while the entry is only in a tier
     nbytes: int = 0  # of the payload in memory
-    boundary: bool = False  # a state at a position that other prompts are likely to share: evicted last
+    at_cache_position: bool = (
+        False  # a state at a position that other prompts are likely to share: evicted last
+    )
     in_tier: bool = False
     last_used: int = 0  # in ticks of the store's clock
     pins: int = 0  # running requests that use it
     from_prompt: bool = False  # computed for a prompt, or used by one: outlasts the ends of answers
-    durable: bool = False  # a draft that is to be written to a tier, after all that it depends on
-    prompt_end: CacheEntry | None = None  # of a draft that goes beyond the end of its prompt: that end
+    durable: bool = False  # of a planned entry: it is to be written to a tier, after all that it depends on
+    prompt_end: CacheEntry | None = (
+        None  # of a planned entry that goes beyond the end of its prompt: that end
+    )
     hit_count: int = 0  # requests whose hit ended with it
-    obsolete_states: Sequence[CacheEntry] = ()  # of a draft: states that nobody needs once it is stored
-    scores: EntryScores | None = None  # logprobs of its tokens, if a request wanted them
-    book: ScoreBook | None = None  # of a draft: the prompt's logprobs, which may be known before it is stored
+    obsolete_states: Sequence[
+        CacheEntry
+    ] = ()  # of a planned entry: states that nobody needs once it is stored
+    logprobs: EntryLogprobs | None = None  # logprobs of its tokens, if a request wanted them
+    book: LogprobBook | None = (
+        None  # of a planned entry: the prompt's logprobs, which may be known before it is stored
+    )
 
 
 class PayloadCodec(Protocol):
@@ -164,7 +172,7 @@ class KeyChain:
         """Return the key of the entry of that kind that ends at `stop`."""
         return derive_kind_key(self.get_key(stop), kind)
 
-    def draft_entry(self, kind: SnapshotKind, stop: int) -> CacheEntry:
+    def plan_entry(self, kind: SnapshotKind, stop: int) -> CacheEntry:
         """Return an entry without its payload: of the chunk, or the beginning of one, that ends at `stop`."""
         index = (stop - 1) // self.chunk
         start = index * self.chunk

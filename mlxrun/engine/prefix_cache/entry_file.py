@@ -2,7 +2,8 @@
 
     8 bytes  length of the header, little endian
     header   JSON: "__metadata__", whose first item is "digest"; then the table of tensors
-    data     the entry's ids (int64), the logprobs of its tokens (EntryScores.encode) if it has any, then the
+    data     the entry's ids (int64), the logprobs of its tokens (EntryLogprobs.encode) if it has any, then
+    the
              payload's tensors in the order of the table
 
 The safetensors package is not used: its functions take raw pointers, differ between versions and copy data.
@@ -24,13 +25,13 @@ from typing import IO, Any, NoReturn
 
 from mlxrun.core.step_plan import SerializedPayload, SerializedTensor, SnapshotKind
 from mlxrun.engine.prefix_cache.entry import CacheEntry, compute_entry_key
-from mlxrun.engine.prefix_cache.entry_scores import EntryScores
+from mlxrun.engine.prefix_cache.entry_logprobs import EntryLogprobs
 
 FORMAT = "2"
 HEADER_LIMIT = 4 << 20
 PEEK_BYTES = 1 << 15  # holds most headers with their ids, so that one read is enough
 IDS = "ids"
-SCORES = "scores"
+LOGPROBS = "scores"
 PAYLOAD = "payload."  # prefix of the codec's tensor names, so that none is called "ids"
 CODEC = "codec."  # prefix of the codec's metadata
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1}
@@ -52,12 +53,12 @@ def encode_entry(entry: CacheEntry, payload: SerializedPayload, fingerprint: byt
     """Return the file as its header and the data of each tensor, which is not copied. ValueError if the file
     could not be read back."""
     tensors = {IDS: SerializedTensor("I64", (len(entry.ids),), entry.ids.tobytes())}
-    known = entry.scores  # read once: the engine thread may replace them
-    scores = None if known is None else known.encode()
-    if scores is not None:
-        tensors[SCORES] = SerializedTensor("I32", (len(scores) // 4,), scores)
+    known = entry.logprobs  # read once: the engine thread may replace them
+    logprobs = None if known is None else known.encode()
+    if logprobs is not None:
+        tensors[LOGPROBS] = SerializedTensor("I32", (len(logprobs) // 4,), logprobs)
     tensors |= {PAYLOAD + name: tensor for name, tensor in payload.tensors.items()}
-    fields = {"digest": _NO_DIGEST.decode(), **_describe_entry(entry, fingerprint, scores)}
+    fields = {"digest": _NO_DIGEST.decode(), **_describe_entry(entry, fingerprint, logprobs)}
     fields |= {CODEC + name: value for name, value in payload.meta.items()}
     header = _encode_header(fields, tensors)
     data = [tensor.data for tensor in tensors.values()]
@@ -76,8 +77,8 @@ def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, Se
     if _hash_file(header.raw, data) != header.raw[_DIGEST]:
         _fail("its checksum is wrong: it was changed or damaged")
     name = source.stem if isinstance(source, Path) else None
-    scores = data[1] if len(table) > 1 and table[1].name == SCORES else None
-    entry = _decode_entry(header.fields, data[0], scores, fingerprint, name)
+    logprobs = data[1] if len(table) > 1 and table[1].name == LOGPROBS else None
+    entry = _decode_entry(header.fields, data[0], logprobs, fingerprint, name)
     tensors = {
         info.name.removeprefix(PAYLOAD): SerializedTensor(info.dtype, info.shape, bytes_)
         for info, bytes_ in zip(table, data, strict=True)
@@ -88,7 +89,7 @@ def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, Se
 
 
 def peek_entry(path: Path, fingerprint: bytes) -> tuple[CacheEntry, os.stat_result]:
-    """Return the entry by its header, its ids and its scores. The payload is not read: neither it nor its
+    """Return the entry by its header, its ids and its logprobs. The payload is not read: neither it nor its
     table is verified, except that the file has the right length."""
     with path.open("rb", buffering=PEEK_BYTES) as file:
         stat = os.fstat(file.fileno())
@@ -98,11 +99,11 @@ def peek_entry(path: Path, fingerprint: bytes) -> tuple[CacheEntry, os.stat_resu
         if stat.st_size != len(header.raw) + end or ids_info.end > end:
             _fail(WRONG_SIZE)
         ids = _read_exactly(file, ids_info.nbytes)
-        scores_info = _parse_scores_info(header, ids_info.end)
-        if scores_info is not None and scores_info.end > end:
+        logprobs_info = _parse_logprobs_info(header, ids_info.end)
+        if logprobs_info is not None and logprobs_info.end > end:
             _fail(WRONG_SIZE)
-        scores = None if scores_info is None else _read_exactly(file, scores_info.nbytes)
-    return _decode_entry(header.fields, ids, scores, fingerprint, path.stem), stat
+        logprobs = None if logprobs_info is None else _read_exactly(file, logprobs_info.nbytes)
+    return _decode_entry(header.fields, ids, logprobs, fingerprint, path.stem), stat
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +168,8 @@ def _read_header(file: IO[bytes]) -> _Header:
 def _read_table(header: _Header, size: int) -> list[_TensorInfo]:
     """Return the tensors, the ids first; they follow each other without gaps and fill the file."""
     table = [_parse_ids_info(header)]
-    scores = _parse_scores_info(header, table[0].end)
-    table += [] if scores is None else [scores]
+    logprobs = _parse_logprobs_info(header, table[0].end)
+    table += [] if logprobs is None else [logprobs]
     for name, description in list(header.tensors.items())[len(table) :]:
         info = _parse_tensor_info(name, description)
         if not name.startswith(PAYLOAD) or info.start != table[-1].end:
@@ -186,13 +187,13 @@ def _parse_ids_info(header: _Header) -> _TensorInfo:
     return info
 
 
-def _parse_scores_info(header: _Header, start: int) -> _TensorInfo | None:
-    """The tensor of scores, which is the second one; None if there is none."""
-    if SCORES not in header.tensors:
+def _parse_logprobs_info(header: _Header, start: int) -> _TensorInfo | None:
+    """The tensor of logprobs, which is the second one; None if there is none."""
+    if LOGPROBS not in header.tensors:
         return None
-    info = _parse_tensor_info(SCORES, header.tensors[SCORES])
-    if list(header.tensors).index(SCORES) != 1 or (info.dtype, info.start) != ("I32", start):
-        _fail("its scores are not where they should be")
+    info = _parse_tensor_info(LOGPROBS, header.tensors[LOGPROBS])
+    if list(header.tensors).index(LOGPROBS) != 1 or (info.dtype, info.start) != ("I32", start):
+        _fail("its logprobs are not where they should be")
     return info
 
 
@@ -220,10 +221,10 @@ def _count_bytes(dtype: str, shape: Iterable[int]) -> int:
     return math.prod(shape) * ITEM_BYTES[dtype]
 
 
-def _describe_entry(entry: CacheEntry, fingerprint: bytes, scores: bytes | None = None) -> dict[str, str]:
-    """Return the header's fields about an entry; `scores`: its encoded scores."""
-    digest = None if scores is None else hashlib.blake2b(scores, digest_size=16).hexdigest()
-    return ({} if digest is None else {SCORES: digest}) | {
+def _describe_entry(entry: CacheEntry, fingerprint: bytes, logprobs: bytes | None = None) -> dict[str, str]:
+    """Return the header's fields about an entry; `logprobs`: its encoded logprobs."""
+    digest = None if logprobs is None else hashlib.blake2b(logprobs, digest_size=16).hexdigest()
+    return ({} if digest is None else {LOGPROBS: digest}) | {
         "format": FORMAT,
         "root": fingerprint.hex(),
         "key": entry.key.hex(),
@@ -231,13 +232,13 @@ def _describe_entry(entry: CacheEntry, fingerprint: bytes, scores: bytes | None 
         "part": entry.kind.value,
         "start": str(entry.start),
         "stop": str(entry.stop),
-        "boundary": "yes" if entry.boundary else "no",
+        "boundary": "yes" if entry.at_cache_position else "no",
         "tokens": hashlib.blake2b(entry.ids.tobytes(), digest_size=16).hexdigest(),
     }
 
 
 def _decode_entry(
-    fields: Mapping[str, str], ids: bytes, scores: bytes | None, fingerprint: bytes, name: str | None
+    fields: Mapping[str, str], ids: bytes, logprobs: bytes | None, fingerprint: bytes, name: str | None
 ) -> CacheEntry:
     """Return the entry that the header describes, if every field agrees with the content."""
     if fields.get("format") != FORMAT:
@@ -252,12 +253,12 @@ def _decode_entry(
             start=int(fields["start"]),
             stop=int(fields["stop"]),
             ids=array("q", ids),
-            boundary=fields.get("boundary") == "yes",
-            scores=None if scores is None else EntryScores.decode(scores),
+            at_cache_position=fields.get("boundary") == "yes",
+            logprobs=None if logprobs is None else EntryLogprobs.decode(logprobs),
         )
     except (KeyError, ValueError) as error:
         _fail(f"its header is incomplete or wrong: {error}")
-    expected = _describe_entry(entry, fingerprint, scores)
+    expected = _describe_entry(entry, fingerprint, logprobs)
     for field in sorted(expected.keys() | fields.keys() - {"digest"}):
         if not field.startswith(CODEC) and fields.get(field) != expected.get(field):
             _fail(f"its header says {field} {fields.get(field)!r}, but it is {expected.get(field)!r}")
@@ -267,8 +268,8 @@ def _decode_entry(
         _fail(f"it has {len(entry.ids)} token ids for positions {entry.start} to {entry.stop}")
     if entry.key != compute_entry_key(entry):
         _fail("its key is not that of its content")
-    if entry.scores is not None and entry.scores.first + len(entry.scores.best_ids) != entry.stop:
-        _fail("its scores are those of other tokens")
+    if entry.logprobs is not None and entry.logprobs.first + len(entry.logprobs.best_ids) != entry.stop:
+        _fail("its logprobs are those of other tokens")
     return entry
 
 

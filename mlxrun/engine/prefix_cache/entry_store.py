@@ -49,29 +49,29 @@ class EntryStore:
 
     # -- insertion --------------------------------------------------------------------------------------
 
-    def insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
+    def insert(self, planned: CacheEntry, payload: Any) -> CacheEntry | None:
         """Store a payload. Return the entry that holds it, perhaps a longer one; None if none does."""
-        prompt_end, draft.prompt_end = draft.prompt_end, None
-        entry = self._insert(draft, payload)
+        prompt_end, planned.prompt_end = planned.prompt_end, None
+        entry = self._insert(planned, payload)
         if entry is not None and prompt_end is not None and self.index.find_cover(prompt_end) is not None:
             self.index.mark_end(prompt_end)
         return entry
 
-    def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
-        known = self.index.entries.get(draft.key)
-        if known is None and self.index.is_reachable(draft):
-            known = self.index.find_cover(draft) if draft.kind is SnapshotKind.DELTA else None
+    def _insert(self, planned: CacheEntry, payload: Any) -> CacheEntry | None:
+        known = self.index.entries.get(planned.key)
+        if known is None and self.index.is_reachable(planned):
+            known = self.index.find_cover(planned) if planned.kind is SnapshotKind.DELTA else None
             if known is None:
-                return self._insert_new(draft, payload)
-            self.index.mark_end(draft)
+                return self._insert_new(planned, payload)
+            self.index.mark_end(planned)
         if known is None:
             return None
-        self.touch([known], draft.from_prompt)
-        if known.key == draft.key:
-            known.boundary |= draft.boundary
+        self.touch([known], planned.from_prompt)
+        if known.key == planned.key:
+            known.at_cache_position |= planned.at_cache_position
             if known.payload is None:
                 self._add_to_memory(known, payload)
-        if draft.durable:
+        if planned.durable:
             self.write(known)
         self.enforce_budgets()
         return known if known in self.index else None
@@ -96,9 +96,9 @@ class EntryStore:
         self.enforce_budgets()
         return entry if entry in self.index else None
 
-    def remove_obsolete_states(self, entry: CacheEntry, draft: CacheEntry) -> None:
-        """Remove the states that `draft` made obsolete, if `entry`, which holds it, would outlive them."""
-        obsolete, draft.obsolete_states = draft.obsolete_states, ()
+    def remove_obsolete_states(self, entry: CacheEntry, planned: CacheEntry) -> None:
+        """Remove the states that `planned` made obsolete, if `entry`, which holds it, would outlive them."""
+        obsolete, planned.obsolete_states = planned.obsolete_states, ()
         if self.is_durable(entry):
             for state in obsolete:
                 if not state.pins and state in self.index:
@@ -292,7 +292,7 @@ class EntryStore:
                 tier.delete(entry)
         for entry in found:
             if entry in self.index:
-                self.touch([entry], entry.boundary)
+                self.touch([entry], entry.at_cache_position)
         for entry in self.index.entries.values():
             self._tier_order.add(entry)
         self.enforce_budgets()

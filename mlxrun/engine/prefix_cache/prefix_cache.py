@@ -14,15 +14,15 @@ from typing import Any
 
 from mlxrun.config.settings import CacheSettings
 from mlxrun.core.request import HitKind, Request, TokenLogprob
-from mlxrun.core.step_plan import CacheHit, ScoredTokens, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.core.step_plan import CacheHit, PromptLogprobs, SnapshotKind, SnapshotRequest, SnapshotResult
 from mlxrun.engine.prefix_cache.cache_tier import CacheTier
 from mlxrun.engine.prefix_cache.containment import contain_failures
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key, PayloadCodec
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
+from mlxrun.engine.prefix_cache.logprob_keeper import LogprobKeeper
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
-from mlxrun.engine.prefix_cache.score_keeper import ScoreKeeper
 from mlxrun.engine.prefix_cache.snapshot_planner import SnapshotPlanner
-from mlxrun.engine.prefix_cache.tracked_request import PlannedKeypoints, TrackedRequest
+from mlxrun.engine.prefix_cache.tracked_request import PlannedCachePositions, TrackedRequest
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class PrefixCache(PrefixCacheInterface):
         self.counters = counters or CacheCounters()
         self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
         self._store = EntryStore(index, codec, tier, memory_bytes, self.counters)
-        self._scores = ScoreKeeper(index, self._store, grid_only)
+        self._logprobs = LogprobKeeper(index, self._store, grid_only)
         self._planner = SnapshotPlanner(
             index,
             self._store,
@@ -63,11 +63,11 @@ class PrefixCache(PrefixCacheInterface):
             survives_restart=self.survives_restart,
         )
         self._tracked: dict[str, TrackedRequest] = {}
-        self._planned = PlannedKeypoints()
+        self._planned = PlannedCachePositions()
         self._failed = False
 
     @property
-    def needs_boundary_stops(self) -> bool:
+    def stops_at_cache_positions(self) -> bool:
         return self._index.has_states and not self._grid_only
 
     @property
@@ -91,9 +91,9 @@ class PrefixCache(PrefixCacheInterface):
         tracked = self._get_tracked(request_id)
         if tracked is None or tracked.running or not tracked.storable:
             return False
-        if self._planned and self._waits_for_keypoint(tracked):
+        if self._planned and self._waits_for_cache_position(tracked):
             return True
-        return self._scores.has_owners and self._scores.waits_for_owner(tracked, self._match(tracked))
+        return self._logprobs.has_owners and self._logprobs.waits_for_owner(tracked, self._match(tracked))
 
     @contain_failures(int)
     def count_cached(self, request: Request) -> int:
@@ -108,8 +108,8 @@ class PrefixCache(PrefixCacheInterface):
             tracked.matched = *version, match.length if match else 0
         return tracked.matched[2]
 
-    def _waits_for_keypoint(self, tracked: TrackedRequest) -> bool:
-        points = tracked.list_keypoints(tracked.longest_useful_hit)
+    def _waits_for_cache_position(self, tracked: TrackedRequest) -> bool:
+        points = tracked.list_cache_positions(tracked.longest_useful_hit)
         if not any(self._planned.get_owners(key) for _, key in points):
             return False
         matched = self._match(tracked)
@@ -127,20 +127,20 @@ class PrefixCache(PrefixCacheInterface):
         return False
 
     @contain_failures(tuple)
-    def find_scores(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
+    def find_prompt_logprobs(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
         tracked = self._get_tracked(request_id)
         if tracked is None:
             return ()
-        found, size = self._scores.find_scores(tracked, start), len(tracked.request.prompt)
+        found, size = self._logprobs.find_prompt_logprobs(tracked, start), len(tracked.request.prompt)
         if start + len(found) == size and not tracked.request.params.max_tokens:  # there will be no lookup
             self.counters.exact += 1
             self.counters.tokens += size
         return found
 
-    def record_scores(self, scores: ScoredTokens) -> None:
-        tracked = self._tracked.get(scores.request_id)
+    def record_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
+        tracked = self._tracked.get(logprobs.request_id)
         if tracked is not None and tracked.book is not None:
-            tracked.book.record(scores.start, scores.logprobs)
+            tracked.book.record(logprobs.start, logprobs.logprobs)
 
     def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
         tracked = self._get_tracked(request_id)
@@ -148,10 +148,10 @@ class PrefixCache(PrefixCacheInterface):
         if tracked is not None:
             self._stop(tracked)
             tracked.running = True
-            self._scores.add_owner(tracked)
+            self._logprobs.add_owner(tracked)
             hit = self._find_hit(tracked, output, max_tokens)
             tracked.state_at = tracked.written_at = hit.length if hit else 0
-            self._register_keypoints(tracked, hit.length if hit else 0, max_tokens)
+            self._register_cache_positions(tracked, hit.length if hit else 0, max_tokens)
         kind = hit.kind if hit else HitKind.MISS
         setattr(self.counters, kind.value, getattr(self.counters, kind.value) + 1)
         self.counters.tokens += hit.length if hit else 0
@@ -187,12 +187,12 @@ class PrefixCache(PrefixCacheInterface):
         return payloads
 
     @contain_failures(NoneType)
-    def _register_keypoints(self, tracked: TrackedRequest, length: int, max_tokens: int) -> None:
+    def _register_cache_positions(self, tracked: TrackedRequest, length: int, max_tokens: int) -> None:
         """Let others wait for what this request is going to compute."""
         tracked.computed = length
         if not tracked.storable:
             return
-        points = self._planner.plan_keypoints(tracked, length, max_tokens)
+        points = self._planner.plan_cache_positions(tracked, length, max_tokens)
         self._planned.register(tracked.request.id, points)
 
     @contain_failures(list)
@@ -200,10 +200,10 @@ class PrefixCache(PrefixCacheInterface):
         tracked = self._get_tracked(request_id)
         if tracked is None or not tracked.running or not tracked.storable:
             return []
-        drafts = self._planner.plan_snapshots(tracked, start, stop, target)
-        if not drafts and not tracked.pending:
+        planned_entries = self._planner.plan_snapshots(tracked, start, stop, target)
+        if not planned_entries and not tracked.pending:
             self._planned.mark_computed(request_id, tracked.computed)
-        return self._request_snapshots(tracked, drafts)
+        return self._request_snapshots(tracked, planned_entries)
 
     @contain_failures(list)
     def plan_final_snapshots(
@@ -215,8 +215,8 @@ class PrefixCache(PrefixCacheInterface):
         try:
             if not tracked.storable:
                 return []
-            drafts = self._planner.plan_final_snapshots(tracked, output, kv_length)
-            return self._request_snapshots(tracked, drafts)
+            planned_entries = self._planner.plan_final_snapshots(tracked, output, kv_length)
+            return self._request_snapshots(tracked, planned_entries)
         finally:
             self._stop(tracked)
 
@@ -232,24 +232,29 @@ class PrefixCache(PrefixCacheInterface):
     # -- called by the engine ---------------------------------------------------------------------------
 
     def store_snapshot(self, snapshot: SnapshotResult) -> None:
-        draft: CacheEntry = snapshot.request.entry
-        entry = self._insert(draft, snapshot.payload) if snapshot.payload is not None else None
+        planned: CacheEntry = snapshot.request.entry
+        entry = self._insert(planned, snapshot.payload) if snapshot.payload is not None else None
         tracked = self._tracked.get(snapshot.request.request_id)
         if tracked is None:
             return
-        if entry is not None and tracked.running and draft.kind is SnapshotKind.STATE and draft.from_prompt:
-            self._planner.replace_checkpoint(tracked, entry)
-        tracked.pending.discard(draft.key)
-        self._planned.mark_computed(tracked.request.id, draft.stop if tracked.pending else tracked.computed)
+        if (
+            entry is not None
+            and tracked.running
+            and planned.kind is SnapshotKind.STATE
+            and planned.from_prompt
+        ):
+            self._planner.replace_interval_state(tracked, entry)
+        tracked.pending.discard(planned.key)
+        self._planned.mark_computed(tracked.request.id, planned.stop if tracked.pending else tracked.computed)
 
     @contain_failures(NoneType)
-    def _insert(self, draft: CacheEntry, payload: Any) -> CacheEntry | None:
-        book, draft.book = draft.book, None
-        self._scores.add_scores(draft, book, draft.stop)
-        entry = self._store.insert(draft, payload)
+    def _insert(self, planned: CacheEntry, payload: Any) -> CacheEntry | None:
+        book, planned.book = planned.book, None
+        self._logprobs.add_logprobs(planned, book, planned.stop)
+        entry = self._store.insert(planned, payload)
         if entry is not None:
-            self._scores.add_scores(entry, book, draft.stop)
-            self._store.remove_obsolete_states(entry, draft)
+            self._logprobs.add_logprobs(entry, book, planned.stop)
+            self._store.remove_obsolete_states(entry, planned)
         return entry
 
     @contain_failures(NoneType)
@@ -278,13 +283,16 @@ class PrefixCache(PrefixCacheInterface):
         tracked = self._tracked.get(request_id)
         return tracked if tracked is not None and tracked.cacheable else None
 
-    def _request_snapshots(self, tracked: TrackedRequest, drafts: list[CacheEntry]) -> list[SnapshotRequest]:
-        tracked.pending.update(draft.key for draft in drafts)
-        for draft in drafts:
-            draft.book = tracked.book
+    def _request_snapshots(
+        self, tracked: TrackedRequest, planned_entries: list[CacheEntry]
+    ) -> list[SnapshotRequest]:
+        tracked.pending.update(planned.key for planned in planned_entries)
+        for planned in planned_entries:
+            planned.book = tracked.book
         request_id, outlives = tracked.request.id, self.survives_restart
         return [
-            SnapshotRequest(request_id, d.kind, d.start, d.stop, d, outlives and d.durable) for d in drafts
+            SnapshotRequest(request_id, d.kind, d.start, d.stop, d, outlives and d.durable)
+            for d in planned_entries
         ]
 
     @contain_failures(NoneType)
@@ -295,11 +303,11 @@ class PrefixCache(PrefixCacheInterface):
 
     def _stop(self, tracked: TrackedRequest) -> None:
         """Forget what is only known of a running request."""
-        self._scores.remove_owner(tracked)
+        self._logprobs.remove_owner(tracked)
         self._unpin(tracked)
         self._planned.remove(tracked.request.id)
         tracked.running = False
-        tracked.checkpoints = []
+        tracked.interval_states = []
         tracked.pending.clear()
 
 

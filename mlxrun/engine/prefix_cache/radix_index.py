@@ -16,7 +16,7 @@ from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.prefix_cache.entry import CacheEntry, Key, KeyChain
 
 RoundDown = Callable[[int], int]
-MAX_OVERLAPS = 16  # branches of a chunk that are searched for one with scores
+MAX_OVERLAPS = 16  # branches of a chunk that are searched for one with logprobs
 
 
 @dataclass(slots=True, eq=False)
@@ -144,15 +144,15 @@ class RadixIndex:
         return states
 
     def list_overlaps(self, chain: KeyChain, limit: int, whole_only: bool) -> list[tuple[CacheEntry, int]]:
-        """Return the entries whose scores are about a prompt's first `limit` tokens, each with the position
+        """Return the entries whose logprobs are about a prompt's first `limit` tokens, each with the position
         up to which its tokens are those of the prompt. `whole_only`: entries of full chunks."""
-        if not self.has_deltas:  # then states have the scores of all tokens before them
+        if not self.has_deltas:  # then states have the logprobs of all tokens before them
             return [(state, state.stop) for state in self.find_states(chain, limit)]
         chunks, path, covered = self._match_deltas(chain, min(limit, len(chain)))
         found = [(entry, entry.stop) for entry in chunks]
         if path and not whole_only:
             below = list(itertools.islice(_iterate_deltas(path[-1]), MAX_OVERLAPS))
-            complete = [entry for entry in below if entry.scores is not None and entry.scores.complete]
+            complete = [entry for entry in below if entry.logprobs is not None and entry.logprobs.complete]
             found += [(entry, covered) for entry in [*complete, *below][:1]]
         return found
 

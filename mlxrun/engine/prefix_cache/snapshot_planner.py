@@ -1,4 +1,4 @@
-"""Which snapshots of rows to take for the prefix cache: drafts, which are entries without payloads.
+"""Which snapshots of rows to take for the prefix cache: planned entries, which are entries without payloads.
 
 Deltas at every grid point, so that an interrupted prompt keeps its work; states where other prompts are
 likely to branch off, and at intervals between; and the rest of a row that is freed.
@@ -14,7 +14,7 @@ from mlxrun.engine.prefix_cache.containment import contain_failures
 from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex
-from mlxrun.engine.prefix_cache.tracked_request import Keypoint, TrackedRequest
+from mlxrun.engine.prefix_cache.tracked_request import CachePosition, TrackedRequest
 
 KEEP_NEWEST = 2  # states of a conversation that stay beside a new one: where its last turn began and ended
 FORK_HITS = 2  # a state from which this many requests went on stays as well
@@ -35,11 +35,11 @@ class SnapshotPlanner:
         self._grid_only = grid_only
         self._survives_restart = survives_restart
 
-    def plan_keypoints(self, tracked: TrackedRequest, length: int, limit: int) -> list[Keypoint]:
+    def plan_cache_positions(self, tracked: TrackedRequest, length: int, limit: int) -> list[CachePosition]:
         """Return where a request that begins to run after `length` tokens will have stored an entry."""
-        points: list[Keypoint] = []
+        points: list[CachePosition] = []
         state_at = length
-        for stop, key in tracked.list_keypoints(limit):
+        for stop, key in tracked.list_cache_positions(limit):
             if stop > length and (
                 not self._index.has_states or self._needs_state(tracked, stop, limit, state_at)
             ):
@@ -48,53 +48,55 @@ class SnapshotPlanner:
         return points
 
     def plan_snapshots(self, tracked: TrackedRequest, start: int, stop: int, target: int) -> list[CacheEntry]:
-        """Return the drafts for tokens [start, stop) of a prompt whose prefill ends at `target`."""
+        """Return the planned entries for tokens [start, stop) of a prompt whose prefill ends at `target`."""
         needs_state = self._needs_state(tracked, stop, target, tracked.state_at)
         ends = range((start // self._chunk + 1) * self._chunk, stop + 1, self._chunk)
-        drafts = self._draft_missing_deltas(tracked, ends)
+        planned_entries = self._plan_missing_deltas(tracked, ends)
         store_end = stop == target and (self._survives_restart or tracked.awaited)
         partial = stop % self._chunk and not self._grid_only and (needs_state or store_end)
         tracked.deferred = stop if stop == target and not partial else 0
         if partial:
-            drafts += self._draft_missing_deltas(tracked, [stop])
+            planned_entries += self._plan_missing_deltas(tracked, [stop])
         if needs_state:
             tracked.state_at = stop
-            drafts += self._draft_missing_state(tracked, stop)
-        for draft in drafts:
-            at = draft.stop
-            is_state = draft.kind is SnapshotKind.STATE
-            draft.from_prompt = True
-            draft.boundary = is_state and (at == target or at in tracked.request.branch_points)
-            draft.durable = is_state or at == target or at - tracked.written_at >= self._interval
-            if draft.durable:
+            planned_entries += self._plan_missing_state(tracked, stop)
+        for planned in planned_entries:
+            at = planned.stop
+            is_state = planned.kind is SnapshotKind.STATE
+            planned.from_prompt = True
+            planned.at_cache_position = is_state and (
+                at == target or at in tracked.request.all_cache_positions
+            )
+            planned.durable = is_state or at == target or at - tracked.written_at >= self._interval
+            if planned.durable:
                 tracked.written_at = at
         # Nobody needs to wait for what is not going to be stored now.
         done = partial or stop == target or not self._index.has_deltas
         tracked.computed = max(tracked.computed, stop if done else stop - stop % self._chunk)
-        return drafts
+        return planned_entries
 
     def _needs_state(self, tracked: TrackedRequest, stop: int, target: int, last: int) -> bool:
         if not self._index.has_states or (self._grid_only and stop % self._chunk):
             return False
         overdue = stop % self._chunk == 0 and stop - last >= self._interval
-        return overdue or stop == target or stop in tracked.request.branch_points
+        return overdue or stop == target or stop in tracked.request.all_cache_positions
 
     @contain_failures(NoneType)
-    def replace_checkpoint(self, tracked: TrackedRequest, state: CacheEntry) -> None:
+    def replace_interval_state(self, tracked: TrackedRequest, state: CacheEntry) -> None:
         """Remove the earlier states of a running prompt, except those that others use. With a disk tier, the
         newest state that is a file stays until a newer one is."""
-        tracked.checkpoints.append((state, state.last_used))
-        durable = [i for i, (entry, _) in enumerate(tracked.checkpoints) if self._store.is_durable(entry)]
-        stays = {durable[-1] if durable else 0, len(tracked.checkpoints) - 1}
-        for i, (old, tick) in enumerate(tracked.checkpoints):
-            if i not in stays and not old.boundary and not old.pins and old.last_used == tick:
+        tracked.interval_states.append((state, state.last_used))
+        durable = [i for i, (entry, _) in enumerate(tracked.interval_states) if self._store.is_durable(entry)]
+        stays = {durable[-1] if durable else 0, len(tracked.interval_states) - 1}
+        for i, (old, tick) in enumerate(tracked.interval_states):
+            if i not in stays and not old.at_cache_position and not old.pins and old.last_used == tick:
                 self._store.remove(old)
-        tracked.checkpoints = [tracked.checkpoints[i] for i in sorted(stays)]
+        tracked.interval_states = [tracked.interval_states[i] for i in sorted(stays)]
 
     def plan_final_snapshots(
         self, tracked: TrackedRequest, output: Sequence[int], num_cached: int
     ) -> list[CacheEntry]:
-        """Return the drafts for what a row that is freed holds and the cache does not."""
+        """Return the planned entries for what a row that is freed holds and the cache does not."""
         tracked.extend(output)
         prompt_tokens = len(tracked.request.prompt)
         stop = min(num_cached, len(tracked.chain))
@@ -105,47 +107,51 @@ class SnapshotPlanner:
         if not stop or (self._index.has_states and stop != num_cached):
             return []
         ends = [*range(self._chunk, stop + 1, self._chunk), *([stop] if stop % self._chunk else [])]
-        drafts = self._draft_missing_deltas(tracked, ends)
+        planned_entries = self._plan_missing_deltas(tracked, ends)
         if self._index.has_states:
-            drafts += self._draft_missing_state(tracked, stop)
-        for draft in drafts:
-            draft.durable = draft.stop == stop
-            draft.from_prompt = stop <= prompt_tokens  # an interrupted prompt comes back
-            if draft.kind is SnapshotKind.DELTA and draft.start < tracked.deferred < draft.stop:
-                draft.prompt_end = tracked.chain.draft_entry(SnapshotKind.DELTA, tracked.deferred)
-        return drafts
+            planned_entries += self._plan_missing_state(tracked, stop)
+        for planned in planned_entries:
+            planned.durable = planned.stop == stop
+            planned.from_prompt = stop <= prompt_tokens  # an interrupted prompt comes back
+            if planned.kind is SnapshotKind.DELTA and planned.start < tracked.deferred < planned.stop:
+                planned.prompt_end = tracked.chain.plan_entry(SnapshotKind.DELTA, tracked.deferred)
+        return planned_entries
 
-    def _draft_missing_deltas(self, tracked: TrackedRequest, ends: Sequence[int]) -> list[CacheEntry]:
+    def _plan_missing_deltas(self, tracked: TrackedRequest, ends: Sequence[int]) -> list[CacheEntry]:
         if not self._index.has_deltas:
             return []
         chain = tracked.chain
         missing = [
             end for end in ends if not self._is_known(tracked, chain.get_entry_key(SnapshotKind.DELTA, end))
         ]
-        drafts = [chain.draft_entry(SnapshotKind.DELTA, end) for end in missing]
-        return [draft for draft in drafts if draft.stop % self._chunk == 0 or not self._use_cover(draft)]
+        planned_entries = [chain.plan_entry(SnapshotKind.DELTA, end) for end in missing]
+        return [
+            planned
+            for planned in planned_entries
+            if planned.stop % self._chunk == 0 or not self._use_cover(planned)
+        ]
 
-    def _use_cover(self, draft: CacheEntry) -> bool:
-        """Whether an entry contains the draft already; that entry then counts as used."""
-        cover = self._index.find_cover(draft)
+    def _use_cover(self, planned: CacheEntry) -> bool:
+        """Whether an entry contains the planned entry already; that entry then counts as used."""
+        cover = self._index.find_cover(planned)
         if cover is not None:
-            self._index.mark_end(draft)
+            self._index.mark_end(planned)
             self._store.touch([cover], True)
         return cover is not None
 
-    def _draft_missing_state(self, tracked: TrackedRequest, stop: int) -> list[CacheEntry]:
+    def _plan_missing_state(self, tracked: TrackedRequest, stop: int) -> list[CacheEntry]:
         key = tracked.chain.get_entry_key(SnapshotKind.STATE, stop)
         known = self._index.entries.get(key)
         if known is not None:
             self._store.touch([known], True)
         if self._is_known(tracked, key):
             return []
-        draft = tracked.chain.draft_entry(SnapshotKind.STATE, stop)
+        planned = tracked.chain.plan_entry(SnapshotKind.STATE, stop)
         # A conversation goes on from its end. Of its earlier states those stay from which other requests go
         # on: the first one, which is the end of the system prompt, and those where it forked.
         earlier = self._index.find_states(tracked.chain, stop - 1)[1:-KEEP_NEWEST]
-        draft.obsolete_states = [state for state in earlier if state.hit_count < FORK_HITS]
-        return [draft]
+        planned.obsolete_states = [state for state in earlier if state.hit_count < FORK_HITS]
+        return [planned]
 
     def _is_known(self, tracked: TrackedRequest, key: Key) -> bool:
         return key in self._index.entries or key in tracked.pending

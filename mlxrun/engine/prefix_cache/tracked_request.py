@@ -1,7 +1,7 @@
-"""What the prefix cache knows of a request until it ends, and the keypoints that requests will compute.
+"""What the prefix cache knows of a request until it ends, and the cache positions that requests will compute.
 
-A keypoint is a position that other requests may share with a request: a grid point, one of its boundaries, or
-the end of its prompt.
+A cache position is a position that other requests may share with a request: a grid point, one of its
+cache_positions, or the end of its prompt.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from mlxrun.core.request import Request, build_content_ids, has_known_content, round_down
 from mlxrun.engine.prefix_cache.entry import AdapterSalt, CacheEntry, Key, KeyChain
-from mlxrun.engine.prefix_cache.entry_scores import ScoreBook
+from mlxrun.engine.prefix_cache.entry_logprobs import LogprobBook
 
 MIN_SHARED = 16  # tokens: what a request that waits for another one's logprobs must share with it at least
-MIN_KEYPOINT = 64  # a keypoint off the grid before this one is not worth waiting for
+MIN_CACHE_POSITION = 64  # a cache position off the grid before this one is not worth waiting for
 
-Keypoint = tuple[int, Key]
+CachePosition = tuple[int, Key]
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,9 @@ class TrackedRequest:
     pins: list[CacheEntry] = field(default_factory=list)  # the entries of its hit
     state_at: int = 0  # position of its last state
     written_at: int = 0  # position of its last entry that was to be written to disk
-    checkpoints: list[tuple[CacheEntry, int]] = field(default_factory=list)  # states, and their ticks then
+    interval_states: list[tuple[CacheEntry, int]] = field(
+        default_factory=list
+    )  # states, and their ticks then
     pending: set[Key] = field(default_factory=set)  # snapshots that were asked for and are not stored yet
     computed: int = 0  # position up to which others need not wait once those are stored
     awaited: bool = False  # others wait for what it computes
@@ -39,15 +41,15 @@ class TrackedRequest:
     matched: tuple[int, int, int] = (-1, 0, 0)  # version of the index, tokens known, tokens matched then
     waited_at: int = -MIN_SHARED  # tokens matched when it last began to wait for another one's logprobs
     waits_for: str = ""  # the request whose logprobs it waits for, or waited for last
-    book: ScoreBook | None = None  # the logprobs of its prompt, if it wants them
+    book: LogprobBook | None = None  # the logprobs of its prompt, if it wants them
     _salt: AdapterSalt = field(init=False)
     _chain: KeyChain | None = None
-    _keypoints: tuple[int, list[Keypoint]] = (-1, [])
+    _cache_positions: tuple[int, list[CachePosition]] = (-1, [])
 
     def __post_init__(self) -> None:
         self._salt = AdapterSalt(self.request.adapter and self.request.adapter.digest)
         if self.request.params.prompt_logprobs is not None:
-            self.book = ScoreBook(self.request.prompt, self.request.image_spans)
+            self.book = LogprobBook(self.request.prompt, self.request.image_spans)
 
     @property
     def cacheable(self) -> bool:
@@ -96,35 +98,39 @@ class TrackedRequest:
         if owner.request.background and not self.request.background:
             return False
         wanted = self.request.params.prompt_logprobs
-        has_scores = wanted is None or (wanted <= 1 and owner.book is not None)
-        return has_scores or stop < self.request.score_from
+        has_logprobs = wanted is None or (wanted <= 1 and owner.book is not None)
+        return has_logprobs or stop < self.request.logprobs_from
 
-    def list_keypoints(self, limit: int) -> list[Keypoint]:
-        """Return all keypoints up to `limit` tokens."""
-        if self._keypoints[0] != limit:
+    def list_cache_positions(self, limit: int) -> list[CachePosition]:
+        """Return all cache positions up to `limit` tokens."""
+        if self._cache_positions[0] != limit:
             points = set(range(self.chunk, limit + 1, self.chunk))
             if not self.grid_only:
-                points |= {at for at in (*self.request.branch_points, limit) if MIN_KEYPOINT <= at <= limit}
+                points |= {
+                    at
+                    for at in (*self.request.all_cache_positions, limit)
+                    if MIN_CACHE_POSITION <= at <= limit
+                }
             points = {at for at in points if self.round_down(at) == at}
-            self._keypoints = limit, [(at, self.chain.get_key(at)) for at in sorted(points)]
-        return self._keypoints[1]
+            self._cache_positions = limit, [(at, self.chain.get_key(at)) for at in sorted(points)]
+        return self._cache_positions[1]
 
 
-class PlannedKeypoints:
-    """The keypoints that running requests are going to compute."""
+class PlannedCachePositions:
+    """The cache positions that running requests are going to compute."""
 
     def __init__(self) -> None:
         self._owners: dict[Key, set[str]] = {}
-        self._points: dict[str, list[Keypoint]] = {}  # the nearest last
+        self._points: dict[str, list[CachePosition]] = {}  # the nearest last
 
     def __bool__(self) -> bool:
         return bool(self._owners)
 
     def get_owners(self, key: Key) -> Collection[str]:
-        """Return the requests that are going to compute a keypoint."""
+        """Return the requests that are going to compute a cache position."""
         return self._owners.get(key, ())
 
-    def register(self, request_id: str, points: Iterable[Keypoint]) -> None:
+    def register(self, request_id: str, points: Iterable[CachePosition]) -> None:
         self.remove(request_id)
         remaining = sorted(points, reverse=True)
         if remaining:
@@ -133,7 +139,7 @@ class PlannedKeypoints:
             self._owners.setdefault(key, set()).add(request_id)
 
     def mark_computed(self, request_id: str, stop: int) -> None:
-        """Note that the request has computed and stored its keypoints up to `stop`."""
+        """Note that the request has computed and stored its cache positions up to `stop`."""
         remaining = self._points.get(request_id, [])
         while remaining and remaining[-1][0] <= stop:
             self._remove_owner(remaining.pop()[1], request_id)

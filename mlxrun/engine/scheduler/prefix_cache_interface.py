@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mlxrun.core.request import Request, TokenLogprob
-from mlxrun.core.step_plan import CacheHit, ScoredTokens, SnapshotRequest, SnapshotResult
+from mlxrun.core.step_plan import CacheHit, PromptLogprobs, SnapshotRequest, SnapshotResult
 
 
 class PrefixCacheInterface:
     """The prefix cache as the scheduler sees it; the methods here are those of a cache without entries."""
 
     @property
-    def needs_boundary_stops(self) -> bool:
-        """Whether chunks should also end at a request's boundaries, as the model has states to snapshot."""
+    def stops_at_cache_positions(self) -> bool:
+        """Whether chunks should also end at a request's cache_positions, as the model has states to
+        snapshot."""
         return False
 
     @property
@@ -47,12 +48,12 @@ class PrefixCacheInterface:
         answer gets a row. The entries of the hit are pinned until `plan_final_snapshots`."""
         return None
 
-    def find_scores(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
+    def find_prompt_logprobs(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
         """The known logprobs of the prompt's tokens from `start` on, up to the first unknown one; those of
         tokens inside images mean nothing. Called before `lookup`."""
         return ()
 
-    def record_scores(self, scores: ScoredTokens) -> None:
+    def record_prompt_logprobs(self, logprobs: PromptLogprobs) -> None:
         """Take in logprobs that the runner has computed, before the snapshots of the same step."""
 
     def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:

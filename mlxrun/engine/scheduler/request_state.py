@@ -27,9 +27,9 @@ class RequestState:
     regenerates: bool = False  # after a preemption, output is generated again, not computed as a prompt
     output: list[int] = field(init=False)
     max_output: int = field(init=False)  # tokens
-    scores: PromptScores = field(init=False)
+    prompt_logprobs: RequestLogprobs = field(init=False)
     _image_starts: tuple[int, ...] = field(init=False)
-    snapshot_positions: tuple[int, ...] = ()  # chunks end there, so that states can be snapshotted
+    cache_positions: tuple[int, ...] = ()  # chunks end there, so that states can be snapshotted
     num_computed_tokens: int = 0  # tokens that are in the row's cache or in a chunk of the step in flight
     kv_length: int = 0  # the same, plus the tokens that decode steps have added
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache when the request first ran
@@ -49,7 +49,7 @@ class RequestState:
         self.output = list(self.request.prior_output)
         self.num_sent = len(self.output)
         self.max_output = min(self.request.params.max_tokens, self.max_length - len(self.request.prompt))
-        self.scores = PromptScores(self.request)
+        self.prompt_logprobs = RequestLogprobs(self.request)
         spans, digests = self.request.image_spans, self.request.image_digests or self.request.image_spans
         # An image may be several spans of tokens, which then have the same digest.
         new = [at == 0 or digests[at] != digests[at - 1] for at in range(len(spans))]
@@ -100,7 +100,7 @@ class RequestState:
         """Whether a request without output is complete: its prompt is computed, or its logprobs are known."""
         params = self.request.params
         is_computed = self.decoding or params.prompt_logprobs is not None
-        return params.max_tokens == 0 and is_computed and self.scores.complete
+        return params.max_tokens == 0 and is_computed and self.prompt_logprobs.complete
 
     def make_event(
         self,
@@ -120,7 +120,7 @@ class RequestState:
             self.num_cached_tokens,
             self.hit_kind,
             finish,
-            prompt_logprobs=self.scores.take_unsent(),
+            prompt_logprobs=self.prompt_logprobs.take_unsent(),
             num_left_out=self.request.num_left_out,
         )
 
@@ -139,7 +139,7 @@ class RequestState:
         if max_images is not None and len(begins) > max_images:
             max_tokens = min(max_tokens, max(begins[max_images] - start, 1))
         stop = min((start // chunk + 1) * chunk, self.prefill_target, start + max_tokens)
-        stop = min([stop, *(position for position in self.snapshot_positions if position > start)])
+        stop = min([stop, *(position for position in self.cache_positions if position > start)])
         for image_start, image_stop in self.request.image_spans:
             if image_start < stop < image_stop:
                 stop = image_start if image_start > start else image_stop
@@ -150,7 +150,7 @@ class RequestState:
         if stop == self.prefill_target:
             self.decoding = True
             self.num_in_flight += int(stop == self.num_tokens and self.remaining_output > 0)
-        self.num_computed_tokens = self.kv_length = self.scores.launched = stop
+        self.num_computed_tokens = self.kv_length = self.prompt_logprobs.launched = stop
 
     def record_decode(self) -> None:
         """A decode step was scheduled."""
@@ -185,7 +185,7 @@ class RequestState:
         `max_sampling_chunk` tokens are left, one forward computes them and samples."""
         length = 0 if hit is None else hit.length
         self.num_in_flight = 0  # tokens that an earlier row had in flight are sampled again
-        self.scores.launched = 0
+        self.prompt_logprobs.launched = 0
         if self.hit_kind is None:
             self.hit_kind = HitKind.MISS if hit is None else hit.kind
             self.num_cached_tokens = min(length, len(self.request.prompt))
@@ -211,7 +211,7 @@ class RequestState:
 
 
 @dataclass(slots=True, eq=False)
-class PromptScores:
+class RequestLogprobs:
     """`next_position`: the first prompt token whose logprob is wanted and not known; the prompt's length if
     there is none. `launched`: the device has computed, or computes, the logprobs up to this position."""
 
@@ -224,7 +224,7 @@ class PromptScores:
         request = self.request
         is_wanted = request.params.prompt_logprobs is not None
         size = len(request.prompt)
-        self.next_position = min(max(request.score_from, 1), size) if is_wanted else size
+        self.next_position = min(max(request.logprobs_from, 1), size) if is_wanted else size
         self._skip_images()
 
     @property
@@ -245,10 +245,10 @@ class PromptScores:
             if not new:
                 break
             self._unsent += [
-                score
-                if len(score.top) <= count
-                else TokenLogprob(score.logprob, score.top[:count], score.rank)
-                for score in new
+                logprob
+                if len(logprob.top) <= count
+                else TokenLogprob(logprob.logprob, logprob.top[:count], logprob.rank)
+                for logprob in new
             ]
             self.next_position += len(new)
             self._skip_images()

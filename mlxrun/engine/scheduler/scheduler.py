@@ -18,8 +18,8 @@ from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_plan import (
     DEFAULT_CHUNK,
     Admission,
+    PromptLogprobs,
     SampledToken,
-    ScoredTokens,
     SnapshotRequest,
     StepCosts,
     StepPlan,
@@ -58,7 +58,7 @@ class Scheduler:
         chunk = settings.chunk or DEFAULT_CHUNK
         cache, costs = prefix_cache or NoPrefixCache(), costs or StepCosts()
         self._prefix_cache, self._regenerates = cache, regenerates
-        can_sample_in_chunks = not (cache.needs_boundary_stops or aligned_chunks)
+        can_sample_in_chunks = not (cache.stops_at_cache_positions or aligned_chunks)
         self._sampling_costs = costs if can_sample_in_chunks else None
         min_chunk = chunk if aligned_chunks else min(chunk, costs.min_chunk)
         self.token_budget = TokenBudget(settings, chunk, min_chunk, limits.memory, cache, costs)
@@ -70,7 +70,9 @@ class Scheduler:
         self._requests: dict[str, RequestState] = {}  # all unfinished requests, in order of arrival
         self._rows_to_free: list[str] = []  # the runner frees them in the next step
         self._final_snapshots: list[SnapshotRequest] = []  # to take of them before that
-        self._found: list[RequestState] = []  # requests that need no row: the prefix cache knew their scores
+        self._found: list[
+            RequestState
+        ] = []  # requests that need no row: the prefix cache knew their logprobs
         self._num_arrivals = 0
 
     # -- requests come and go -------------------------------------------------------------------------
@@ -86,8 +88,8 @@ class Scheduler:
         if num_waiting >= self.settings.max_queue:  # checked last: a client retries after Overloaded
             raise Overloaded(f"{num_waiting} requests are waiting (scheduler.max_queue): try again later")
         state = RequestState(request, self._num_arrivals, self._clock(), max_length, self._regenerates)
-        if self._prefix_cache.needs_boundary_stops:
-            state.snapshot_positions = request.branch_points
+        if self._prefix_cache.stops_at_cache_positions:
+            state.cache_positions = request.all_cache_positions
         self._requests[request.id] = state
         self._num_arrivals += 1
         self._prefix_cache.track(request)
@@ -150,9 +152,9 @@ class Scheduler:
         """Take in the result of a step. Returns one event for each request that made progress or ended."""
         self._row_limit.record_success()
         self.token_budget.shared_tokens = result.shared_tokens
-        for scores in filter(self.owns_scores, result.scores):
-            self._requests[scores.request_id].scores.add(scores.start, scores.logprobs)
-        ids = [c.request_id for c in plan.prefill] + [s.request_id for s in result.scores]
+        for logprobs in filter(self.owns_logprobs, result.prompt_logprobs):
+            self._requests[logprobs.request_id].prompt_logprobs.add(logprobs.start, logprobs.logprobs)
+        ids = [c.request_id for c in plan.prefill] + [s.request_id for s in result.prompt_logprobs]
         states = [*map(self._requests.get, ids), *self._found]
         moved = {s.id: s for s in states if s is not None and self._requests.get(s.id) is s}
         events = dict.fromkeys(moved, TokenEvent(""))
@@ -176,10 +178,10 @@ class Scheduler:
         self._found.clear()
         return list(events.values())
 
-    def owns_scores(self, scores: ScoredTokens) -> bool:
+    def owns_logprobs(self, logprobs: PromptLogprobs) -> bool:
         """Whether the request of this id has launched them; otherwise they belong to an ended one."""
-        state = self._requests.get(scores.request_id)
-        return state is not None and state.scores.owns(scores.start)
+        state = self._requests.get(logprobs.request_id)
+        return state is not None and state.prompt_logprobs.owns(logprobs.start)
 
     def step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
         """Handle a step that raised: all rows are lost. A request that was alone in the step fails. If there
@@ -190,7 +192,7 @@ class Scheduler:
         """
         running = self._running
         for state in self._requests.values():
-            state.kv_length = state.num_in_flight = state.scores.launched = 0
+            state.kv_length = state.num_in_flight = state.prompt_logprobs.launched = 0
         self.token_budget.shared_tokens = 0
         is_alone = len(running) == 1 and not plan.free and not self._rows_to_free
         if is_out_of_memory(error) and not is_alone:
@@ -215,16 +217,16 @@ class Scheduler:
                 continue
             if not self._preemption.make_room(state, running, self._preempt):
                 break
-            if not state.scores.complete:
-                start = state.scores.next_position
-                state.scores.add(start, self._prefix_cache.find_scores(state.id, start))
+            if not state.prompt_logprobs.complete:
+                start = state.prompt_logprobs.next_position
+                state.prompt_logprobs.add(start, self._prefix_cache.find_prompt_logprobs(state.id, start))
             if state.needs_nothing:
                 state.record_found()
                 self._found.append(state)
                 continue
             state.running = True
             running.append(state)
-            limit = state.scores.limit_hit(state.num_tokens - 1)
+            limit = state.prompt_logprobs.limit_hit(state.num_tokens - 1)
             hit = self._prefix_cache.lookup(state.id, state.output, limit)
             costs = self._sampling_costs
             state.start_running(hit, costs.get_max_sampling_chunk(state.request) if costs else 0)

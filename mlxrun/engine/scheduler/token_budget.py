@@ -156,7 +156,7 @@ class TokenBudget:
 def _list_lengths(states: Sequence[RequestState], reserve: int = 0) -> tuple[list[int], list[int]]:
     """Tokens, and at most `reserve` that they may still get, of the rows with caches of their own, and of
     those in the decode batch. A row that joins it in the next step counts as the former: many may join at
-    once, and each is quantised only then."""
+    once, and each is quantized only then."""
     lengths: tuple[list[int], list[int]] = [], []
     for state in states:
         more = min(state.remaining_output, reserve) if reserve else 0

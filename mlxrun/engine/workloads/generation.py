@@ -80,13 +80,15 @@ class GenerationSteps:
         except Exception as error:  # whatever the model raises, each request must get an answer
             return self._handle_failed_step(plan, error)
         self._record_time(plan)
-        for scores in filter(self.scheduler.owns_scores, result.scores):
-            self.prefix_cache.record_scores(scores)
+        for logprobs in filter(self.scheduler.owns_logprobs, result.prompt_logprobs):
+            self.prefix_cache.record_prompt_logprobs(logprobs)
         for snapshot in result.snapshots:
             self.prefix_cache.store_snapshot(snapshot)
         for request_id in result.invalid_hits:
             self.prefix_cache.invalidate_hit(request_id)
-        if result.tokens or result.scores:  # only these prove that a step succeeded: errors come late
+        if (
+            result.tokens or result.prompt_logprobs
+        ):  # only these prove that a step succeeded: errors come late
             self._failures_in_a_row = 0
         events = self.scheduler.update(plan, result)
         if not self.is_busy:  # the time until the next step is that of texts, or nobody's

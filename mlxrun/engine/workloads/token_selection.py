@@ -19,7 +19,7 @@ from mlxrun.core.step_plan import DEFAULT_CHUNK, MIN_CHUNK
 from mlxrun.engine.scheduler.prefill_pace import MeasuredPace, fit_chunks
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
-from mlxrun.model.sparse.prompt_draft import PromptDraft
+from mlxrun.model.sparse.prompt_selector import PromptSelector
 
 log = logging.getLogger(__name__)
 REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the same prompt
@@ -38,7 +38,7 @@ def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
     """The request without the tokens of its prompt that are not at these positions."""
     kept = tuple(request.prompt[at] for at in positions)
     left_out = frozenset(request.prompt).difference(kept)
-    return replace(request, prompt=kept, positions=positions, left_out=left_out, boundaries=())
+    return replace(request, prompt=kept, positions=positions, left_out=left_out, cache_positions=())
 
 
 class TokenSelection:
@@ -47,13 +47,13 @@ class TokenSelection:
 
     def __init__(
         self,
-        draft: PromptDraft,
+        selector: PromptSelector,
         settings: PrefillSettings,
         scheduler: Scheduler,
         prefix_cache: PrefixCacheInterface,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.draft, self._settings, self._scheduler = draft, settings, scheduler
+        self.selector, self._settings, self._scheduler = selector, settings, scheduler
         self._prefix_cache = prefix_cache
         self._clock = clock
         self._pace = MeasuredPace()
@@ -83,7 +83,7 @@ class TokenSelection:
             not request.pooled and not request.image_spans and request.media is None and not request.positions
         )
         generates = request.params.max_tokens > 0 and request.params.prompt_logprobs is None
-        if not (request.sparse and is_plain and generates and least <= size <= self.draft.max_tokens):
+        if not (request.sparse and is_plain and generates and least <= size <= self.selector.max_tokens):
             return False
         return size - self._prefix_cache.count_cached(request) >= least
 
@@ -142,9 +142,9 @@ class TokenSelection:
     def _read(self, request: Request) -> tuple[int, ...] | None:
         if self._reading != request.id:
             self._reading, self._left = request.id, len(request.prompt)
-            self.draft.start(request.prompt, self._prefix_cache.count_cached(request))
+            self.selector.start(request.prompt, self._prefix_cache.count_cached(request))
         limit, started = min(self._limit_tokens(), self._left), self._clock()
-        positions = self.draft.advance(limit)
+        positions = self.selector.advance(limit)
         if positions is None:  # the last slice does other things than reading
             self._left -= limit
             self._pace.record(limit, self._clock() - started)
@@ -152,7 +152,7 @@ class TokenSelection:
 
     def _stop_reading(self) -> None:
         self._reading = None
-        self.draft.drop()
+        self.selector.drop()
 
     def _limit_tokens(self) -> int:
         """Tokens of the next slice: in few sizes, as those of the scheduler's steps."""
@@ -177,4 +177,4 @@ class TokenSelection:
 
     def close(self) -> None:
         """Release all arrays, on the thread that made them."""
-        self.draft.close()
+        self.selector.close()

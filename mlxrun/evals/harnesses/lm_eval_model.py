@@ -185,7 +185,7 @@ class LmEvalModel(TemplateLM):
         if start < 1:
             raise ValueError(f"{len(continuation)} tokens do not fit into max_length ({self.max_length})")
         params = SamplingParams(max_tokens=0, prompt_logprobs=1)
-        request = Request(secrets.token_hex(12), ids, params, score_from=start)
+        request = Request(secrets.token_hex(12), ids, params, logprobs_from=start)
         found: list[TokenLogprob | None] = []
         async with aclosing(self._engine.client.generate(request)) as events:
             async for event in events:

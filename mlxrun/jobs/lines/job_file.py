@@ -106,14 +106,14 @@ def check_job_file(path: Path) -> None:
 
 
 def read_lines(
-    file: BinaryIO, number: int = 1, offset: int = 0, tap: Callable[[bytes], object] | None = None
+    file: BinaryIO, number: int = 1, offset: int = 0, watch: Callable[[bytes], object] | None = None
 ) -> Iterator[RawLine]:
     """The lines of an open job file that are not empty, from the one with this number and offset on.
 
-    `tap` is given every byte that is read, in order.
+    `watch` is given every byte that is read, in order.
     """
     file.seek(offset)
-    readline = _tap_reads(file, tap) if tap else file.readline
+    readline = _watch_reads(file, watch) if watch else file.readline
     while data := readline(MAX_LINE):
         start, too_long = offset, False
         offset += len(data)
@@ -130,10 +130,10 @@ def read_lines(
         number += 1
 
 
-def _tap_reads(file: BinaryIO, tap: Callable[[bytes], object]) -> Callable[[int], bytes]:
+def _watch_reads(file: BinaryIO, watch: Callable[[bytes], object]) -> Callable[[int], bytes]:
     def readline(limit: int) -> bytes:
         data = file.readline(limit)
-        tap(data)
+        watch(data)
         return data
 
     return readline

@@ -76,7 +76,7 @@ class LineIndex:
         import numpy as np
 
         digest = hashlib.sha256()
-        for raw in read_lines(self._file, tap=digest.update):
+        for raw in read_lines(self._file, watch=digest.update):
             self._add(raw)
             if is_stopped():
                 return

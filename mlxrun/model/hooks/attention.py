@@ -1,9 +1,9 @@
 """The attention seam: how a model's own layers attend over ragged rows in one forward.
 
-Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `route_attention` routes that
+Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `hook_attention` routes that
 call to RowKeys, to device_attention.py for the engine's own forwards, or to the library. The classes
 below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
-parity probe, but for those that score_rule.py and derived_layers.py know.
+load check, but for those that logit_rule.py and derived_layers.py know.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import mlx.nn as nn
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.hooks import device_attention
-from mlxrun.model.hooks.score_rule import PositionScores, ScoreRule, TurnedParts, attend_arrays
-from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantised
+from mlxrun.model.hooks.logit_rule import LogitRule, PositionLogits, TurnedParts, attend_arrays
+from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantized
 from mlxrun.model.kv.ragged.row_group import RowGroup
 from mlxrun.model.machine.device import uses_cuda
 
@@ -49,28 +49,28 @@ class RowKeys:
     def attend(
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
     ) -> mx.array:
-        """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionScores.
-        `sinks`, `cap`: see ScoreRule."""
-        if isinstance(mask, PositionScores):
+        """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionLogits.
+        `sinks`, `cap`: see LogitRule."""
+        if isinstance(mask, PositionLogits):
             if sinks is not None or cap:
                 raise NotRaggedError("latent attention with sinks or a soft cap")
-            return self._attend(queries, ScoreRule(scale, positions=mask.positions))
+            return self._attend(queries, LogitRule(scale, positions=mask.positions))
         if mask is not None and not isinstance(mask, RaggedMask):
             raise NotRaggedError(f"the model made its own mask: {type(mask).__name__}")
-        return self._attend(queries, ScoreRule(scale, None if mask is None else mask.window, sinks, cap))
+        return self._attend(queries, LogitRule(scale, None if mask is None else mask.window, sinks, cap))
 
     def swapaxes(self, *axes: int) -> TurnedParts:
-        """The rotary parts of the latent form, for the scores that the model adds."""
+        """The rotary parts of the latent form, for the logits that the model adds."""
         if axes not in ((-1, -2), (-2, -1), (2, 3), (3, 2)):
             raise NotRaggedError(f"the model swaps axes {axes} of its keys")
         return TurnedParts()
 
-    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
+    def _attend(self, queries: mx.array, rule: LogitRule) -> mx.array:
         raise NotImplementedError
 
 
 class RaggedKeys(RowKeys):
-    """Keys and values of all rows, a pair of arrays (plain or quantised) for each group, in row order."""
+    """Keys and values of all rows, a pair of arrays (plain or quantized) for each group, in row order."""
 
     def __init__(self, groups: list[RowGroup], pairs: list[tuple[Any, Any]], width: int) -> None:
         self._groups = groups
@@ -92,7 +92,7 @@ class RaggedKeys(RowKeys):
         pairs = [(k.astype(dtype), v.astype(dtype)) for k, v in self._pairs]
         return RaggedKeys(self._groups, pairs, self._width)
 
-    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
+    def _attend(self, queries: mx.array, rule: LogitRule) -> mx.array:
         """One call a group."""
         outputs, row = [], 0
         for group, (keys, values) in zip(self._groups, self._pairs, strict=True):
@@ -108,7 +108,7 @@ class RaggedKeys(RowKeys):
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=0)
 
 
-def _select_rows(queries: mx.array, rule: ScoreRule, start: int, stop: int) -> tuple[mx.array, ScoreRule]:
+def _select_rows(queries: mx.array, rule: LogitRule, start: int, stop: int) -> tuple[mx.array, LogitRule]:
     if rule.positions is not None:
         rule = replace(rule, positions=rule.positions[start:stop])
     return queries[start:stop], rule
@@ -204,7 +204,7 @@ class GroupCache(StepCache):
         return mask
 
 
-def route_attention(model: nn.Module) -> int:
+def hook_attention(model: nn.Module) -> int:
     """Route attention in each module that defines a part of this model; returns how many modules have it.
 
     Idempotent. ModelLoadError if a module binds the name to something that is not a function.
@@ -252,9 +252,9 @@ def use_engine_attention(calls_per_launch: int = 0, check: AttentionCall | None 
 
 
 def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
-    """Attention over plain or quantised arrays in an engine's forward."""
+    """Attention over plain or quantized arrays in an engine's forward."""
     if isinstance(keys, QuantizedArray):
-        return attend_quantised(queries, keys, values, scale, mask, **kwargs)
+        return attend_quantized(queries, keys, values, scale, mask, **kwargs)
     if not _EngineAttention.enabled:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)
     if _EngineAttention.check is not None:

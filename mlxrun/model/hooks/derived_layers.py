@@ -74,7 +74,7 @@ class _CappedAttention(nn.Module):
         return output
 
 
-def route_softcaps(model: nn.Module) -> int:
+def hook_softcaps(model: nn.Module) -> int:
     """Let the model's layers with a soft cap attend to RowKeys; returns how many there are. Idempotent."""
     layers = [m for m in model.modules() if type(m).__module__ in _CAPPED and type(m).__name__ == "Attention"]
     for layer in layers:

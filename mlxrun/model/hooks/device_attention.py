@@ -1,8 +1,8 @@
 """Attention over plain arrays where the library's own is slow: on CPUs, and of prompts on CUDA.
 
 On MLX's CPU backend the library spends most of its time in a scalar `exp`. NumPy computes the softmax in
-place, on the scores of a few queries at a time: they stay in the processor's cache, and a long prompt needs
-no memory for all of them. Few scores stay in the graph, where a power of two costs half of an `exp`.
+place, on the logits of a few queries at a time: they stay in the processor's cache, and a long prompt needs
+no memory for all of them. Few logits stay in the graph, where a power of two costs half of an `exp`.
 Everything is computed in float32; results differ from the library's by rounding only.
 
 MLX gives the attention of prompts in half precision on CUDA to cuDNN, which prepares a plan for each new
@@ -20,11 +20,11 @@ from typing import TypeAlias
 import mlx.core as mx
 import numpy as np
 
-BLOCK_SCORES = 1 << 21  # scores that are computed together: 8 MB
+BLOCK_LOGITS = 1 << 21  # logits that are computed together: 8 MB
 MIN_QUERIES = 8  # in a block: matrix products of fewer rows are slow
-NUMPY_SCORES = 1 << 17  # scores that NumPy makes several passes over
-GRAPH_SCORES = 1 << 15  # a decode step with fewer scores stays in the graph
-MASKED_SCORE = -1e30  # finite, so that a row that attends to nothing does not become NaN
+NUMPY_LOGITS = 1 << 17  # logits that NumPy makes several passes over
+GRAPH_LOGITS = 1 << 15  # a decode step with fewer logits stays in the graph
+MASKED_LOGIT = -1e30  # finite, so that a row that attends to nothing does not become NaN
 LOG2E = math.log2(math.e)
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 STEP = 256  # tokens: queries begin at a multiple of it
@@ -45,63 +45,63 @@ def compute_attention(
     q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
     rows, heads, length, _ = q.shape
     seen = None if length == 1 and isinstance(mask, str) else mask  # the last query sees all keys
-    few = length == 1 and rows * heads * k.shape[2] < GRAPH_SCORES
+    few = length == 1 and rows * heads * k.shape[2] < GRAPH_LOGITS
     out = _attend_in_graph(q, k, v, scale, seen) if few else _attend_in_blocks(q, k, v, scale, seen)
     return out.astype(queries.dtype)
 
 
 def _attend_in_graph(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array | None) -> mx.array:
-    scores = _compute_scores(q * (scale * LOG2E), k, mask, LOG2E)
-    weights = mx.power(2.0, scores - scores.max(axis=-1, keepdims=True))
+    logits = _compute_logits(q * (scale * LOG2E), k, mask, LOG2E)
+    weights = mx.power(2.0, logits - logits.max(axis=-1, keepdims=True))
     return _sum_values(weights, v) / weights.sum(axis=-1, keepdims=True)
 
 
 def _attend_in_blocks(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Mask) -> mx.array:
     outputs = list[mx.array]()
-    for scores in _iterate_blocks(q * scale, k, mask):
+    for logits in _iterate_blocks(q * scale, k, mask):
         if outputs:
-            mx.async_eval(outputs[-1])  # frees its scores; the next block does not depend on it
-        sums = _exponentiate(scores, causal=isinstance(mask, str))
-        outputs.append(_sum_values(scores, v[:, :, : scores.shape[-1]]) / mx.array(sums))
+            mx.async_eval(outputs[-1])  # frees its logits; the next block does not depend on it
+        sums = _exponentiate(logits, causal=isinstance(mask, str))
+        outputs.append(_sum_values(logits, v[:, :, : logits.shape[-1]]) / mx.array(sums))
     return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=2)
 
 
 def _iterate_blocks(q: mx.array, k: mx.array, mask: Mask) -> Iterator[mx.array]:
-    """Scores [B, Hq, l, n] of some queries at a time; causal: only of keys that one of them attends to."""
+    """Logits [B, Hq, l, n] of some queries at a time; causal: only of keys that one of them attends to."""
     (batch, heads, length, _), width = q.shape, k.shape[2]
-    rows = max(MIN_QUERIES, BLOCK_SCORES // (batch * heads * width))
+    rows = max(MIN_QUERIES, BLOCK_LOGITS // (batch * heads * width))
     for start in range(0, length, rows):
         stop = min(start + rows, length)
         keys = width - length + stop if isinstance(mask, str) else width
         own = mask if isinstance(mask, mx.array) else None
         if own is not None and own.ndim > 1 and own.shape[-2] > 1:
             own = own[..., start:stop, :]
-        yield _compute_scores(q[:, :, start:stop], k[:, :, :keys], own)
+        yield _compute_logits(q[:, :, start:stop], k[:, :, :keys], own)
 
 
-def _compute_scores(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
-    """Scores [B, Hq, l, n], masked. `unit`: factor of an added mask."""
+def _compute_logits(q: mx.array, k: mx.array, mask: mx.array | None, unit: float = 1.0) -> mx.array:
+    """Logits [B, Hq, l, n], masked. `unit`: factor of an added mask."""
     batch, heads, length, _ = q.shape
     groups = k.shape[1]
     folded = q.reshape(batch, groups, heads // groups * length, -1)  # heads that share keys: one product
-    scores = (folded @ k.swapaxes(-1, -2)).reshape(batch, heads, length, -1)
+    logits = (folded @ k.swapaxes(-1, -2)).reshape(batch, heads, length, -1)
     if mask is None:
-        return scores
+        return logits
     if mask.dtype == mx.bool_:
-        return mx.where(mask, scores, MASKED_SCORE)
-    return scores + mask.astype(mx.float32) * unit
+        return mx.where(mask, logits, MASKED_LOGIT)
+    return logits + mask.astype(mx.float32) * unit
 
 
-def _exponentiate(scores: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """Turn scores [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
-    mx.eval(scores)
-    view = np.array(scores, copy=False)  # the same memory, writable, as MLX documents
+def _exponentiate(logits: mx.array, *, causal: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """Turn logits [B, H, l, n] into weights, in place; returns the weights' sums [B, H, l, 1]."""
+    mx.eval(logits)
+    view = np.array(logits, copy=False)  # the same memory, writable, as MLX documents
     rows, width = view.shape[2:]
     if causal and rows > 1:
-        view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED_SCORE
+        view[..., -rows:][..., ~np.tri(rows, dtype=np.bool_)] = MASKED_LOGIT
     flat = view.reshape(-1, width, copy=False)
     sums = np.empty((len(flat), 1), np.float32)
-    count = max(1, NUMPY_SCORES // width)
+    count = max(1, NUMPY_LOGITS // width)
     for first in range(0, len(flat), count):
         block = flat[first : first + count]
         block -= block.max(axis=-1, keepdims=True)

@@ -1,6 +1,6 @@
 """What a recurrent layer sees as its cache in a forward with drafts, and how its rows are computed then.
 
-`route_states` routes the calls of a model's modules that take a cache. A module that is called with a
+`hook_states` routes the calls of a model's modules that take a cache. A module that is called with a
 `DraftedState` and touches it is the one that updates the state: it is called once for each call of the layout
 (draft_layout.py), with ordinary caches, and its results are put back into their rows. All other modules
 compute all rows at once. Which module it is shows when it first touches the state: what it had computed until
@@ -184,7 +184,7 @@ def concatenate_filled(parts: Sequence[mx.array | None]) -> mx.array | None:
     return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
 
 
-def route_states(model: nn.Module) -> int:
+def hook_states(model: nn.Module) -> int:
     """Route the calls of all modules of the model that take a cache; returns how many classes have them.
     Idempotent."""
     count = 0

@@ -1,7 +1,7 @@
 """All hooks: what changes a library's model, in the order in which that is done.
 
 Each hook changes classes or functions of the library, and none knows the others. A layer may be changed by
-several: a quantised linear layer gets its method first, and then what LoRA adapters add to it.
+several: a quantized linear layer gets its method first, and then what LoRA adapters add to it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import mlx.nn as nn
 
 from mlxrun.config.settings import Config
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
-from mlxrun.model.hooks.attention import route_attention
-from mlxrun.model.hooks.derived_layers import route_softcaps, transpose_weights
-from mlxrun.model.hooks.drafted_state import route_states
+from mlxrun.model.hooks.attention import hook_attention
+from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
+from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
 
@@ -51,8 +51,8 @@ def install_hooks(
             "adapters", attach_adapters(model, rows, adapters, adapter_dtype), "LoRA adapters by row"
         ),
         InstalledHook("linear layers", transpose_weights(model), "a view of the weight is made once"),
-        InstalledHook("attention", route_attention(model), "rows of any lengths attend in one forward"),
-        InstalledHook("soft caps", route_softcaps(model), "attention with a cap attends so too"),
-        InstalledHook("drafts", route_states(model), "recurrent layers verify drafted tokens"),
+        InstalledHook("attention", hook_attention(model), "rows of any lengths attend in one forward"),
+        InstalledHook("soft caps", hook_softcaps(model), "attention with a cap attends so too"),
+        InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
     )
     return form, tuple(hook for hook in found if hook.places)

@@ -1,10 +1,10 @@
-"""Quantised layers that multiply by the method that is fastest for the number of rows they are called with.
+"""Quantized layers that multiply by the method that is fastest for the number of rows they are called with.
 
-`route_products` replaces the call of each quantised linear layer and of embeddings that serve as output
-layers, `route_experts` that of expert layers. A method follows from a call's shapes alone, so that forwards
+`hook_products` replaces the call of each quantized linear layer and of embeddings that serve as output
+layers, `hook_experts` that of expert layers. A method follows from a call's shapes alone, so that forwards
 may be compiled. All methods give the library's result within rounding.
 
-A GPU computes what was launched later than the host goes on, and each product that waits has its dequantised
+A GPU computes what was launched later than the host goes on, and each product that waits has its dequantized
 weight in memory already. In a block of `bound_transients`, products are launched after so many numbers of
 such weights, and the host waits for earlier ones.
 """
@@ -26,9 +26,9 @@ from mlxrun.model.hooks.derived_layers import mix_in
 ProductMethod = Literal["library", "flat", "dequantized"]
 
 MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
-MAX_TRANSIENT = 1 << 27  # numbers of a weight that may be dequantised for one call
+MAX_TRANSIENT = 1 << 27  # numbers of a weight that may be dequantized for one call
 MAX_EXPERT_TRANSIENT = 1 << 28  # the same of all experts of a layer together
-LAUNCHED = 1 << 27  # numbers of dequantised weights that are launched together
+LAUNCHED = 1 << 27  # numbers of dequantized weights that are launched together
 MOST_LAUNCHES = 2  # that are not computed yet
 
 
@@ -37,7 +37,7 @@ class MethodTable:
     """The method for each number of rows, as (most rows, method), ascending; the last one has no limit.
 
     `library`: the library's call. MLX on CUDA multiplies `[rows, 1, D]` row by row. `flat`: as one matrix
-    `[rows, D]`, padded to MIN_MATRIX_ROWS. `dequantized`: with the weight dequantised for this call.
+    `[rows, D]`, padded to MIN_MATRIX_ROWS. `dequantized`: with the weight dequantized for this call.
     """
 
     entries: tuple[tuple[int, ProductMethod], ...] = ((1, "library"),)
@@ -88,12 +88,12 @@ class _RoutedExperts(nn.Module):
 
 
 _ROUTED: dict[type, type] = {nn.QuantizedLinear: _RoutedLinear, nn.QuantizedEmbedding: _RoutedEmbedding}
-# Layers of the libraries that can be held dequantised; each has a plain twin beside it, without "Quantized".
+# Layers of the libraries that can be held dequantized; each has a plain twin beside it, without "Quantized".
 _HELD = ("QuantizedLinear", "QuantizedEmbedding", "QuantizedSwitchLinear", "QuantizedMultiLinear")
 
 
 def list_quantized(model: nn.Module) -> list[nn.Module]:
-    """All layers of a model whose weights are quantised and can be held dequantised."""
+    """All layers of a model whose weights are quantized and can be held dequantized."""
     return [module for module in list_modules(model) if _find_plain_class(module) is not None]
 
 
@@ -103,7 +103,7 @@ def is_expert(layer: nn.Module) -> bool:
 
 
 def list_products(model: nn.Module) -> list[nn.Module]:
-    """The quantised layers whose products `route_products` can compute in several ways."""
+    """The quantized layers whose products `hook_products` can compute in several ways."""
     return [module for module in list_modules(model) if type(module) in _ROUTED]
 
 
@@ -112,19 +112,19 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
     return list({id(module): module for module in model.modules()}.values())
 
 
-def route_products(model: nn.Module, table: MethodTable) -> None:
-    """Let all quantised linear layers, and embeddings used as such, multiply by the table's methods."""
+def hook_products(model: nn.Module, table: MethodTable) -> None:
+    """Let all quantized linear layers, and embeddings used as such, multiply by the table's methods."""
     for module in list_products(model):
         module.__class__ = _ROUTED[type(module)]
         module.table = table
 
 
 def list_experts(model: nn.Module) -> list[nn.Module]:
-    """The quantised layers with the weights of several experts, which `route_experts` takes."""
+    """The quantized layers with the weights of several experts, which `hook_experts` takes."""
     return [layer for layer in list_quantized(model) if is_expert(layer)]
 
 
-def route_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
+def hook_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
     """Let these expert layers multiply by the table's methods, chosen by the tokens that an expert has on
     average."""
     for layer in layers:
@@ -164,7 +164,7 @@ def use_library_products(model: nn.Module) -> Iterator[None]:
 
 
 def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
-    """x [..., D] times the layer's quantised weight [N, D], as [..., N], without bias."""
+    """x [..., D] times the layer's quantized weight [N, D], as [..., N], without bias."""
     rows = x.size // x.shape[-1]
     if method == "dequantized" and count_weights(layer) <= MAX_TRANSIENT:
         weight = dequantize_weight(layer, x.dtype)
@@ -191,12 +191,12 @@ def dequantize_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
 
 
 def count_weights(layer: Any) -> int:
-    """Numbers that the layer's weight has when it is dequantised."""
+    """Numbers that the layer's weight has when it is dequantized."""
     return int(layer["weight"].size) * 32 // int(layer.bits)
 
 
 def hold_dequantized(layers: Iterable[nn.Module], dtype: mx.Dtype) -> None:
-    """Replace quantised weights by plain ones of this type, one at a time, so that memory is bounded."""
+    """Replace quantized weights by plain ones of this type, one at a time, so that memory is bounded."""
     for module in layers:
         plain = _find_plain_class(module)
         assert plain is not None
@@ -218,7 +218,7 @@ def _find_plain_class(module: nn.Module) -> type | None:
 
 
 def describe_quantization(model: nn.Module) -> Iterator[str]:
-    """The kinds of quantised weights, such as `affine 4 bit`, the one of most numbers first."""
+    """The kinds of quantized weights, such as `affine 4 bit`, the one of most numbers first."""
     totals: dict[str, int] = {}
     for module in list_quantized(model):
         layer: Any = module
@@ -253,7 +253,7 @@ def are_bounded() -> bool:
 
 
 def record_product(product: mx.array, numbers: int) -> mx.array:
-    """The product, of a weight with so many numbers that is dequantised for it alone. May launch it, and wait
+    """The product, of a weight with so many numbers that is dequantized for it alone. May launch it, and wait
     for earlier ones."""
     if _Transients.bounded:
         _Transients.numbers += numbers

@@ -1,4 +1,4 @@
-"""Chooses the form of quantised weights: held dequantised, or quantised, with a method by number of rows.
+"""Chooses the form of quantized weights: held dequantized, or quantized, with a method by number of rows.
 
 `model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
 reproducible mode the choice follows from the backend alone: a timing may fall out differently the next time,
@@ -31,13 +31,13 @@ from mlxrun.model.hooks.quantized_layers import (
     dequantize_weight,
     describe_quantization,
     hold_dequantized,
+    hook_experts,
+    hook_products,
     is_expert,
     list_experts,
     list_products,
     list_quantized,
     multiply,
-    route_experts,
-    route_products,
 )
 from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
 
@@ -45,11 +45,11 @@ log = logging.getLogger(__name__)
 
 WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
 PRODUCTS = 3
-HELD = "held"  # the name of dequantised weights among the timed methods
-MEMORY_SHARE = 0.5  # of the memory limit, that dequantised weights may take
+HELD = "held"  # the name of dequantized weights among the timed methods
+MEMORY_SHARE = 0.5  # of the memory limit, that dequantized weights may take
 WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
-HELD_WORTH = 0.95  # the same for dequantised weights, on average
-# On CUDA, quantised products of one row take at most this share of the time of dequantised ones, or weights
+HELD_WORTH = 0.95  # the same for dequantized weights, on average
+# On CUDA, quantized products of one row take at most this share of the time of dequantized ones, or weights
 # are held: more rows gain less, since one row waits for nothing but weights. Small products take the time of
 # their launch in either form; at full speed, weights of 4 and 8 bit take 0.28 and 0.53 of it.
 CLEARLY_FASTER = 0.75
@@ -65,7 +65,7 @@ FIXED_TABLES: Mapping[str, MethodTable] = {
     "metal": MethodTable(),
     "cpu": MethodTable(((4, "library"), (8, "dequantized"))),
 }
-# Of experts that stay quantised, by tokens an expert. 128 experts of three weights, 2048 x 768 in 4 bit, on
+# Of experts that stay quantized, by tokens an expert. 128 experts of three weights, 2048 x 768 in 4 bit, on
 # an H200, 8 for each token: 64 tokens take 1.4 ms by the library, whose time grows with their number, and 1.9
 # by sorted indices with plain weights, which take 0.4 to make; 512 tokens 8.2 and 2.7 + 0.4. Both take as
 # long at 8 tokens an expert. A CPU gains little: its `gather_mm` multiplies one token at a time.
@@ -74,8 +74,8 @@ EXPERT_TABLES: Mapping[str, MethodTable] = {"cuda": MethodTable(((8, "library"),
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """What was chosen. `kinds`: of quantised weights; empty if there are none. `keeps_experts`: those stay
-    quantised where the others are held. `seconds`: by method and rows, of the timed products together; empty
+    """What was chosen. `kinds`: of quantized weights; empty if there are none. `keeps_experts`: those stay
+    quantized where the others are held. `seconds`: by method and rows, of the timed products together; empty
     if nothing was timed. `unused`: names of weights in the files that the model has no use for. `experts`:
     methods of expert layers by tokens an expert; None where all their calls are the library's."""
 
@@ -102,12 +102,12 @@ PLAIN_WEIGHTS = WeightForm()
 
 
 def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightForm:
-    """Give the model's quantised weights their form. `dtype`: of activations, and of dequantised weights."""
+    """Give the model's quantized weights their form. `dtype`: of activations, and of dequantized weights."""
     kinds = tuple(describe_quantization(model))
     if not kinds:
         return PLAIN_WEIGHTS
     choice, backend = config.model.dequantize, get_backend()
-    # On a GPU, experts decode as fast quantised or faster (measured on CUDA), at a quarter of the memory.
+    # On a GPU, experts decode as fast quantized or faster (measured on CUDA), at a quarter of the memory.
     keeps_experts = choice == "auto" and backend != "cpu"
     layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
     # In reproducible mode the choice must not depend on what other processes use just now.
@@ -129,24 +129,24 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     if held:
         hold_dequantized(layers, dtype)
     else:
-        route_products(model, table)
+        hook_products(model, table)
     kept = list_experts(model)
     experts = EXPERT_TABLES.get(backend) if kept else None
     if experts is not None:
-        route_experts(kept, experts)
+        hook_experts(kept, experts)
     form = WeightForm(kinds, held, held and bool(kept), table, seconds, experts=experts)
     log.info("weights: %s", form.describe())
     return form
 
 
 def fits_memory(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> bool:
-    """Whether dequantised weights take at most their share of the memory limit; 0: the limit is unknown."""
+    """Whether dequantized weights take at most their share of the memory limit; 0: the limit is unknown."""
     needed = sum(count_weights(layer) for layer in layers) * dtype.size
     return 0 < needed <= limit * MEMORY_SHARE
 
 
 def check_memory_share(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> None:
-    """ConfigError if dequantised weights take more than their share of the memory limit. Reproducible mode
+    """ConfigError if dequantized weights take more than their share of the memory limit. Reproducible mode
     chooses no other form for that, whose products round otherwise. 0: the limit is unknown."""
     needed = sum(count_weights(layer) for layer in layers) * dtype.size
     if needed > limit * MEMORY_SHARE > 0:
@@ -162,10 +162,10 @@ def check_memory_share(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype)
 
 def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> dict[str, dict[int, float]]:
     """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`:
-    those of dequantised weights too, which take their memory meanwhile.
+    those of dequantized weights too, which take their memory meanwhile.
 
     A method is left out with many rows if it took far longer with fewer than the best one takes with many. On
-    CUDA, where more rows have kernels to compile, they are timed only if quantised weights gain by one.
+    CUDA, where more rows have kernels to compile, they are timed only if quantized weights gain by one.
     """
     backend = get_backend()
     is_cpu = backend == "cpu"
@@ -213,7 +213,7 @@ def _multiply_all(
 
 def _is_candidate(name: str, rows: int) -> bool:
     """Whether to time a method with so many rows. On CUDA each one has kernels to compile, some for a minute;
-    the fixed table holds for that backend, and only dequantised weights are compared with it."""
+    the fixed table holds for that backend, and only dequantized weights are compared with it."""
     return name == HELD or get_backend() != "cuda" or name == FIXED_TABLES["cuda"].choose(rows)
 
 
@@ -276,7 +276,7 @@ def _time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
 
 
 def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
-    """The best method that needs no dequantised weights, for each number of rows; `default`: if not timed."""
+    """The best method that needs no dequantized weights, for each number of rows; `default`: if not timed."""
     entries: list[tuple[int, ProductMethod]] = []
     for rows in sorted({*WIDTHS, *(most for most, _ in default.entries)}):
         times = {m: seconds[m][rows] for m in get_args(ProductMethod) if rows in seconds.get(m, {})}
@@ -291,13 +291,13 @@ def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTabl
 
 
 def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether the library's call of one row is clearly faster than with dequantised weights, or not timed."""
+    """Whether the library's call of one row is clearly faster than with dequantized weights, or not timed."""
     library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
     return library <= CLEARLY_FASTER * held
 
 
 def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether dequantised weights are faster on the whole: by the geometric mean over the numbers of rows."""
+    """Whether dequantized weights are faster on the whole: by the geometric mean over the numbers of rows."""
     ratios = []
     for rows in {rows for times in seconds.values() for rows in times}:
         others = [times[rows] for name, times in seconds.items() if name != HELD and rows in times]

@@ -30,7 +30,7 @@ from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
-from mlxrun.model.run.adapter import Adapter, VisionAdapter, run_trial_forward
+from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 
 # What the libraries raise of files that are wrong; a head of no size is divided by.
 _OF_FILES = (
@@ -45,7 +45,7 @@ _OF_FILES = (
 )
 
 
-def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
+def load_adapter(config: Config, info: LoadedModelInfo) -> ModelCaller:
     """The model with its hooks installed and its weights evaluated."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -78,17 +78,17 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> Adapter:
         # Features of images are reused bit by bit only where all images of a prompt are the same.
         exact_sets_only = config.engine.reproducible
         line_break = getattr(info.processor, "image_break_token_id", None)
-        adapter: Adapter = VisionAdapter(
+        caller: ModelCaller = VisionModelCaller(
             model, config.cache.image_bytes, exact_sets_only, line_break, form, rows
         )
     else:
-        adapter = Adapter(model, form, rows)
-    adapter.hooks = hooks
-    return adapter
+        caller = ModelCaller(model, form, rows)
+    caller.hooks = hooks
+    return caller
 
 
 def _check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more:
+    """ConfigError if the files of a caller, which have been read, are not those of its digest any more:
     the prefix cache would keep its states under the name of other weights."""
     for adapter in info.adapters:
         folder = settings.adapters[adapter.name]
@@ -162,7 +162,7 @@ def _describe_error(error: Exception) -> str:
 class SmallModel:
     """A loaded draft model. `cache`: of two tokens, for its shapes; `width`: of its logits."""
 
-    adapter: Adapter
+    caller: ModelCaller
     info: LoadedModelInfo
     cache: list[Any]
     width: int
@@ -188,9 +188,9 @@ def load_small_model(config: Config, model_info: LoadedModelInfo, draft: LoadedM
     own = make_draft_settings(config.model)
     log_weights(own, draft.folder)
     with name_draft():
-        adapter = load_adapter(replace(config, model=own), draft)
-        cache, width = run_trial_forward(adapter)
-    model = SmallModel(adapter, draft, cache, width)
+        caller = load_adapter(replace(config, model=own), draft)
+        cache, width = run_trial_forward(caller)
+    model = SmallModel(caller, draft, cache, width)
     if width <= max(model_info.tokenizer.get_vocab().values()):
         raise model.make_error(f"has logits of {width} tokens, and the tokenizer more")
     return model

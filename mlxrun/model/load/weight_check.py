@@ -30,7 +30,7 @@ from mlxrun.model.load.tensor_files import read_folder_entries
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # names in a message
-# Buffers that libraries compute anew, and scales of caches that are not quantised here.
+# Buffers that libraries compute anew, and scales of caches that are not quantized here.
 _BUFFERS = re.compile(
     r"(^|\.)(rotary_emb|rotary_pos_emb|rope)\.|(^|\.)(inv_freq|freqs_cis|masked_bias|position_ids|k_scale"
     r"|v_scale|num_batches_tracked|_extra_state)$"

@@ -23,7 +23,7 @@ from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import is_float
 from mlxrun.model.pooling.encoders import BertEncoder, ModernBertEncoder, rename_weight
 from mlxrun.model.pooling.pooled_model import ANSWERS, is_sigmoid, read_sentence_config
-from mlxrun.model.pooling.pooler import HEADS, AnswerHead, EmbeddingHead, ScoreHead, VectorHead
+from mlxrun.model.pooling.pooler import HEADS, AnswerHead, EmbeddingHead, RelevanceHead, VectorHead
 from mlxrun.model.pooling.pooling_runner import (
     DecoderStates,
     EncoderStates,
@@ -31,8 +31,8 @@ from mlxrun.model.pooling.pooling_runner import (
     PoolingRunner,
     TokenStates,
 )
-from mlxrun.model.run.adapter import Adapter
-from mlxrun.model.run.hidden_tap import OTHER_TOLERANCE, find_hidden_tap
+from mlxrun.model.run.hidden_hook import OTHER_TOLERANCE, find_hidden_hook
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 log = logging.getLogger(__name__)
@@ -42,19 +42,19 @@ TOLERANCE = 1e-3  # largest difference of float32 vectors that counts as roundin
 _UNUSED = re.compile(r"(^|\.)(position_ids|token_type_ids)$|^(cls|lm_head|decoder|predictions)\.")
 
 
-def build_decoder_runner(config: Config, info: LoadedModelInfo, adapter: Adapter) -> PoolingRunner:
+def build_decoder_runner(config: Config, info: LoadedModelInfo, caller: ModelCaller) -> PoolingRunner:
     """The runner of a text model whose weights are loaded. ModelLoadError if it gives no hidden states, or if
     its chunks differ from the whole."""
     assert info.pooled is not None
-    tap = find_hidden_tap(adapter)
-    if tap is None:
+    hook = find_hidden_hook(caller)
+    if hook is None:
         raise ModelLoadError(f"{info.folder}: mlx-lm's model does not give the states of tokens")
     chunk = config.scheduler.chunk or MAX_ROWS
-    states = DecoderStates(adapter, tap, chunk if config.engine.reproducible else 0)
-    dtype = adapter.prefill(mx.array([[1]]), adapter.make_cache(), 0, TEXT_ONLY).dtype
+    states = DecoderStates(caller, hook, chunk if config.engine.reproducible else 0)
+    dtype = caller.prefill(mx.array([[1]]), caller.make_cache(), 0, TEXT_ONLY).dtype
     head: VectorHead
     if info.pooled.task == "score":
-        head = AnswerHead(adapter, tap, [info.tokenizer.get_vocab()[word] for word in ANSWERS], dtype)
+        head = AnswerHead(caller, hook, [info.tokenizer.get_vocab()[word] for word in ANSWERS], dtype)
     else:
         head = EmbeddingHead(read_sentence_config(info.folder, config.model))
     return _choose_rows(config, info, states, head, dtype)
@@ -69,7 +69,7 @@ def build_encoder_runner(config: Config, info: LoadedModelInfo) -> PoolingRunner
     head: VectorHead
     if info.pooled.task == "score":
         own = read_json(info.folder / "config_sentence_transformers.json")
-        head = ScoreHead(info.config, tensors, is_sigmoid(info.config, own))
+        head = RelevanceHead(info.config, tensors, is_sigmoid(info.config, own))
     else:
         head = EmbeddingHead(read_sentence_config(info.folder, config.model))
     return _choose_rows(config, info, EncoderStates(model), head, dtype)

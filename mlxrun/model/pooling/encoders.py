@@ -20,7 +20,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.hooks.device_attention import FLOATS, GRAPH_SCORES, compute_attention
+from mlxrun.model.hooks.device_attention import FLOATS, GRAPH_LOGITS, compute_attention
 from mlxrun.model.pooling.pooled_model import get_first_position
 
 BLOCK_NUMBERS = 1 << 15  # that are computed together: three arrays of 128 KB
@@ -71,7 +71,7 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) 
     """Attention [B, H, T, D] of queries, keys and values of this shape; `mask` is added to the scores, and
     hides no query's keys all."""
     rows, heads, length, _ = q.shape
-    few = rows * heads * length * length < GRAPH_SCORES
+    few = rows * heads * length * length < GRAPH_LOGITS
     if few or q.dtype not in FLOATS or mx.default_device() != mx.cpu:
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask.astype(q.dtype))
     return compute_attention(q, k, v, scale, mask)

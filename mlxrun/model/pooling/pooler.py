@@ -12,8 +12,8 @@ from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.pooling.encoders import get_activation
 from mlxrun.model.pooling.pooled_model import DenseModule, PoolingMode, SentenceConfig
-from mlxrun.model.run.adapter import Adapter
-from mlxrun.model.run.hidden_tap import HiddenTap
+from mlxrun.model.run.hidden_hook import HiddenStateHook
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 HEADS = ("bert.pooler.", "pooler.", "classifier.", "head.", "score.")  # of names of their tensors
@@ -104,7 +104,7 @@ def _load_linear(module: DenseModule) -> tuple[mx.array, mx.array | None]:
     return tensors["linear.weight"].astype(mx.float32), None if bias is None else bias.astype(mx.float32)
 
 
-class ScoreHead:
+class RelevanceHead:
     """`kind`: the model type. ModelLoadError if its weights are missing."""
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, mx.array], sigmoid: bool) -> None:
@@ -144,21 +144,23 @@ class AnswerHead:
 
     modes: tuple[PoolingMode, ...] = ("lasttoken",)
 
-    def __init__(self, adapter: Adapter, tap: HiddenTap, ids: Sequence[int], dtype: mx.Dtype) -> None:
-        self._adapter = adapter
-        self._tap = tap
+    def __init__(
+        self, caller: ModelCaller, hook: HiddenStateHook, ids: Sequence[int], dtype: mx.Dtype
+    ) -> None:
+        self._caller = caller
+        self._hook = hook
         self._ids = mx.array(list(ids))
         self._dtype = dtype
 
     def compute(self, pooled: mx.array) -> mx.array:
         """Scores [B, 1] in float32 of the states [B, D] of last tokens."""
-        ids, cache = mx.zeros((pooled.shape[0], 1), dtype=mx.int32), self._adapter.make_cache()
+        ids, cache = mx.zeros((pooled.shape[0], 1), dtype=mx.int32), self._caller.make_cache()
         hidden = pooled[:, None].astype(self._dtype)
-        logits = self._tap.compute_logits(
-            hidden, lambda model: self._adapter.prefill(ids, cache, 0, TEXT_ONLY, model)
+        logits = self._hook.compute_logits(
+            hidden, lambda model: self._caller.prefill(ids, cache, 0, TEXT_ONLY, model)
         )
         answers = logits[:, 0, self._ids].astype(mx.float32)
         return mx.softmax(answers, axis=-1)[:, :1]
 
 
-VectorHead = EmbeddingHead | ScoreHead | AnswerHead
+VectorHead = EmbeddingHead | RelevanceHead | AnswerHead

@@ -20,10 +20,10 @@ from mlxrun.core.step_plan import PoolingBatch, StepPlan, StepResult
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load.footprint import count_token_embeddings, count_weight_bytes
 from mlxrun.model.pooling.pooler import RowPooler, VectorHead
-from mlxrun.model.run.adapter import Adapter
-from mlxrun.model.run.hidden_tap import HiddenTap
+from mlxrun.model.run.hidden_hook import HiddenStateHook
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
-from mlxrun.model.run.prompt_scorer import PrefillForward
+from mlxrun.model.run.prompt_logprobs import PrefillForward
 
 # A forward of MiniLM's shape costs as much as 13 to 18 tokens do, beside its tokens (measured on a CPU with
 # OpenBLAS): a text that adds more padding than that to a batch is faster in another forward.
@@ -61,13 +61,13 @@ class DecoderStates:
 
     nbytes, num_embeddings, takes_whole_texts = 0, 0, False  # see EncoderStates
 
-    def __init__(self, adapter: Adapter, tap: HiddenTap, grid: int) -> None:
-        self._adapter = adapter
-        self._tap = tap
+    def __init__(self, caller: ModelCaller, hook: HiddenStateHook, grid: int) -> None:
+        self._caller = caller
+        self._hook = hook
         self._grid = grid
 
     def make_cache(self) -> list[Any]:
-        return self._adapter.make_cache()
+        return self._caller.make_cache()
 
     def choose_stop(self, start: int, length: int, chunk: int) -> int:
         return min(length, start + (self._grid or max(chunk, 1)))
@@ -76,7 +76,7 @@ class DecoderStates:
         """States [B, stop - start, D]; fills the caches."""
         ids = [row[start:stop] for row in state.ids]
         forward = PrefillForward(ids, state.cache, start, TEXT_ONLY, ())
-        return self._tap.compute_hidden(lambda model: forward.call(self._adapter, model))
+        return self._hook.compute_hidden(lambda model: forward.call(self._caller, model))
 
 
 class EncoderStates:

@@ -1,4 +1,4 @@
-"""How a model is computed: the fastest methods that passed the probe.
+"""How a model is computed: the fastest methods that passed the load check.
 
 Decode methods: `paged` (one forward, attention by one kernel for all rows, on GPUs), `compiled` (the same,
 compiled), `ragged` (one forward, attention by row groups), `grouped` (one forward a row group) and

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 
 from mlxrun.model.kv.ragged.decode_batch import ExpectedRow, JoiningRow
-from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.sampler import Sampler
-from mlxrun.model.run.step_output import LogitsBatch, RowState, SampledRows
+from mlxrun.model.run.step_output import LogitsBatch, RunningRow, SampledRows
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 
 if TYPE_CHECKING:
@@ -25,12 +25,12 @@ class DecodeRunner:
     `mtp`: drafts, and wants the hidden states of all rows."""
 
     def __init__(
-        self, adapter: Adapter, vocab: int, methods: ComputeMethods, mtp: MTPSource | None = None
+        self, caller: ModelCaller, vocab: int, methods: ComputeMethods, mtp: MTPSource | None = None
     ) -> None:
-        self._adapter = adapter
+        self._caller = caller
         self._mtp = mtp
         self._vocab = vocab
-        self.batch = make_decode_batch(adapter.make_cache(), methods)
+        self.batch = make_decode_batch(caller.make_cache(), methods)
         self.order: list[str] = []
         self.sampler: Sampler | None = None
         self.newest_tokens: mx.array | None = None
@@ -42,7 +42,7 @@ class DecodeRunner:
             self.order = ["" if rid in ids else rid for rid in self.order]
 
     def forward(
-        self, ids: Sequence[str], rows: Mapping[str, RowState], drafts: Mapping[str, tuple[int, ...]]
+        self, ids: Sequence[str], rows: Mapping[str, RunningRow], drafts: Mapping[str, tuple[int, ...]]
     ) -> list[LogitsBatch]:
         """Logits of one token for each of these rows, and of the drafted ones, in one batch; rows that are
         not named leave. `accept` must follow a forward with drafts."""
@@ -62,12 +62,12 @@ class DecodeRunner:
             tokens, counts = drafted.expand_tokens(tokens), (drafted.counts,)
             positions, after = map(drafted.expand_positions, (positions, after))
             sampler = drafted.make_sampler(self._vocab)
-        with self._adapter.use_attention():
+        with self._caller.use_attention():
             output = self.batch.forward(self._make_decode(rows, *counts), tokens, positions, *counts)
         logits, hidden = (output, None) if self._mtp is None else self._mtp.split(output)
         return [LogitsBatch(tuple(self.order), logits, sampler, after, drafted, hidden, decodes=True)]
 
-    def _join(self, ids: Sequence[str], rows: Mapping[str, RowState]) -> None:
+    def _join(self, ids: Sequence[str], rows: Mapping[str, RunningRow]) -> None:
         """Give these rows a place in the batch, and take it from all others."""
         present = set(self.batch.ids)
         joining = {rid: rows[rid] for rid in ids if rid not in present}
@@ -82,14 +82,14 @@ class DecodeRunner:
             row.cache = []
 
     def _make_decode(
-        self, rows: Mapping[str, RowState], counts: Sequence[int] | None = None
+        self, rows: Mapping[str, RunningRow], counts: Sequence[int] | None = None
     ) -> Callable[..., mx.array]:
         """The model's decode with the adapter of each row. `counts`: tokens of each row, None: one each."""
         pairs = zip(self.order, counts or [1] * len(self.order), strict=True)
         numbers = (rows[rid].adapter for rid, count in pairs for _ in range(count))
-        return (self._mtp or self._adapter).make_decode(numbers)
+        return (self._mtp or self._caller).make_decode(numbers)
 
-    def accept(self, sampled: SampledRows, rows: Mapping[str, RowState]) -> None:
+    def accept(self, sampled: SampledRows, rows: Mapping[str, RunningRow]) -> None:
         """Drop the rejected tokens of the forward before, which has been sampled. Waits for it."""
         assert sampled.drafted is not None and self.sampler is not None
         batch = cast("PagedDecodeBatch", self.batch)
@@ -109,7 +109,7 @@ class DecodeRunner:
         if self.sampler.list_arrays():  # it has counted other tokens
             self.sampler = Sampler(self.sampler.rows, self._vocab)
 
-    def _reorder(self, rows: Mapping[str, RowState]) -> None:
+    def _reorder(self, rows: Mapping[str, RunningRow]) -> None:
         """Bring newest tokens and sampler into the batch's order after rows joined, left or moved."""
         order = self.batch.ids
         if order == self.order and self.newest_tokens is not None:

@@ -13,20 +13,20 @@ from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import DueSnapshots, SnapshotCopier
 from mlxrun.model.load.footprint import count_weight_bytes
-from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.chunk_grouping import group_chunks
 from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
-from mlxrun.model.run.prompt_scorer import (
+from mlxrun.model.run.prompt_logprobs import (
+    LogprobForward,
+    LogprobPart,
+    LogprobSlice,
     PrefillForward,
-    PromptScorer,
-    ScoredForward,
-    ScoredPart,
-    ScoredSlice,
+    PromptLogprobReader,
     choose_slice_bytes,
 )
 from mlxrun.model.run.sampler import Sampler
-from mlxrun.model.run.step_output import LogitsBatch, RowState, compute_capacity
+from mlxrun.model.run.step_output import LogitsBatch, RunningRow, compute_capacity
 from mlxrun.model.speculation.mtp_source import MTPSource
 
 LAYERS_PER_LAUNCH = 7  # layers of a prompt that are launched together where launching takes the time
@@ -40,7 +40,7 @@ class PrefillOutput:
     logits: list[LogitsBatch] = field(default_factory=list)
     arrays: list[mx.array] = field(default_factory=list)
     snapshots: list[SnapshotResult] = field(default_factory=list)
-    scores: list[ScoredSlice] = field(default_factory=list)
+    prompt_logprobs: list[LogprobSlice] = field(default_factory=list)
 
 
 class PrefillRunner:
@@ -48,25 +48,27 @@ class PrefillRunner:
 
     def __init__(
         self,
-        adapter: Adapter,
+        caller: ModelCaller,
         vocab: int,
         methods: ComputeMethods,
         copier: SnapshotCopier,
         mtp: MTPSource | None = None,
     ) -> None:
-        self._adapter = adapter
+        self._caller = caller
         self._mtp = mtp
         self._vocab = vocab
         self._methods = methods
         self._copier = copier
-        slice_bytes = choose_slice_bytes(count_weight_bytes(adapter.model))
-        self._scorer = PromptScorer(adapter, vocab, slice_bytes, aligned=methods.fixed_width > 0)
+        slice_bytes = choose_slice_bytes(count_weight_bytes(caller.model))
+        self._logprob_reader = PromptLogprobReader(
+            caller, vocab, slice_bytes, aligned=methods.fixed_width > 0
+        )
 
     def forward(
         self,
         chunks: Sequence[PrefillChunk],
         requests: Sequence[SnapshotRequest],
-        rows: Mapping[str, RowState],
+        rows: Mapping[str, RunningRow],
     ) -> PrefillOutput:
         """Compute the chunks, whose images are encoded, and copy what `requests` ask for as soon as a row has
         that many tokens."""
@@ -77,7 +79,9 @@ class PrefillRunner:
         ends = {rid: len(row.tokens) - 1 for rid, row in rows.items() if row.ends_unsampled}
         for group in group_chunks(chunks, shareable, self._methods.sharing, due.forward_ends, ends):
             if len(group) > 1:
-                output.scores += self._forward_shared(group, [rows[chunk.request_id] for chunk in group])
+                output.prompt_logprobs += self._forward_shared(
+                    group, [rows[chunk.request_id] for chunk in group]
+                )
             else:
                 self._forward_single(group[0], rows[group[0].request_id], output)
             for chunk in group:
@@ -85,41 +89,42 @@ class PrefillRunner:
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
                 output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
         output.arrays += self._copier.list_arrays(output.snapshots)
-        output.arrays += [array for part in output.scores for array in part.list_arrays()]
+        output.arrays += [array for part in output.prompt_logprobs for array in part.list_arrays()]
         return output
 
-    def _is_shareable(self, chunk: PrefillChunk, row: RowState) -> bool:
-        """Whether a chunk needs token ids only and samples nothing, and its scores take no small forwards."""
+    def _is_shareable(self, chunk: PrefillChunk, row: RunningRow) -> bool:
+        """Whether a chunk needs token ids only and samples nothing, and its logprobs take no small
+        forwards."""
         if self._methods.library_chunks and chunk.stop >= row.prompt_length:
             return False
         needs_ids_only = row.inputs is TEXT_ONLY and (chunk.stop < len(row.tokens) or row.ends_unsampled)
-        return needs_ids_only and (not _list_parts([chunk], [row]) or self._scorer.tap is not None)
+        return needs_ids_only and (not _list_parts([chunk], [row]) or self._logprob_reader.hook is not None)
 
-    def compute_prefix(self, row: RowState, length: int) -> None:
+    def compute_prefix(self, row: RunningRow, length: int) -> None:
         """Fill the row's empty cache with its first `length` tokens, and wait for them."""
         for start in range(0, length, RECOMPUTE_CHUNK):
             stop = min(start + RECOMPUTE_CHUNK, length)
-            row.inputs = self._adapter.encode_images(row.inputs, start, stop)
+            row.inputs = self._caller.encode_images(row.inputs, start, stop)
             ids = [row.tokens[start:stop]]
             self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)))
             mx.eval(list_all_arrays(row.cache))
         row.cached = length
 
-    def _forward_single(self, chunk: PrefillChunk, row: RowState, output: PrefillOutput) -> None:
-        """Add the scores of the chunk to `output`, and logits if it ends the row's tokens: then nothing is
+    def _forward_single(self, chunk: PrefillChunk, row: RunningRow, output: PrefillOutput) -> None:
+        """Add the logprobs of the chunk to `output`, and logits if it ends the row's tokens: then nothing is
         left for a decode step to compute."""
         layers = LAYERS_PER_LAUNCH if self._methods.launch_first else 0
         for part in self._split_chunk(chunk, row):
             ids = [row.tokens[part.start : part.stop]]
             forward = PrefillForward(ids, row.cache, part.start, row.inputs, (row.adapter,), layers)
             done = self._call_model(forward, _list_parts([part], [row]), [part], [row])
-            output.scores += done.slices
+            output.prompt_logprobs += done.slices
         row.cached = chunk.stop
         if chunk.stop == len(row.tokens) and not row.ends_unsampled:
             own, sampler = (chunk.request_id,), Sampler([row.sampling], self._vocab)
             output.logits.append(LogitsBatch(own, done.last, sampler, [chunk.stop], hidden=done.hidden))
 
-    def _split_chunk(self, chunk: PrefillChunk, row: RowState) -> list[PrefillChunk]:
+    def _split_chunk(self, chunk: PrefillChunk, row: RunningRow) -> list[PrefillChunk]:
         """The forwards of a chunk: one, or as the library computed them first for tokens that the row had
         decoded before it was preempted, where that matters."""
         if not self._methods.library_chunks:
@@ -128,9 +133,11 @@ class PrefillRunner:
         edges = [chunk.start, *range(max(decoded, chunk.start + 1), chunk.stop), chunk.stop]
         return [PrefillChunk(chunk.request_id, a, b) for a, b in itertools.pairwise(edges)]
 
-    def _forward_shared(self, chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredSlice]:
+    def _forward_shared(
+        self, chunks: Sequence[PrefillChunk], rows: Sequence[RunningRow]
+    ) -> list[LogprobSlice]:
         """Chunks of several rows, which begin at the same position, in one forward, padded on the right.
-        Returns their scores."""
+        Returns their logprobs."""
         start, longest = chunks[0].start, max(chunk.stop for chunk in chunks)
         ids = [
             row.tokens[start : c.stop] + [0] * (longest - c.stop) for row, c in zip(rows, chunks, strict=True)
@@ -138,7 +145,7 @@ class PrefillRunner:
         if start:
             cache = layer_caches.stack_rows([row.cache for row in rows], longest - start)
         else:
-            cache = reserve_capacity(self._adapter.make_cache(), longest)
+            cache = reserve_capacity(self._caller.make_cache(), longest)
         forward = PrefillForward(ids, cache, start, TEXT_ONLY, tuple(row.adapter for row in rows))
         done = self._call_model(forward, _list_parts(chunks, rows), chunks, rows)
         for index, (row, chunk) in enumerate(zip(rows, chunks, strict=True)):
@@ -154,25 +161,26 @@ class PrefillRunner:
     def _call_model(
         self,
         forward: PrefillForward,
-        parts: Sequence[ScoredPart] = (),
+        parts: Sequence[LogprobPart] = (),
         chunks: Sequence[PrefillChunk] = (),
-        rows: Sequence[RowState] = (),
-    ) -> ScoredForward:
-        """Compute a forward of these chunks; the head that drafts does not see those that are scored."""
+        rows: Sequence[RunningRow] = (),
+    ) -> LogprobForward:
+        """Compute a forward of these chunks; the head that drafts does not see those that are read for
+        logprobs."""
         if parts:
-            return self._scorer.forward(forward, parts)
+            return self._logprob_reader.forward(forward, parts)
         if self._mtp is None:
-            return ScoredForward([], forward.call(self._adapter)[:, -1])
+            return LogprobForward([], forward.call(self._caller)[:, -1])
         logits, hidden = self._mtp.call_prefill(forward)
         for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True)):
             self._mtp.read_chunk(chunk, hidden[index], row.tokens)
-        return ScoredForward([], logits[:, -1], hidden[:, -1])
+        return LogprobForward([], logits[:, -1], hidden[:, -1])
 
 
-def _list_parts(chunks: Sequence[PrefillChunk], rows: Sequence[RowState]) -> list[ScoredPart]:
+def _list_parts(chunks: Sequence[PrefillChunk], rows: Sequence[RunningRow]) -> list[LogprobPart]:
     """The chunks of a forward that have wanted tokens; each row has one chunk."""
     return [
-        ScoredPart(index, chunk, row.scoring)
+        LogprobPart(index, chunk, row.logprobs)
         for index, (chunk, row) in enumerate(zip(chunks, rows, strict=True))
-        if row.scoring is not None and row.scoring.list_positions(chunk.start, chunk.stop)
+        if row.logprobs is not None and row.logprobs.list_positions(chunk.start, chunk.stop)
     ]

@@ -20,18 +20,18 @@ from mlxrun.model.kv.paged.page_table import compute_page_keys
 from mlxrun.model.kv.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.decode import DecodeRunner
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prefill import PrefillRunner
 from mlxrun.model.run.prompt_inputs import place_tokens
-from mlxrun.model.run.prompt_scorer import RowScoring, read_scores
+from mlxrun.model.run.prompt_logprobs import RowLogprobs, read_prompt_logprobs
 from mlxrun.model.run.sampler import RowSampling
 from mlxrun.model.run.step_output import (
     LaunchedStep,
     LogitsBatch,
     RowGrammar,
-    RowState,
+    RunningRow,
     SampledRows,
     collect_tokens,
     compute_capacity,
@@ -52,25 +52,25 @@ class ModelRunner:
 
     def __init__(
         self,
-        adapter: Adapter,
+        caller: ModelCaller,
         vocab: int,
         methods: ComputeMethods,
         snapshots: SnapshotCodec,
         mtp: MTPSource | None = None,
     ) -> None:
-        self._adapter = adapter
+        self._caller = caller
         self._mtp = mtp
         self._vocab = vocab
         self._methods = methods
         self._copier = SnapshotCopier(snapshots)
-        self._prefiller = PrefillRunner(adapter, vocab, methods, self._copier, mtp)
+        self._prefiller = PrefillRunner(caller, vocab, methods, self._copier, mtp)
         self._steps = 0
         self.reset()
 
     def reset(self) -> None:
         """Forget all rows and the launched step."""
-        self._rows: dict[str, RowState] = {}
-        self._decoder = DecodeRunner(self._adapter, self._vocab, self._methods, self._mtp)
+        self._rows: dict[str, RunningRow] = {}
+        self._decoder = DecodeRunner(self._caller, self._vocab, self._methods, self._mtp)
         if self._mtp is not None:
             self._mtp.keep_only(())
         self._launched = LaunchedStep()
@@ -79,7 +79,7 @@ class ModelRunner:
         """Drop all arrays and this thread's streams; nothing can be computed after that."""
         mx.synchronize()
         self.reset()
-        del self._adapter, self._decoder, self._prefiller, self._mtp
+        del self._caller, self._decoder, self._prefiller, self._mtp
         mx.clear_cache()
         mx.clear_streams()
 
@@ -104,8 +104,8 @@ class ModelRunner:
         if launched.drafted is not None:
             self._decoder.accept(launched.drafted, self._rows)
         tokens, errors = collect_tokens(launched, self._rows, {})
-        shared, scores = self._decoder.batch.shared_tokens, read_scores(launched.scores)
-        return StepResult(tokens, errors, launched.snapshots, scores=scores, shared_tokens=shared)
+        shared, logprobs = self._decoder.batch.shared_tokens, read_prompt_logprobs(launched.prompt_logprobs)
+        return StepResult(tokens, errors, launched.snapshots, prompt_logprobs=logprobs, shared_tokens=shared)
 
     # -- the step ---------------------------------------------------------------------------------------
 
@@ -129,9 +129,14 @@ class ModelRunner:
         if not self._methods.launch_first:
             mx.async_eval(launch)
         self._launched, urgent = self._launch_rest(step, unsampled)
-        admitted = [admission.request.id for admission in plan.admit]  # older scores are not theirs
-        scores, shared = read_scores(previous.scores, admitted), self._decoder.batch.shared_tokens
-        return StepResult(tokens, errors | failed, previous.snapshots + urgent, invalid_hits, scores, shared)
+        admitted = [admission.request.id for admission in plan.admit]  # older logprobs are not theirs
+        logprobs, shared = (
+            read_prompt_logprobs(previous.prompt_logprobs, admitted),
+            self._decoder.batch.shared_tokens,
+        )
+        return StepResult(
+            tokens, errors | failed, previous.snapshots + urgent, invalid_hits, logprobs, shared
+        )
 
     def _free(self, plan: StepPlan) -> tuple[dict[str, SamplingParams | None], list[SnapshotResult]]:
         """Drop rows. Returns their params, None for ids that are admitted again, and their last snapshots."""
@@ -183,7 +188,7 @@ class ModelRunner:
                 continue
             hit, row.hit = row.hit, None
             capacity = compute_capacity(row.tokens, row.params)
-            restored = self._copier.restore(hit, capacity, self._adapter.make_cache())
+            restored = self._copier.restore(hit, capacity, self._caller.make_cache())
             if restored is not None:
                 mx.async_eval(list_all_arrays(restored))  # while the forward is being built
                 row.cache, row.cached = restored, hit.length
@@ -192,8 +197,8 @@ class ModelRunner:
             with self._fail_alone(rid, errors):
                 if row.media is not None:  # images of the hit were left out
                     prompt = row.tokens[: row.prompt_length]
-                    row.inputs = self._adapter.prepare_inputs(prompt, row.media)
-                row.cache = reserve_capacity(self._adapter.make_cache(), capacity)
+                    row.inputs = self._caller.prepare_inputs(prompt, row.media)
+                row.cache = reserve_capacity(self._caller.make_cache(), capacity)
                 self._prefiller.compute_prefix(row, hit.length)
         return errors, tuple(invalid_hits)
 
@@ -207,10 +212,10 @@ class ModelRunner:
                 with self._fail_alone(
                     chunk.request_id, errors, "the images of request %s cannot be encoded: %s"
                 ):
-                    row.inputs = self._adapter.encode_images(row.inputs, chunk.start, chunk.stop)
+                    row.inputs = self._caller.encode_images(row.inputs, chunk.start, chunk.stop)
         return errors
 
-    def _start_row(self, admission: Admission) -> RowState:
+    def _start_row(self, admission: Admission) -> RunningRow:
         """A row with an empty cache, or with none yet if the prefix cache has a hit for it."""
         request, output, hit = admission.request, admission.output, admission.hit
         tokens = [*request.prompt, *output]
@@ -218,18 +223,18 @@ class ModelRunner:
             inputs = place_tokens(request.positions)
         else:
             cached = 0 if hit is None else hit.length
-            inputs = self._adapter.prepare_inputs(request.prompt, request.media, cached)
+            inputs = self._caller.prepare_inputs(request.prompt, request.media, cached)
         sampling = RowSampling.start(request.params, request.prompt, output, self._vocab, request.left_out)
         cache = []
         if hit is None:
-            cache = reserve_capacity(self._adapter.make_cache(), compute_capacity(tokens, request.params))
+            cache = reserve_capacity(self._caller.make_cache(), compute_capacity(tokens, request.params))
         grammar = None
         if request.grammar is not None:
             grammar = RowGrammar(request.grammar.start(output, request.params.stop_ids))
-        newest, scoring = mx.array(tokens[-1:]), RowScoring.start(request)
-        row = RowState(tokens, inputs, sampling, cache, newest, hit=hit, grammar=grammar, scoring=scoring)
+        newest, logprobs = mx.array(tokens[-1:]), RowLogprobs.start(request)
+        row = RunningRow(tokens, inputs, sampling, cache, newest, hit=hit, grammar=grammar, logprobs=logprobs)
         row.prompt_length, row.media = len(request.prompt), request.media
-        row.adapter = self._adapter.row_adapters.find(request.adapter and request.adapter.name)
+        row.adapter = self._caller.row_adapters.find(request.adapter and request.adapter.name)
         if self._methods.shares_pages:
             row.page_keys = compute_page_keys(request, row.adapter, self._methods.grid)
         return row
@@ -250,8 +255,8 @@ class ModelRunner:
         unsampled = batches if any(row.grammar for row in rows) else []
         sampled = [] if unsampled else self._sample(batches)
         arrays = self._list_arrays(sampled) + [batch.logits for batch in unsampled] + prefilled.arrays
-        copies, scores = (*snapshots, *prefilled.snapshots), tuple(prefilled.scores)
-        step = LaunchedStep(sampled, prefilled.arrays, copies, scores, first_tokens)
+        copies, logprobs = (*snapshots, *prefilled.snapshots), tuple(prefilled.prompt_logprobs)
+        step = LaunchedStep(sampled, prefilled.arrays, copies, logprobs, first_tokens)
         return step, arrays, unsampled
 
     def _launch_rest(

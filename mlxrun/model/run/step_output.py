@@ -22,7 +22,7 @@ from mlxrun.core.step_plan import CacheHit, SampledToken, SnapshotResult
 from mlxrun.model.kv.ragged.layer_caches import RowView, view_row
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP
 from mlxrun.model.run.prompt_inputs import PromptInputs
-from mlxrun.model.run.prompt_scorer import RowScoring, ScoredSlice
+from mlxrun.model.run.prompt_logprobs import LogprobSlice, RowLogprobs
 from mlxrun.model.run.sampler import RowSampling, SampledBatch, Sampler, read_sampled
 from mlxrun.model.speculation.drafted_rows import DraftedRows
 
@@ -62,7 +62,7 @@ class SampledRows:
 
 
 @dataclass(slots=True, eq=False)
-class RowState:
+class RunningRow:
     """A running request. Its `cache` is empty once the row has joined the decode batch."""
 
     tokens: list[int]  # the prompt, and the answer so far if the request was preempted
@@ -74,7 +74,7 @@ class RowState:
     hit: CacheHit | None = None  # to be restored before the row is computed; `cache` is empty until then
     has_sampled: bool = False  # a token of this row was launched
     grammar: RowGrammar | None = None  # knows all tokens that were read
-    scoring: RowScoring | None = None
+    logprobs: RowLogprobs | None = None
     prompt_length: int = 0  # tokens that the row did not sample
     media: Any = None  # see scheduler.request.Request
     adapter: int = 0  # number of its LoRA adapter; see lora/row_adapters.py
@@ -116,12 +116,13 @@ class LogitsBatch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step that the device computes: sampled tokens, prefilled arrays to wait for, snapshots and scores."""
+    """A step that the device computes: sampled tokens, prefilled arrays to wait for, snapshots and
+    logprobs."""
 
     sampled: Sequence[SampledRows] = ()
     prefilled: Sequence[mx.array] = ()
     snapshots: tuple[SnapshotResult, ...] = ()
-    scores: tuple[ScoredSlice, ...] = ()
+    prompt_logprobs: tuple[LogprobSlice, ...] = ()
     first_tokens: bool = False  # every sampled token is the first of its request
 
     @property
@@ -130,7 +131,7 @@ class LaunchedStep:
         return next((rows for rows in self.sampled if rows.drafted is not None), None)
 
 
-def list_grammars(rows: Sequence[RowState], drafted: DraftedRows | None) -> list[RowGrammar | None]:
+def list_grammars(rows: Sequence[RunningRow], drafted: DraftedRows | None) -> list[RowGrammar | None]:
     """The grammar of each row of logits; those of a draft, as they are behind the tokens before. Empty if no
     row has one."""
     if all(row.grammar is None for row in rows):
@@ -144,7 +145,7 @@ def list_grammars(rows: Sequence[RowState], drafted: DraftedRows | None) -> list
 
 
 def collect_tokens(
-    launched: LaunchedStep, rows: Mapping[str, RowState], freed: Mapping[str, SamplingParams | None]
+    launched: LaunchedStep, rows: Mapping[str, RunningRow], freed: Mapping[str, SamplingParams | None]
 ) -> tuple[dict[str, tuple[SampledToken, ...]], dict[str, Exception]]:
     """Wait for a step and read its tokens; rows whose grammar failed have an error in place of a token.
 

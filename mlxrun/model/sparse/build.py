@@ -15,15 +15,15 @@ from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_k
 from mlxrun.model.load.footprint import count_weight_bytes, measure_footprint
 from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.machine.device import uses_cuda
-from mlxrun.model.probe.report import ProbeReport
-from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.run.prefill import LAYERS_PER_LAUNCH
-from mlxrun.model.sparse.explicit_positions import PositionCheck, PositionedAdapter
-from mlxrun.model.sparse.prompt_draft import WINDOW, PromptDraft
+from mlxrun.model.sparse.explicit_positions import PositionCheck, PositionedModelCaller
+from mlxrun.model.sparse.prompt_selector import WINDOW, PromptSelector
 
 log = logging.getLogger(__name__)
-TRIAL = 2 * WINDOW  # tokens of the prompt that a draft model scores when it is loaded
+TRIAL = 2 * WINDOW  # tokens of the prompt that a draft model weighs when it is loaded
 # Share of a draft model's layers. The heads that find what a question asks for are not among the last ones:
 # without those, what is needed ranks as high, and prompts are read in two thirds of the time.
 READ_LAYERS = 2 / 3
@@ -34,17 +34,17 @@ _OTHER_CACHES = {
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedDraft:
+class LoadedSelector:
     """`nbytes`: of its weights, unless they are `shared`, and of its caches while it reads the longest
     prompt."""
 
-    draft: PromptDraft
+    selector: PromptSelector
     nbytes: int
     shared: bool = False
 
     def describe(self) -> str:
         """What it takes, for an error that a user can act on."""
-        keys = f"the keys of {self.draft.max_tokens} tokens"
+        keys = f"the keys of {self.selector.max_tokens} tokens"
         of = f"{keys} in model.draft" if self.shared else f"model.draft with {keys}"
         return f"{format_rounded(self.nbytes)} of the weights are {of}"
 
@@ -55,63 +55,63 @@ def check_sparse_kind(model_info: LoadedModelInfo) -> None:
         raise _make_error("it is a vision-language model, whose positions are not those of a text")
 
 
-def make_positioned(adapter: Adapter) -> PositionedAdapter:
-    """The adapter of a model that prefills sparsely, of a kind that can. ConfigError if it cannot."""
-    problem = _find_cache_problem(adapter)
+def make_positioned(caller: ModelCaller) -> PositionedModelCaller:
+    """The caller of a model that prefills sparsely, of a kind that can. ConfigError if it cannot."""
+    problem = _find_cache_problem(caller)
     if problem is not None:
         raise _make_error(f"it {problem}")
-    return PositionedAdapter(adapter)
+    return PositionedModelCaller(caller)
 
 
-def add_position_check(report: ProbeReport, adapter: PositionedAdapter, vocab: int) -> ProbeReport:
+def add_position_check(report: LoadCheckReport, caller: PositionedModelCaller, vocab: int) -> LoadCheckReport:
     """The report with the comparison of rows with gaps. ConfigError if they differ from the library's."""
-    checks = PositionCheck(adapter, vocab, report.methods).run()
+    checks = PositionCheck(caller, vocab, report.methods).run()
     for check in checks:
         if not check.passed:
             raise _make_error(f"its tokens cannot be computed at given positions: {check.describe()}")
     return replace(report, checks=(*report.checks, *checks))
 
 
-def make_draft(
+def make_selector(
     config: Config, model_info: LoadedModelInfo, small: SmallModel, *, shared: bool = False
-) -> LoadedDraft:
-    """The model of `model.draft`, for that of `model_info`. ConfigError if it cannot score prompts. `shared`:
+) -> LoadedSelector:
+    """The model of `model.draft`, for that of `model_info`. ConfigError if it cannot weigh prompts. `shared`:
     it needs all its layers, as it drafts too."""
-    adapter, info = small.adapter, small.info
+    caller, info = small.caller, small.info
     if info.folder.resolve() == model_info.folder.resolve():
         log.warning("model.draft is model.path: sparse prefill reads each long prompt about twice")
-    problem = _find_cache_problem(adapter)
+    problem = _find_cache_problem(caller)
     if problem is not None:
         raise small.make_error(problem)
     if not shared:
-        _cut_layers(adapter)
-    cache, _ = run_trial_forward(adapter)
+        _cut_layers(caller)
+    cache, _ = run_trial_forward(caller)
     limit = min(info.context_length, model_info.context_length - 1)
     layers = LAYERS_PER_LAUNCH if uses_cuda() else 0
-    draft = PromptDraft(adapter, config.prefill.sparse_keep, limit, layers)
+    selector = PromptSelector(caller, config.prefill.sparse_keep, limit, layers)
     try:
-        draft.start(list(range(2, 2 + TRIAL)))
-        while draft.advance(TRIAL // 4) is None:
+        selector.start(list(range(2, 2 + TRIAL)))
+        while selector.advance(TRIAL // 4) is None:
             pass
     except Exception as error:  # a library may raise anything for what it was not made for
-        raise small.make_error(f"cannot score tokens: {error}") from error
+        raise small.make_error(f"cannot weigh tokens: {error}") from error
     mx.clear_cache()
     log.info("%s chooses %g of the tokens of long prompts", info.name, config.prefill.sparse_keep)
-    weights = 0 if shared else count_weight_bytes(adapter.model)
+    weights = 0 if shared else count_weight_bytes(caller.model)
     tokens = measure_footprint(cache).compute_row_bytes(limit)
-    return LoadedDraft(draft, weights + tokens, shared)
+    return LoadedSelector(selector, weights + tokens, shared)
 
 
-def _cut_layers(adapter: Adapter) -> None:
+def _cut_layers(caller: ModelCaller) -> None:
     """Leave out the last layers, if the model computes without them and some of the others attend."""
-    layers = getattr(adapter.model, "layers", None)
+    layers = getattr(caller.model, "layers", None)
     if not isinstance(layers, list):
         return
     cut = layers[math.ceil(READ_LAYERS * len(layers)) :]
     del layers[len(layers) - len(cut) :]
     try:
-        caches = run_trial_forward(adapter)[0]
-        is_whole = len(caches) == len(layers) and _find_cache_problem(adapter) is None
+        caches = run_trial_forward(caller)[0]
+        is_whole = len(caches) == len(layers) and _find_cache_problem(caller) is None
     except Exception as error:  # a library may raise anything for what it was not made for
         log.debug("all layers of the draft model are used: %s", error)
         is_whole = False
@@ -123,8 +123,8 @@ def _make_error(reason: str) -> ConfigError:
     return ConfigError(f"prefill.sparse: is not possible for this model: {reason}")
 
 
-def _find_cache_problem(adapter: Adapter) -> str | None:
+def _find_cache_problem(caller: ModelCaller) -> str | None:
     """Why tokens cannot be left out or scored. Recurrent layers know no positions, so they may be there."""
-    kinds = {get_kind(layer) for layer in flatten_caches(adapter.make_cache())}
+    kinds = {get_kind(layer) for layer in flatten_caches(caller.make_cache())}
     problem = next((problem for kind, problem in _OTHER_CACHES.items() if kind in kinds), None)
     return problem or (None if LayerKind.KV in kinds else "has no attention")

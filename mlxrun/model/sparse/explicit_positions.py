@@ -21,11 +21,11 @@ import mlx.nn as nn
 
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind, unflatten_caches
-from mlxrun.model.probe.reference import STEPS, Reference
-from mlxrun.model.probe.report import ProbeCheck
-from mlxrun.model.probe.rounding import ProbeLogits
-from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.load_check.reference import STEPS, Reference
+from mlxrun.model.load_check.report import LoadCheck
+from mlxrun.model.load_check.rounding import CheckLogits
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import PromptInputs, place_tokens
 
 LENGTHS = (9, 23)  # tokens of the prompts: one beside it, and that with gaps
@@ -93,12 +93,12 @@ def position_ropes(model: nn.Module) -> int:
     return count
 
 
-class PositionedAdapter(Adapter):
+class PositionedModelCaller(ModelCaller):
     """A text model, whose rows may have gaps."""
 
-    def __init__(self, adapter: Adapter) -> None:
-        super().__init__(adapter.model, adapter.weights, adapter.row_adapters)
-        self.num_ropes = position_ropes(adapter.model)
+    def __init__(self, caller: ModelCaller) -> None:
+        super().__init__(caller.model, caller.weights, caller.row_adapters)
+        self.num_ropes = position_ropes(caller.model)
 
     def prefill(
         self,
@@ -172,12 +172,12 @@ def place_caches(caches: Sequence[Any], position: int) -> None:
 class PositionCheck:
     """`methods`: how the model decodes."""
 
-    def __init__(self, adapter: PositionedAdapter, vocab: int, methods: ComputeMethods) -> None:
-        self._adapter = adapter
+    def __init__(self, caller: PositionedModelCaller, vocab: int, methods: ComputeMethods) -> None:
+        self._caller = caller
         self._methods = methods
-        self._reference = Reference(adapter, vocab, LENGTHS)
+        self._reference = Reference(caller, vocab, LENGTHS)
 
-    def run(self) -> tuple[ProbeCheck, ProbeCheck]:
+    def run(self) -> tuple[LoadCheck, LoadCheck]:
         """All tokens at explicit positions against a plain prompt; and a prompt with gaps."""
         whole = tuple(range(LENGTHS[1]))
         gaps = (*(at for start, stop in RUNS for at in range(start, stop)), LENGTHS[1] - 1)
@@ -186,30 +186,30 @@ class PositionCheck:
             self._reference.check(NAMES[1], lambda: self._compute(gaps), self._compute_runs),
         )
 
-    def _compute(self, positions: tuple[int, ...]) -> ProbeLogits:
+    def _compute(self, positions: tuple[int, ...]) -> CheckLogits:
         """Logits of the tokens behind the prompt's tokens at `positions`, as the engine computes them."""
-        inputs, cache = place_tokens(positions), self._adapter.make_cache()
+        inputs, cache = place_tokens(positions), self._caller.make_cache()
         kept = [self._reference.prompts[1][at] for at in positions]
         for start in range(0, len(kept) - 1, CHUNK):
             ids = kept[start : min(start + CHUNK, len(kept) - 1)]
-            self._adapter.prefill(mx.array([ids]), cache, start, inputs)
+            self._caller.prefill(mx.array([ids]), cache, start, inputs)
         methods = replace(self._methods, quantization=None)
-        batch = make_decode_batch(self._adapter.make_cache(), methods, compiled_at_once=True)
+        batch = make_decode_batch(self._caller.make_cache(), methods, compiled_at_once=True)
         beside = JoiningRow("0", LENGTHS[0] - 1, self._reference.copy_filled(0))
         batch.update({"0", "1"}, [beside, JoiningRow("1", len(kept) - 1, cache)])
-        logits: ProbeLogits = {}
+        logits: CheckLogits = {}
         for step in range(STEPS + 1):
             order = [int(rid) for rid in batch.ids]
             tokens = mx.array([self._read_token(row, step) for row in order])
             places = [LENGTHS[row] - 1 + step for row in order]
-            found = batch.forward(self._adapter.decode, tokens, places)
+            found = batch.forward(self._caller.decode, tokens, places)
             logits |= {(row, step): found[index] for index, row in enumerate(order) if row == 1}
             mx.eval(found, *batch.list_state_arrays())
         return logits
 
-    def _compute_runs(self) -> ProbeLogits:
+    def _compute_runs(self) -> CheckLogits:
         """The same by the library, for the prompt with gaps."""
-        prompt, caches = self._reference.prompts[1], make_placed_caches(self._adapter.make_cache())
+        prompt, caches = self._reference.prompts[1], make_placed_caches(self._caller.make_cache())
         for start, stop in RUNS:
             self._call(prompt[start:stop], start, caches)
         return {
@@ -219,7 +219,7 @@ class PositionCheck:
 
     def _call(self, ids: list[int], position: int, caches: list[Any]) -> mx.array:
         place_caches(caches, position)
-        logits: mx.array = self._adapter.text_model(mx.array([ids]), cache=caches)
+        logits: mx.array = self._caller.text_model(mx.array([ids]), cache=caches)
         mx.eval(logits)
         return logits
 

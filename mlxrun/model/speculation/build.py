@@ -30,9 +30,9 @@ from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_files import find_draft_folder, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_gpu
-from mlxrun.model.run.adapter import Adapter
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.run.hidden_tap import find_hidden_tap
+from mlxrun.model.run.hidden_hook import find_hidden_hook
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.speculation.draft_model import MAX_READ, DraftModel
 from mlxrun.model.speculation.mtp_head import find_mtp_head, load_mtp_head
@@ -74,7 +74,7 @@ def find_draft_problem(methods: ComputeMethods) -> str | None:
 
 
 def make_draft_model(
-    config: Config, small: SmallModel, target: Adapter, vocab: int, methods: ComputeMethods
+    config: Config, small: SmallModel, target: ModelCaller, vocab: int, methods: ComputeMethods
 ) -> LoadedSource:
     """The model of `model.draft` as a source of drafts for `target`, whose logits are `vocab` wide and which
     decodes by these methods, in pages. ConfigError if it does not fit."""
@@ -87,7 +87,7 @@ def make_draft_model(
     batch = make_decode_batch(small.cache, own)
     assert isinstance(batch, PagedDecodeBatch)
     source = DraftModel(
-        small.adapter,
+        small.caller,
         vocab,
         batch,
         cost=cost,
@@ -97,7 +97,7 @@ def make_draft_model(
     )
     itemsize = max(array.itemsize for array in list_all_arrays(small.cache))
     read = MAX_READ * read_hidden_size(small.info.config) * itemsize * ACTIVATION_FACTOR
-    nbytes = count_weight_bytes(small.adapter.model) + read
+    nbytes = count_weight_bytes(small.caller.model) + read
     return LoadedSource(source, nbytes, measure_footprint(small.cache), "model.draft", small)
 
 
@@ -110,14 +110,14 @@ def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeM
     problem: Exception | None = None
     for chosen in (own, replace(own, decode="paged")):
         try:
-            return chosen, time_step(small.adapter, chosen)
+            return chosen, time_step(small.caller, chosen)
         except Exception as error:  # a library may raise anything for what it was not made for
             problem = problem or error
     raise small.make_error(f"cannot draft: {problem}") from problem
 
 
 def load_mtp_source(
-    config: Config, model_info: LoadedModelInfo, target: Adapter, vocab: int, methods: ComputeMethods
+    config: Config, model_info: LoadedModelInfo, target: ModelCaller, vocab: int, methods: ComputeMethods
 ) -> LoadedSource | str:
     """The head in the checkpoint of `target`, or in `model.draft`; or why there is none. The target's logits
     are `vocab` wide, and it decodes by these methods, in pages. ModelLoadError if weights are missing."""
@@ -129,13 +129,13 @@ def load_mtp_source(
     found = find_mtp_head(model_info, split)
     if isinstance(found, str):
         return found
-    tap = find_hidden_tap(target)
-    trunk = None if tap is None else tap.trunk
+    hook = find_hidden_hook(target)
+    trunk = None if hook is None else hook.trunk
     embed = getattr(trunk, "embed_tokens", None) or getattr(trunk, "embeddings", None)
-    if tap is None or embed is None:
+    if hook is None or embed is None:
         return "the model's hidden states and embeddings were not found"
     ids, cache = mx.array([[1]]), target.make_cache()
-    _, states = tap.record(lambda: target.prefill(ids, cache, 0, TEXT_ONLY, tap.model))
+    _, states = hook.record(lambda: target.prefill(ids, cache, 0, TEXT_ONLY, hook.model))
     hidden = states[0]  # [1, D]
     head = load_mtp_head(model_info, found, hidden.dtype)
     if head.width != hidden.shape[-1]:
@@ -143,7 +143,7 @@ def load_mtp_source(
     settle_weights(head, config, hidden.dtype)
     source = MTPSource(
         target,
-        tap,
+        hook,
         head,
         embed,
         vocab,
@@ -167,27 +167,27 @@ def names_split_head(settings: ModelSettings) -> bool:
     return str(config.get("model_type")).endswith("_mtp")
 
 
-def measure_row_cost(adapter: Adapter, methods: ComputeMethods, drafted: int) -> float:
+def measure_row_cost(caller: ModelCaller, methods: ComputeMethods, drafted: int) -> float:
     """What a drafted token adds to a step that verifies so many, in steps of one row: nothing where a forward
     has a fixed width, and little where it reads weights most of the time."""
-    alone = time_step(adapter, methods)
-    return max(time_step(adapter, methods, 1 + drafted) / alone - 1, 0.0) / drafted
+    alone = time_step(caller, methods)
+    return max(time_step(caller, methods, 1 + drafted) / alone - 1, 0.0) / drafted
 
 
-def time_step(adapter: Adapter, methods: ComputeMethods, count: int = 1) -> float:
+def time_step(caller: ModelCaller, methods: ComputeMethods, count: int = 1) -> float:
     """Seconds of a decode step of one row with `count` tokens, as it is once it has been compiled."""
-    cache = adapter.make_cache()
-    adapter.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+    cache = caller.make_cache()
+    caller.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
     mx.eval(list_all_arrays(cache))
-    batch = make_decode_batch(adapter.make_cache(), methods, compiled_at_once=True)
+    batch = make_decode_batch(caller.make_cache(), methods, compiled_at_once=True)
     assert isinstance(batch, PagedDecodeBatch)
     batch.update(set(), [JoiningRow("trial", 2, cache)])
-    decode = adapter.make_decode([BASE] * count * (TIMED_STEPS + 2))
+    decode = caller.make_decode([BASE] * count * (TIMED_STEPS + 2))
     seconds = []
     for _ in range(TIMED_STEPS + 2):
         started = time.perf_counter()
         first = batch.lengths[0]
-        with adapter.use_attention():
+        with caller.use_attention():
             logits = batch.forward(decode, mx.array([1] * count), range(first, first + count), [count])
         mx.eval(logits, *batch.list_state_arrays())
         seconds.append(time.perf_counter() - started)

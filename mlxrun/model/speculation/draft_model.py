@@ -20,7 +20,7 @@ from mlxrun.model.hooks.adapted_layers import BASE
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays, reserve_capacity
-from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prefill import LAYERS_PER_LAUNCH
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.sampler import RowSampling, Sampler
@@ -54,7 +54,7 @@ class DraftModel:
 
     def __init__(
         self,
-        adapter: Adapter,
+        caller: ModelCaller,
         vocab: int,
         batch: PagedDecodeBatch,
         *,
@@ -63,7 +63,7 @@ class DraftModel:
         max_tokens: int,
         launch_first: bool = False,
     ) -> None:
-        self._adapter = adapter
+        self._caller = caller
         self._vocab = vocab
         self._batch = batch
         self.cost, self.max_tokens = cost, max_tokens
@@ -81,7 +81,7 @@ class DraftModel:
         late: dict[str, list[int]] = {}
         for row in filter(self._fits_context, rows):
             if row.id not in self._rows:
-                cache = reserve_capacity(self._adapter.make_cache(), row.num_tokens)
+                cache = reserve_capacity(self._caller.make_cache(), row.num_tokens)
                 self._rows[row.id] = DraftingRow(cache)
             own = self._rows[row.id]
             if not own.joined:
@@ -130,7 +130,7 @@ class DraftModel:
 
     def close(self) -> None:
         self._rows = {}
-        del self._batch, self._adapter
+        del self._batch, self._caller
 
     def _fits_context(self, row: KnownRow) -> bool:
         return row.num_tokens + self.max_tokens < self._context
@@ -144,8 +144,8 @@ class DraftModel:
         how many."""
         tokens = row.list_tokens(own.known, min(row.num_tokens - 1, own.known + limit))
         if tokens:
-            with self._adapter.use_attention(LAYERS_PER_LAUNCH if self._launch_first else 0):
-                self._adapter.prefill(mx.array([tokens]), own.cache, own.known, TEXT_ONLY)
+            with self._caller.use_attention(LAYERS_PER_LAUNCH if self._launch_first else 0):
+                self._caller.prefill(mx.array([tokens]), own.cache, own.known, TEXT_ONLY)
             mx.async_eval(list_all_arrays(own.cache))
             own.known += len(tokens)
         return len(tokens)
@@ -185,9 +185,9 @@ class DraftModel:
             counts.append(new if isinstance(new, int) else len(new))
             flat += [] if isinstance(new, int) else new
             positions += range(length, length + counts[-1])
-        decode = self._adapter.make_decode([BASE] * len(positions))
+        decode = self._caller.make_decode([BASE] * len(positions))
         given = mx.array(flat, mx.uint32) if ids is None else ids
-        with self._adapter.use_attention():
+        with self._caller.use_attention():
             logits = batch.forward(decode, given, positions, counts)
         lasts = [end - 1 for end, count in zip(itertools.accumulate(counts), counts, strict=True) if count]
         return logits if len(lasts) == len(positions) else logits[mx.array(lasts)]

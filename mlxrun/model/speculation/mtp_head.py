@@ -251,7 +251,7 @@ def _name_weights(model: Any, weights: HeadWeights, form: HeadFormat) -> dict[st
 
 
 def _quantize(head: MTPHead, weights: Mapping[str, mx.array]) -> None:
-    """Quantise the layers whose weights are, in the form that these have."""
+    """Quantize the layers whose weights are, in the form that these have."""
     from mlx_lm.utils import infer_quant_config
 
     def choose(path: str, module: nn.Module) -> bool | dict[str, Any]:

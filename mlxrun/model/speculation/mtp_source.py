@@ -1,6 +1,6 @@
 """The source of drafts that a checkpoint's own head makes, and what the runner does for it.
 
-The head needs the hidden states of every forward of the target. They are taken where hidden_tap.py finds
+The head needs the hidden states of every forward of the target. They are taken where hidden_hook.py finds
 them, while the model computes its logits as ever. An error of the head never fails a forward: the source
 remembers it, and raises it when the scheduler asks for drafts.
 """
@@ -17,10 +17,10 @@ import mlx.core as mx
 from mlxrun.core.draft_source import KnownRow
 from mlxrun.core.request import Request
 from mlxrun.core.step_plan import PrefillChunk
-from mlxrun.model.run.adapter import Adapter
-from mlxrun.model.run.hidden_tap import HiddenTap
+from mlxrun.model.run.hidden_hook import HiddenStateHook
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
-from mlxrun.model.run.prompt_scorer import PrefillForward
+from mlxrun.model.run.prompt_logprobs import PrefillForward
 from mlxrun.model.run.sampler import RowSampling, Sampler
 from mlxrun.model.speculation.mtp_head import MTPHead
 from mlxrun.model.speculation.mtp_rows import KEPT, MTPRows
@@ -45,8 +45,8 @@ class MTPSource:
 
     def __init__(
         self,
-        adapter: Adapter,
-        tap: HiddenTap,
+        caller: ModelCaller,
+        hook: HiddenStateHook,
         head: MTPHead,
         embed: Callable[[mx.array], mx.array],
         vocab: int,
@@ -55,18 +55,18 @@ class MTPSource:
         launch_first: bool = False,
         compiled: bool = False,
     ) -> None:
-        self._adapter, self._tapped = adapter, tap.apply(adapter)
-        self._tap = tap
+        self._caller, self._tapped = caller, hook.apply(caller)
+        self._hook = hook
         self._vocab = vocab
         self.max_tokens = max_tokens
         self.cost = 1.0  # until it is measured
         self._decodes: tuple[Callable[..., mx.array], Callable[..., mx.array]] | None = None
         self._error: Exception | None = None
-        unused = adapter.make_cache()
+        unused = caller.make_cache()
 
         def predict(hidden: mx.array) -> mx.array:
             ids = mx.zeros(hidden.shape[:2], mx.int32)
-            return tap.compute_logits(hidden, lambda model: adapter.prefill(ids, unused, 0, TEXT_ONLY, model))
+            return hook.compute_logits(hidden, lambda model: caller.prefill(ids, unused, 0, TEXT_ONLY, model))
 
         self.rows = MTPRows(head, embed, predict, launch_first=launch_first, compiled=compiled)
 
@@ -105,16 +105,16 @@ class MTPSource:
 
     def call_prefill(self, forward: PrefillForward) -> tuple[mx.array, mx.array]:
         """Logits [rows, n, V] and hidden states [rows, n, D] of a forward of prompts."""
-        return self._tap.record(lambda: forward.call(self._adapter, self._tap.model))
+        return self._hook.record(lambda: forward.call(self._caller, self._hook.model))
 
     def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
-        """As `Adapter.make_decode`, whose result here has the hidden states behind the logits, [B, 1, V + D]:
-        so a compiled forward returns both."""
+        """As `ModelCaller.make_decode`, whose result here has the hidden states behind the logits, [B, 1, V +
+        D]: so a compiled forward returns both."""
         plain = self._tapped.make_decode(numbers)
         if self._decodes is None or self._decodes[0] != plain:  # a compiled forward knows it by its identity
 
             def decode(*args: Any) -> mx.array:
-                logits, hidden = self._tap.record(lambda: plain(*args))
+                logits, hidden = self._hook.record(lambda: plain(*args))
                 return mx.concatenate([logits, hidden.astype(logits.dtype)], axis=-1)
 
             self._decodes = plain, decode

@@ -173,20 +173,20 @@ class DigestingModelInfo(FakeModelInfo):
 
 
 def test_what_the_prefix_cache_needs_reaches_every_choice() -> None:
-    """Digests of the images and boundaries; raw prompts have neither."""
+    """Digests of the images and cache_positions; raw prompts have neither."""
     long = {"role": "system", "content": "be brief and never say anything that is not true"}
     parts = [image_part("red"), {"type": "text", "text": "?"}, image_part("blue")]
     messages = [long, {"role": "user", "content": parts}]
     for request in chat(DigestingModelInfo(vision=True), messages=messages, n=2).requests:
         assert request.image_digests == (b"\xff\x00\x00", b"\x00\x00\xff")
         assert len(request.image_spans) == 2
-        assert request.boundaries == (request.image_spans[0][0] - 1,)  # before <|vision_start|>
+        assert request.cache_positions == (request.image_spans[0][0] - 1,)  # before <|vision_start|>
     one, two = chat(messages=[long, *HI], n=2).requests
-    assert one.boundaries == two.boundaries != () and one.image_digests == ()
+    assert one.cache_positions == two.cache_positions != () and one.image_digests == ()
     other = chat(messages=[long, {"role": "user", "content": "else"}]).requests[0]
-    assert other.boundaries == one.boundaries
-    assert other.prompt[: one.boundaries[0]] == one.prompt[: one.boundaries[0]]
-    assert complete(prompt="<|im_start|>system\nx" * 9).requests[0].boundaries == ()
+    assert other.cache_positions == one.cache_positions
+    assert other.prompt[: one.cache_positions[0]] == one.prompt[: one.cache_positions[0]]
+    assert complete(prompt="<|im_start|>system\nx" * 9).requests[0].cache_positions == ()
 
 
 def test_the_first_bad_image_is_the_one_named() -> None:

@@ -61,8 +61,8 @@ REWRITES = CHATML.replace(
 
 
 def begun(content: Any, **fields: Any) -> Json:
-    asked = {"continue_final_message": True, "add_generation_prompt": False, **fields}
-    return {"messages": [*HI, {"role": "assistant", "content": content}], **asked}
+    received = {"continue_final_message": True, "add_generation_prompt": False, **fields}
+    return {"messages": [*HI, {"role": "assistant", "content": content}], **received}
 
 
 def prompt(given: Json, template: str = CHATML) -> str:
@@ -76,12 +76,12 @@ def prompt(given: Json, template: str = CHATML) -> str:
 @pytest.mark.parametrize("template", [CHATML, STRICT, THINKING, TOOLS])
 def test_the_prompt_ends_with_the_text(template: str, content: str) -> None:
     """Behind what any answer begins with, the text as it was sent. add_generation_prompt may be left out."""
-    asked = prompt({"messages": HI}, template)
-    assert prompt(begun(content), template) == asked + content
-    assert prompt(begun(content, add_generation_prompt=None), template) == asked + content
+    received = prompt({"messages": HI}, template)
+    assert prompt(begun(content), template) == received + content
+    assert prompt(begun(content, add_generation_prompt=None), template) == received + content
     made = prepared(CHAT, begun(content), FakeModelInfo(chat_template=template))
     assert made.continuation == content
-    assert made.requests[0].prompt == ids_of(asked + content)
+    assert made.requests[0].prompt == ids_of(received + content)
 
 
 def test_without_the_flag_it_is_a_turn_that_is_over() -> None:
@@ -350,15 +350,15 @@ def ends(*blocks: Any, **fields: Any) -> Json:
 
 def test_the_last_message_begins_the_answer() -> None:
     """The assistant's last message, a string or blocks of text; an empty one begins nothing."""
-    asked = message(body(user(text("hi")))).prepared.prompts[0]
+    received = message(body(user(text("hi")))).prepared.prompts[0]
     for last in (ends(text("The")), ends(text("T"), text("he")), body([*user(text("hi")), said("The")])):
         made = message(last).prepared
-        assert made.prompts[0] == asked + "The" and made.continuation == "The"
+        assert made.prompts[0] == received + "The" and made.continuation == "The"
         assert prompt(begun("The")) == made.prompts[0]
     for nothing in (ends(), body([*user(text("hi")), said("")]), ends(text(""))):
-        assert message(nothing).prepared.prompts[0] == asked
+        assert message(nothing).prepared.prompts[0] == received
     two = body([*user(text("hi")), said("a"), said("b")])
-    assert message(two).prepared.prompts[0] == asked + "a\n\nb"
+    assert message(two).prepared.prompts[0] == received + "a\n\nb"
 
 
 def said(content: str) -> Json:

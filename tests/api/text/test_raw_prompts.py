@@ -39,14 +39,17 @@ def test_requests_with_a_suffix() -> None:
 
 def test_where_scored_prompts_branch() -> None:
     """The answers to one question: before the token that predicts the first different one. Other prompts, and
-    those that are not scored, have no boundaries."""
+    those that are not scored, have no cache_positions."""
     scored = {"echo": True, "logprobs": 1, "max_tokens": 0}
     prompts = [[1, 2, 3, 4, 5], [1, 2, 3, 6], [1, 2, 3, 6, 7], [9, 9], [9, 9], [8]]
-    found = [request.boundaries for request in complete(prompt=prompts, **scored).requests]
+    found = [request.cache_positions for request in complete(prompt=prompts, **scored).requests]
     assert found == [(2,), (2, 3), (3,), (1,), (1,), ()]
-    assert [r.boundaries for r in complete(prompt=prompts[:2], prompt_logprobs=0).requests] == [(2,), (2,)]
-    assert [r.boundaries for r in complete(prompt=prompts, logprobs=1).requests] == [()] * 6
-    assert complete(prompt=[prompts[0]], **scored).requests[0].boundaries == ()
+    assert [r.cache_positions for r in complete(prompt=prompts[:2], prompt_logprobs=0).requests] == [
+        (2,),
+        (2,),
+    ]
+    assert [r.cache_positions for r in complete(prompt=prompts, logprobs=1).requests] == [()] * 6
+    assert complete(prompt=[prompts[0]], **scored).requests[0].cache_positions == ()
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,6 @@ def test_a_suffix_gets_no_implicit_space() -> None:
     assert (ids[0], ids[-1]) == (begin, middle)
     at = ids.index(hole)
     assert ids[1:at] == tuple(model.tokenizer("hello", add_special_tokens=False)["input_ids"])
-    pieces = model.tokenizer.convert_ids_to_tokens(list(ids[at + 1 : -1]))
-    assert not pieces[0].startswith("\u2581") and pieces[-1].endswith("a")
+    deltas = model.tokenizer.convert_ids_to_tokens(list(ids[at + 1 : -1]))
+    assert not deltas[0].startswith("\u2581") and deltas[-1].endswith("a")
     assert ids[at + 1 : -1] != tuple(model.tokenizer("world a", add_special_tokens=False)["input_ids"])

@@ -67,20 +67,20 @@ def test_a_family_that_this_machine_cannot_run_is_not_built() -> None:
 
 def confuse_chunks(engine: Any) -> None:
     """Chunks after the first see other tokens."""
-    adapter = engine.generation.runner._adapter
-    prefill = adapter.prefill
+    caller = engine.generation.runner._caller
+    prefill = caller.prefill
 
     def confused(ids: mx.array, cache: Any, start: int, *rest: Any) -> mx.array:
         return prefill(ids if start == 0 else mx.zeros_like(ids), cache, start, *rest)
 
-    adapter.prefill = confused
+    caller.prefill = confused
 
 
 def confuse_rows(engine: Any) -> None:
     """Each decoding row goes on with the token of another."""
-    adapter = engine.generation.runner._adapter
-    decode = adapter.decode
-    adapter.decode = lambda ids, cache, positions: decode(ids[::-1], cache, positions)
+    caller = engine.generation.runner._caller
+    decode = caller.decode
+    caller.decode = lambda ids, cache, positions: decode(ids[::-1], cache, positions)
 
 
 def confuse_snapshots(engine: Any) -> None:
@@ -136,7 +136,7 @@ def test_swapped_images_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_image_tokens_that_see_each_other_in_part_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are split before and after images although the check at load says that they must not be."""
+    """Prompts are split before and after images although the load check says that they must not be."""
     monkeypatch.setattr("mlxrun.engine.engine.join_media_spans", lambda request: request)
     result = check_family("vision", "gemma4_unified", brief=True)
     assert result.status == "wrong" and "disk" in result.why, result

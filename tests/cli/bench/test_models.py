@@ -24,15 +24,15 @@ def test_a_preset_loads_with_the_weights_that_were_written(name: str) -> None:
     assert not made.folder.exists()
 
 
-def test_quantised_weights_stand_for_the_plain_ones() -> None:
+def test_quantized_weights_stand_for_the_plain_ones() -> None:
     """The same seed gives the same weights, but for rounding."""
-    with open_model("tiny") as plain, open_model("tiny-8bit") as quantised:
-        a, b = load_model(plain.folder)[0], load_model(quantised.folder)[0]
+    with open_model("tiny") as plain, open_model("tiny-8bit") as quantized:
+        a, b = load_model(plain.folder)[0], load_model(quantized.folder)[0]
         one, two = a(mx.array([[1, 2, 3]])), b(mx.array([[1, 2, 3]]))
     assert 0 < mx.abs(one - two).max().item() < 0.5 * mx.std(one).item()
 
 
-def test_experts_are_quantised_and_their_routers_are_not(tmp_path: Path) -> None:
+def test_experts_are_quantized_and_their_routers_are_not(tmp_path: Path) -> None:
     small = PRESETS["qwen3-30b-a3b-4bit"] | {
         "hidden_size": 64,
         "num_hidden_layers": 1,

@@ -51,7 +51,7 @@ def test_something_off_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_is_loaded_and_probed(tmp_path: Path) -> None:
-    """The full probe of a model with random weights, for which all methods agree."""
+    """The full load check of a model with random weights, for which all methods agree."""
     folder = tmp_path / "model"
     folder.mkdir()
     small = PRESETS["tiny"] | {
@@ -61,7 +61,7 @@ def test_a_model_is_loaded_and_probed(tmp_path: Path) -> None:
         "head_dim": 8,
     }
     write_model(folder, small, seed=1)
-    args = ["--json", "--set", f"model.path={folder}", "--set", "engine.probe=false"]
+    args = ["--json", "--set", f"model.path={folder}", "--set", "engine.load_check=false"]
     result = CliRunner().invoke(command, args, catch_exceptions=False, standalone_mode=False)
     findings = {f["name"]: f for f in json.loads(result.stdout)["findings"]}
     assert findings[str(folder)]["facts"]["type"] == "qwen3"
@@ -70,7 +70,7 @@ def test_a_model_is_loaded_and_probed(tmp_path: Path) -> None:
 
 
 def test_the_checks_of_an_encoder_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no parity probe. Where texts differ in company, that is a note, and what is done instead."""
+    """It has no load check. Where texts differ in company, that is a note, and what is done instead."""
     args = ["--json", "--set", f"model.path={build_pooling_model('bert', tmp_path / 'model')}"]
 
     def find() -> dict[str, Any]:

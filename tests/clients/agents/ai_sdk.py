@@ -124,7 +124,7 @@ class OpenCode(AiSdkAgent):
 
     def make_title_body(self) -> Json:
         """Titles have a request of their own, with the user's words and without tools."""
-        asked = [message for message in self.messages if message["role"] == "user"][:1]
+        received = [message for message in self.messages if message["role"] == "user"][:1]
         return {
             "model": "embedded",
             "max_tokens": 64,
@@ -132,7 +132,7 @@ class OpenCode(AiSdkAgent):
             "messages": [
                 {"role": "system", "content": "You write titles."},
                 {"role": "user", "content": "Generate a title for this conversation:\n"},
-                *asked,
+                *received,
             ],
             "stream": True,
             "stream_options": {"include_usage": True},

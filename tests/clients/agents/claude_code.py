@@ -214,7 +214,7 @@ class ClaudeCode(Agent):
         return answer
 
     def make_side_bodies(self) -> list[Json]:
-        """What is sent beside the conversation: a probe of one token, and a title by a schema."""
+        """What is sent beside the conversation: a load check of one token, and a title by a schema."""
         schema = {
             "type": "object",
             "properties": {"title": {"type": "string"}},

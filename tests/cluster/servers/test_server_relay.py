@@ -115,7 +115,7 @@ async def test_responses_and_conversations_go_to_the_worker_that_has_them() -> N
             assert (await front.get(f"/v1/responses/{name}")).status == 404
 
 
-async def kill_when_asked(front: Front, count: int) -> None:
+async def kill_on_request(front: Front, count: int) -> None:
     """Kill each worker once it has a request, `count` in all."""
     for _ in range(count):
         await until(lambda: any(w.engine.running and not w.closed for w in front.fleet.workers))
@@ -129,12 +129,12 @@ async def test_a_request_whose_worker_dies_goes_to_another_one() -> None:
     gate = asyncio.Event()
     async with run_front(ServerFleet(lambda _: make_script(gate.wait, "done")), 3) as front:
         asking = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body()))
-        await kill_when_asked(front, 1)
+        await kill_on_request(front, 1)
         gate.set()
         assert read_text(await asking) == "done"
         gate.clear()
         asking = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body()))
-        await kill_when_asked(front, 2)
+        await kill_on_request(front, 2)
         reply = await asking
         assert reply.status == 500 and reply.json["error"]["code"] == "worker_died"
 

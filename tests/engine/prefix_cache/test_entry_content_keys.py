@@ -50,7 +50,7 @@ def test_keys_beyond_the_end_are_refused() -> None:
 @pytest.mark.parametrize("part", list(SnapshotKind))
 def test_drafts_say_where_they_hang(part: SnapshotKind, stop: int) -> None:
     ids = chain(list(range(10)))
-    draft = ids.draft_entry(part, stop)
+    draft = ids.plan_entry(part, stop)
     assert draft.start % 4 == 0 and 0 < draft.stop - draft.start <= 4 and draft.stop == stop
     assert draft.parent == ids.get_grid_key(draft.start // 4)
     assert list(draft.ids) == list(range(draft.start, stop))

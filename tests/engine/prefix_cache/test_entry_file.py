@@ -18,7 +18,7 @@ from mlxrun.engine.prefix_cache import entry_file
 from mlxrun.engine.prefix_cache.disk_tier import DiskTier
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry
 from mlxrun.engine.prefix_cache.entry_file import BadFile, encode_entry, load_entry, peek_entry
-from mlxrun.engine.prefix_cache.entry_scores import ScoreBook
+from mlxrun.engine.prefix_cache.entry_logprobs import LogprobBook
 from tests.helpers.cache_files import OTHER, ROOT, make_entry, write_entry
 
 
@@ -192,18 +192,18 @@ def test_what_could_not_be_read_back_is_not_written() -> None:
 
 def test_scores_that_reach_beyond_the_file_are_refused_unread(tmp_path: Path) -> None:
     """Their length is that of the header alone: nobody may ask the memory for that much."""
-    book = ScoreBook(tuple(range(13)), ())
+    book = LogprobBook(tuple(range(13)), ())
     book.record(1, [TokenLogprob(-1.0, ((2, -0.5),))] * 12)
     entry, payload, path = write_entry(tmp_path)
-    scores = book.make_scores(entry.start, entry.stop, entry.stop)
+    scores = book.make_logprobs(entry.start, entry.stop, entry.stop)
 
     def forge(header: dict[str, Any]) -> None:
         start, count = header["scores"]["data_offsets"][0], 10**15
         header["scores"] |= {"shape": [count], "data_offsets": [start, start + 4 * count]}
 
-    data = b"".join(encode_entry(replace(entry, scores=scores), payload, ROOT))
+    data = b"".join(encode_entry(replace(entry, logprobs=scores), payload, ROOT))
     path.write_bytes(data)
-    assert peek_entry(path, ROOT)[0].scores is not None
+    assert peek_entry(path, ROOT)[0].logprobs is not None
     path.write_bytes(sign_again(data, forge))
     with pytest.raises(BadFile, match="shorter or longer"):
         peek_entry(path, ROOT)

@@ -43,7 +43,7 @@ def test_all_memory_can_be_freed(deltas: bool, states: bool) -> None:
         return
     cache = make_cache(deltas=deltas, states=states)
     for n in range(10):
-        serve(cache, str(n), [n % 3, *LONG], [n, n], boundaries=(5, 13))
+        serve(cache, str(n), [n % 3, *LONG], [n, n], cache_positions=(5, 13))
     assert cache.nbytes > 0
     cache.shrink(0)
     assert cache.nbytes == 0 and cache.counters.entries == 0
@@ -51,11 +51,11 @@ def test_all_memory_can_be_freed(deltas: bool, states: bool) -> None:
 
 
 def test_a_full_cache_takes_new_prompts() -> None:
-    """Old boundaries do not keep new prompts out."""
+    """Old cache_positions do not keep new prompts out."""
     cache = make_cache(states=True, memory=4 * (30 + 2 * STATE_BYTES), every=1000)
     for n in range(20):
-        serve(cache, str(n), [n, *LONG], boundaries=(9,))
-        hit = serve(cache, f"again{n}", [n, *LONG], boundaries=(9,))
+        serve(cache, str(n), [n, *LONG], cache_positions=(9,))
+        hit = serve(cache, f"again{n}", [n, *LONG], cache_positions=(9,))
         assert hit is not None and hit.length == 30
 
 
@@ -114,12 +114,12 @@ def test_what_could_not_be_restored_is_dropped() -> None:
 def test_a_restart_finds_it_again(deltas: bool, states: bool) -> None:
     files = FakeTier()
     cache = make_cache(tier=files, deltas=deltas, states=states)
-    serve(cache, "a", LONG, [1, 2], boundaries=(11,))
+    serve(cache, "a", LONG, [1, 2], cache_positions=(11,))
     cache.shutdown()
     assert files.closed
     again = make_cache(tier=files, deltas=deltas, states=states)
     check_integrity(again)
-    hit = serve(again, "b", [*LONG, 1, 5, 6], boundaries=(11,))
+    hit = serve(again, "b", [*LONG, 1, 5, 6], cache_positions=(11,))
     assert hit is not None and hit.length == 31
     assert again.counters.memory_bytes == again.nbytes > 0
     check_integrity(again)

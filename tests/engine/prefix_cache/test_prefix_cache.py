@@ -67,9 +67,9 @@ def some_request(draw: random.Random, number: int) -> Any:
     digests = tuple(draw.choice([b"dog", b"cat"]) for _ in spans)
     inside = {p for start, stop in spans for p in range(start + 1, stop)}
     ends = {draw.randint(1, 29) for _ in range(draw.randint(0, 2))} - inside
-    boundaries = tuple(sorted(p for p in ends if p < len(prompt)))
+    cache_positions = tuple(sorted(p for p in ends if p < len(prompt)))
     return make_request(
-        str(number), prompt, image_spans=tuple(spans), image_digests=digests, boundaries=boundaries
+        str(number), prompt, image_spans=tuple(spans), image_digests=digests, cache_positions=cache_positions
     )
 
 

@@ -86,8 +86,8 @@ def test_states_are_exact_positions() -> None:
 def test_states_at_boundaries_serve_others(deltas: bool) -> None:
     """Off the grid, with and without layers that keep all keys."""
     cache = make_cache(states=True, deltas=deltas, every=1000)
-    serve(cache, "a", LONG, boundaries=(21,))
-    hit = serve(cache, "b", [*LONG[:21], 1, 2, 3, 4], boundaries=(21,))
+    serve(cache, "a", LONG, cache_positions=(21,))
+    hit = serve(cache, "b", [*LONG[:21], 1, 2, 3, 4], cache_positions=(21,))
     assert hit is not None and (hit.length, hit.kind) == (21, HitKind.PREFIX)
     assert bool(hit.deltas) == deltas
     check_integrity(cache)
@@ -152,8 +152,8 @@ def test_on_the_grid_only() -> None:
     """engine.reproducible: every hit and every entry ends on the grid."""
     for states in (False, True):
         cache = make_cache(states=states, grid_only=True, every=16)
-        assert not cache.needs_boundary_stops
-        serve(cache, "a", LONG, [1, 2, 3, 4], boundaries=(11,))
+        assert not cache.stops_at_cache_positions
+        serve(cache, "a", LONG, [1, 2, 3, 4], cache_positions=(11,))
         assert all(r.stop % 8 == 0 for r in cache._index.entries.values())
         hit = serve(cache, "b", LONG)
         assert hit is not None and hit.length in (16, 24)

@@ -65,7 +65,7 @@ def turns(cache: PrefixCache, count: int) -> list[int]:
     """A conversation; the tokens that each turn found."""
     prompt, found = list(LONG), []
     for turn in range(count):
-        hit = serve(cache, f"t{turn}", prompt, [1, 2], boundaries=(11,))
+        hit = serve(cache, f"t{turn}", prompt, [1, 2], cache_positions=(11,))
         found.append(hit.length if hit is not None else 0)
         prompt += [1, 2, 200 + turn, 5]
     return found
@@ -133,10 +133,10 @@ def test_a_checkpoint_that_another_uses_stays() -> None:
 
 def test_states_at_boundaries_are_stored() -> None:
     cache = make_cache(states=True, every=16)
-    assert cache.needs_boundary_stops and not make_cache().needs_boundary_stops
-    serve(cache, "a", range(70), boundaries=(11, 50))
+    assert cache.stops_at_cache_positions and not make_cache().stops_at_cache_positions
+    serve(cache, "a", range(70), cache_positions=(11, 50))
     assert {11, 50, 69} <= set(list_stops(cache, SnapshotKind.STATE))
-    assert all(r.boundary for r in list_entries(cache, SnapshotKind.STATE) if r.stop in (11, 50, 69))
+    assert all(r.at_cache_position for r in list_entries(cache, SnapshotKind.STATE) if r.stop in (11, 50, 69))
 
 
 def test_nothing_is_saved_twice() -> None:

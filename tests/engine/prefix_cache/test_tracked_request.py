@@ -35,10 +35,10 @@ def test_a_short_shared_prefix_is_computed_once() -> None:
     for states in (False, True):
         cache = make_cache(chunk=512, states=states)
         system = list(range(100))
-        a = Row(cache, make_request("a", [*system, 1, 2], boundaries=(100,)), 512)
-        Row(cache, make_request("b", [*system, 3, 4], boundaries=(100,)), 512)
-        Row(cache, make_request("c", [*system, 1, 2], boundaries=(100,)), 512)
-        Row(cache, make_request("d", [9, *system, 1, 2], boundaries=(101,)), 512)
+        a = Row(cache, make_request("a", [*system, 1, 2], cache_positions=(100,)), 512)
+        Row(cache, make_request("b", [*system, 3, 4], cache_positions=(100,)), 512)
+        Row(cache, make_request("c", [*system, 1, 2], cache_positions=(100,)), 512)
+        Row(cache, make_request("d", [9, *system, 1, 2], cache_positions=(101,)), 512)
         a.begin()
         assert [cache.should_wait_for_prefix(x) for x in "bcd"] == [True, True, False]
         while a.prefill():
@@ -102,7 +102,7 @@ def test_a_scored_request_does_not_wait_for_what_has_no_logprobs() -> None:
     cache = make_cache()
     Row(cache, make_request("owner", [*LONG, 1])).begin()
     for start, waits in ((1, False), (8, False), (9, True)):
-        scored = make_request(f"from {start}", [*LONG, 2], score_from=start)
+        scored = make_request(f"from {start}", [*LONG, 2], logprobs_from=start)
         Row(cache, replace(scored, params=SamplingParams(0, prompt_logprobs=0)))
         assert cache.should_wait_for_prefix(f"from {start}") == waits
 

@@ -186,8 +186,8 @@ def test_a_source_drafts_what_no_row_can_copy() -> None:
 def test_rows_are_drafted_for_together() -> None:
     source = FakeSource(predict_new)
     run_source(source, rows=4)
-    assert [4, 4, 4, 4] in source.asked
-    assert all(sum(limits) + 4 <= 40 for limits in source.asked)
+    assert [4, 4, 4, 4] in source.received
+    assert all(sum(limits) + 4 <= 40 for limits in source.received)
 
 
 @pytest.mark.parametrize(("cost", "every"), [(0.9, 100), (0.3, 1)])
@@ -196,7 +196,7 @@ def test_a_source_that_costs_more_than_it_gains_is_left_alone(cost: float, every
     source = FakeSource(predict_most(every), cost)
     driver = run_source(source, max_tokens=501)
     assert len(driver.plans) + driver.waits < 540
-    assert bool(source.asked) == (cost < 0.5) and len(source.asked) < 20
+    assert bool(source.received) == (cost < 0.5) and len(source.received) < 20
     assert cost > 0.5 or driver.plans[-300:] and any(plan.drafts for plan in driver.plans[-300:])
 
 
@@ -283,7 +283,7 @@ def test_a_request_may_decline_a_source_too() -> None:
         driver = Driver(40, source)
         driver.add("new", speculation=not taken)
         driver.run()
-        assert not source.asked and not source.read and driver.waits == 0
+        assert not source.received and not source.read and driver.waits == 0
 
 
 def test_drafts_are_shorter_where_each_row_of_a_forward_costs() -> None:
@@ -312,7 +312,7 @@ def test_a_source_reads_nothing_while_no_row_of_a_forward_is_free() -> None:
         driver.step()
     assert not source.read and len(driver.plans[-1].decode) == 3
     driver.run()
-    assert source.asked and driver.outputs["new 0"] == [*range(100, 160)]
+    assert source.received and driver.outputs["new 0"] == [*range(100, 160)]
 
 
 def test_each_place_of_a_draft_is_judged_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_each_place_of_a_draft_is_judged_by_itself(monkeypatch: pytest.MonkeyPat
         """The mean depth of drafts, and tokens in the time of a step."""
         source = Head(predict_new)
         driver = run_source(source, max_tokens=501)
-        depths = [max(limits) for limits in source.asked]
+        depths = [max(limits) for limits in source.received]
         time = sum(1 + 0.2 * bool(plan.drafts) for plan in driver.plans if plan.decode)
         return sum(depths) / len(depths), 501 / (time + source.cost * sum(depths))
 
@@ -351,7 +351,7 @@ def test_what_drafts_gain_and_lose(share: float, cost: float, least: float, most
     )
     driver = run_source(source, max_tokens=501)
     time = sum(1 + 0.2 * bool(plan.drafts) for plan in driver.plans if plan.decode)
-    time += sum(cost * max(limits) for limits in source.asked)
+    time += sum(cost * max(limits) for limits in source.received)
     assert least < 501 / time <= most
 
 

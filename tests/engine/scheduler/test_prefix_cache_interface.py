@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.core.memory_budget import RequestLimits
 from mlxrun.core.request import Request
-from mlxrun.core.step_plan import CacheHit, ScoredTokens, SnapshotRequest, SnapshotResult
+from mlxrun.core.step_plan import CacheHit, PromptLogprobs, SnapshotRequest, SnapshotResult
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, PrefixCacheInterface
 from mlxrun.engine.scheduler.scheduler import Scheduler
@@ -102,8 +102,8 @@ CALLS: Mapping[str, tuple[Any, Any]] = {
     "should_wait_for_prefix": (("a",), False),
     "count_cached": ((make_request("a"),), 0),
     "lookup": (("a", (), 5), None),
-    "find_scores": (("a", 1), ()),
-    "record_scores": ((ScoredTokens("a", 1, ()),), None),
+    "find_prompt_logprobs": (("a", 1), ()),
+    "record_prompt_logprobs": ((PromptLogprobs("a", 1, ()),), None),
     "plan_snapshots": (("a", 0, 4, 9), []),
     "plan_final_snapshots": (("a", (), 4), []),
     "forget": (("a",), None),
@@ -119,8 +119,8 @@ CALLS: Mapping[str, tuple[Any, Any]] = {
 def test_a_cache_without_entries_answers_nothing() -> None:
     """Each method is here, so a new one has to say what no cache means."""
     names = {name for name in vars(PrefixCacheInterface) if not name.startswith("_")}
-    assert names - {"needs_boundary_stops", "survives_restart", "nbytes"} == CALLS.keys()
+    assert names - {"stops_at_cache_positions", "survives_restart", "nbytes"} == CALLS.keys()
     cache = NoPrefixCache()
-    assert (cache.needs_boundary_stops, cache.survives_restart, cache.nbytes) == (False, False, 0)
+    assert (cache.stops_at_cache_positions, cache.survives_restart, cache.nbytes) == (False, False, 0)
     for name, (given, expected) in CALLS.items():
         assert getattr(cache, name)(*given) == expected

@@ -44,7 +44,7 @@ def test_chunks_cover_the_prompt_and_never_end_inside_an_image(
     spans = tuple(zip(edges[::2], edges[1::2], strict=False))
     state = make_state(size, image_spans=spans)
     stops = [stop for stop in stops if not any(a < stop < b for a, b in spans)]
-    state.snapshot_positions = tuple(sorted(stops))
+    state.cache_positions = tuple(sorted(stops))
     while state.remaining_prefill:
         start = state.num_computed_tokens
         stop = state.find_chunk_end(chunk, budget, images)

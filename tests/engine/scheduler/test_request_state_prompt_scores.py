@@ -8,9 +8,9 @@ import pytest
 
 from mlxrun.core.errors import PromptTooLong
 from mlxrun.core.request import FinishReason, Request, TokenLogprob
-from mlxrun.core.step_plan import ScoredTokens, StepPlan, StepResult
+from mlxrun.core.step_plan import PromptLogprobs, StepPlan, StepResult
 from mlxrun.engine.scheduler.prefix_cache_interface import PrefixCacheInterface
-from mlxrun.engine.scheduler.request_state import PromptScores
+from mlxrun.engine.scheduler.request_state import RequestLogprobs
 from tests.helpers.engine_fakes import (
     Answers,
     FakeRunner,
@@ -28,7 +28,7 @@ def list_wanted(request: Request) -> tuple[TokenLogprob | None, ...]:
     count = request.params.prompt_logprobs
     assert count is not None
     inside = {at for start, stop in request.image_spans for at in range(start, stop)}
-    positions = range(request.score_from, len(request.prompt))
+    positions = range(request.logprobs_from, len(request.prompt))
     return tuple(None if at in inside else compute_score(request.prompt, at, count) for at in positions)
 
 
@@ -62,7 +62,7 @@ def test_without_logprobs_it_ends_when_its_prompt_is_computed() -> None:
 def test_only_wanted_tokens_are_sent_and_images_have_none() -> None:
     spans = ((3, 7), (7, 9), (16, 18))
     for start in (1, 4, 8, 12, 16, 17, 18, 99):
-        request = make_request("a", 18, 0, prompt_logprobs=1, image_spans=spans, score_from=start)
+        request = make_request("a", 18, 0, prompt_logprobs=1, image_spans=spans, logprobs_from=start)
         _, answers = serve_requests(request)
         assert list_sent(answers, "a") == list_wanted(request)
 
@@ -74,7 +74,7 @@ def test_preempted_and_failed_rows_neither_lose_nor_repeat_logprobs(seed: int) -
     engine, answers = make_engine(runner, make_settings(max_running=3)), Answers()
     requests = [
         make_request(
-            f"r{i}", rng.randrange(1, 40), rng.randrange(0, 3), prompt_logprobs=i % 3, score_from=1 + i
+            f"r{i}", rng.randrange(1, 40), rng.randrange(0, 3), prompt_logprobs=i % 3, logprobs_from=1 + i
         )
         for i in range(8)
     ]
@@ -109,7 +109,7 @@ def test_logprobs_of_an_ended_request_are_not_those_of_the_next_one_with_its_id(
 
 def test_a_scheduler_that_takes_stray_logprobs_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutation twin: without `launched`, logprobs of another request would be taken."""
-    scores = PromptScores(make_request("a", 9, 0, prompt_logprobs=0))
+    scores = RequestLogprobs(make_request("a", 9, 0, prompt_logprobs=0))
     stray = [TokenLogprob(-1.0), TokenLogprob(-2.0)]
     assert not scores.owns(1) and scores.next_position == 1
     assert scores.add(1, stray) and scores.next_position == 3
@@ -117,7 +117,7 @@ def test_a_scheduler_that_takes_stray_logprobs_is_caught(monkeypatch: pytest.Mon
 
 
 def test_a_hit_leaves_the_token_before_the_first_wanted_one() -> None:
-    scores = PromptScores(make_request("a", 20, 0, prompt_logprobs=0, score_from=8))
+    scores = RequestLogprobs(make_request("a", 20, 0, prompt_logprobs=0, logprobs_from=8))
     assert (scores.limit_hit(19), scores.limit_hit(5)) == (7, 5)
     scores.add(8, [TokenLogprob(-1.0)] * 12)
     assert scores.complete and scores.limit_hit(19) == 19
@@ -130,7 +130,7 @@ def test_an_aborted_request_brings_what_was_known() -> None:
     plan = StepPlan()
     engine.scheduler.update(plan, StepResult())
     state = engine.scheduler.requests[0]
-    state.scores.add(1, [TokenLogprob(-1.0)])
+    state.prompt_logprobs.add(1, [TokenLogprob(-1.0)])
     event = engine.scheduler.abort("a")
     assert event is not None and event.prompt_logprobs == (TokenLogprob(-1.0),)
 
@@ -149,7 +149,7 @@ def test_only_logprobs_of_the_request_itself_reach_the_prefix_cache() -> None:
     recorded: list[tuple[str, TokenLogprob]] = []
 
     class Recorder(PrefixCacheInterface):
-        def record_scores(self, scores: ScoredTokens) -> None:
+        def record_prompt_logprobs(self, scores: PromptLogprobs) -> None:
             recorded.extend((scores.request_id, score) for score in scores.logprobs)
 
     engine, answers = make_engine(settings=make_settings(max_running=1)), Answers()

@@ -120,12 +120,12 @@ def test_long_prompts_of_text_that_are_not_cached_are_taken() -> None:
 
 def test_what_is_left_of_a_request() -> None:
     selection, reader = make()
-    selection.add(ask("a", 1000, boundaries=(7,)))
+    selection.add(ask("a", 1000, cache_positions=(7,)))
     (ready,) = run(selection)
     assert reader.slices == [400, 400, 200]
     assert ready.positions == ready.prompt == (*range(0, 1000, 2), 999)
     assert ready.left_out == frozenset(range(1, 999, 2)) and ready.num_left_out == 499
-    assert ready.boundaries == ()
+    assert ready.cache_positions == ()
     described = {"method": "draft", "waiting": 0, "prompts": 1, "tokens": 1000, "left_out": 499}
     assert selection.describe() == described
 

@@ -58,11 +58,11 @@ def test_scores_may_be_fractions() -> None:
     assert make_line(CHAT, eval={"score": None}).score is None
 
 
-def make_asked_line(body: dict[str, Any], wanted: Any = None, result: Any = None) -> RunLine:
+def make_line_with_question(body: dict[str, Any], wanted: Any = None, result: Any = None) -> RunLine:
     """A line that was answered with `yes`."""
     answer = {"choices": [{"message": {"content": "yes"}, "finish_reason": "stop"}]}
     record = {"custom_id": "a", "response": {"body": answer}, "error": None, "eval": result}
-    spec = None if wanted is None else parse_eval(wanted)
+    spec = None if wanted is None else parse_eval(wanted, None)
     return RunLine("a", 1, JobLine(1, "a", "/v1/chat/completions", body, spec), record)
 
 
@@ -97,7 +97,7 @@ def test_images_are_named_and_not_copied() -> None:
         {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
         {"type": "text", "text": "What is it?"},
     ]
-    line = make_asked_line({"messages": [{"role": "user", "content": parts}]})
+    line = make_line_with_question({"messages": [{"role": "user", "content": parts}]})
     assert line.prompt == "What is it?\n[image images/a.png]\n[image]"
 
 
@@ -112,7 +112,7 @@ def test_images_are_named_and_not_copied() -> None:
 )
 def test_targets_are_texts(result: dict[str, Any], targets: list[str]) -> None:
     """A list holds alternatives, unless it is the JSON value that is expected."""
-    assert make_asked_line({"messages": []}, result=result).targets == targets
+    assert make_line_with_question({"messages": []}, result=result).targets == targets
 
 
 def test_values_as_text() -> None:

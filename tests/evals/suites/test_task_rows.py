@@ -48,17 +48,17 @@ def test_a_data_set_whose_library_says_what_is_wrong(tmp_path: Path, monkeypatch
 
 def test_a_local_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is found relative to the suite, and the library reads it as if it came from the hub."""
-    asked: list[object] = []
+    received: list[object] = []
 
     class Library:
         def load_dataset(self, name: str, subset: str, **given: object) -> list[dict[str, object]]:
-            asked.extend([name, subset, given])
+            received.extend([name, subset, given])
             return [{"a": 1, "picture": [Image.new("RGB", (2, 2))]}]
 
     (tmp_path / "set").mkdir()
     monkeypatch.setattr(importlib, "import_module", lambda name: Library())
     source = open_rows(None, HubSource("set", "train", "easy", "abc"), tmp_path)
-    assert asked == [str(tmp_path / "set"), "easy", {"split": "train", "revision": "abc"}]
+    assert received == [str(tmp_path / "set"), "easy", {"split": "train", "revision": "abc"}]
     ((number, row),) = source.read()
     assert not isinstance(row, RowError) and (number, row["a"], source.name) == (1, 1, "set[train]")
     (url,) = row["picture"]

@@ -11,7 +11,7 @@ import pytest
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.hooks import attention
 from mlxrun.model.hooks.attention import GroupCache, NotRaggedError, RaggedCache, RaggedKeys, RaggedMask
-from mlxrun.model.hooks.score_rule import PositionScores
+from mlxrun.model.hooks.logit_rule import PositionLogits
 from mlxrun.model.kv.ragged.row_group import RowGroup
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
@@ -42,7 +42,7 @@ def test_ragged_objects_refuse_what_only_arrays_support() -> None:
     with pytest.raises(ValueError):
         mx.matmul(mx.zeros((1, HEADS, 1, SIZE)), rotary)
     scores: Any = mx.zeros((1, HEADS, 1, SIZE)) @ rotary
-    assert isinstance(scores, PositionScores)
+    assert isinstance(scores, PositionLogits)
     for more in ({"sinks": mx.zeros(HEADS)}, {"cap": 2.0}):
         with pytest.raises(NotRaggedError, match="sinks or a soft cap"):
             keys.attend(mx.zeros((1, HEADS, 1, SIZE)), 1.0, scores, **more)
@@ -70,28 +70,30 @@ NO_SEAM = ("mamba2", "gemma2")  # no attention; scores with a soft cap, see deri
 )
 def test_models_attend_through_the_routed_function(zoo: Zoo, family: str) -> None:
     """Each family's module binds the name, unless it has no attention; installing twice is once."""
-    adapter = engine_driver.get_runner(engine_driver.make_real_engine(zoo.text(family), probe=False))._adapter
-    bound = attention.route_attention(adapter.model)
+    caller = engine_driver.get_runner(
+        engine_driver.make_real_engine(zoo.text(family), load_check=False)
+    )._caller
+    bound = attention.hook_attention(caller.model)
     need(
         (bound > 0) is (family not in NO_SEAM),
         "mlx_lm",
         f"{family} binds {attention.ATTENTION_FUNCTION} {bound} times",
     )
-    assert attention.route_attention(adapter.model) == bound
-    for module in attention._find_modules(adapter.model):
+    assert attention.hook_attention(caller.model) == bound
+    for module in attention._find_modules(caller.model):
         assert vars(module)[attention.ATTENTION_FUNCTION].routes_ragged_keys
         inner = inspect.getclosurevars(vars(module)[attention.ATTENTION_FUNCTION]).nonlocals["original"]
         assert not hasattr(inner, "routes_ragged_keys")
 
 
 def test_a_name_that_is_no_function_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    adapter = engine_driver.get_runner(
-        engine_driver.make_real_engine(zoo.text("llama"), probe=False)
-    )._adapter
-    module = next(iter(attention._find_modules(adapter.model)))
+    caller = engine_driver.get_runner(
+        engine_driver.make_real_engine(zoo.text("llama"), load_check=False)
+    )._caller
+    module = next(iter(attention._find_modules(caller.model)))
     monkeypatch.setattr(module, attention.ATTENTION_FUNCTION, "gone")
     with pytest.raises(ModelLoadError, match="untested mlx-lm or mlx-vlm"):
-        attention.route_attention(adapter.model)
+        attention.hook_attention(caller.model)
 
 
 def test_a_prompt_can_be_launched_in_parts(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,7 @@ def test_a_prompt_can_be_launched_in_parts(zoo: Zoo, monkeypatch: pytest.MonkeyP
     from mlx_lm import load
 
     model, _ = load(str(zoo.text("llama")))
-    attention.route_attention(model)
+    attention.hook_attention(model)
     ids = mx.array([[1, 2, 3, 4, 5]])
     with attention.use_engine_attention():
         at_once = model(ids)

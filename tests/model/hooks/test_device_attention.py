@@ -76,10 +76,10 @@ def test_it_is_the_library_s_attention(
     width = length + before
     arrays = make_arrays(seed, batch, groups, repeats, length, width)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device_attention, "BLOCK_SCORES", block)
+        patch.setattr(device_attention, "BLOCK_LOGITS", block)
         patch.setattr(device_attention, "MIN_QUERIES", 2)
-        patch.setattr(device_attention, "NUMPY_SCORES", block)
-        patch.setattr(device_attention, "GRAPH_SCORES", eager)
+        patch.setattr(device_attention, "NUMPY_LOGITS", block)
+        patch.setattr(device_attention, "GRAPH_LOGITS", eager)
         assert difference(arrays, mask_of(kind, batch, length, width)) < 1e-5
 
 

@@ -13,8 +13,8 @@ from mlx_lm.models.cache import ArraysCache
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import NotRaggedError
 from mlxrun.model.hooks.draft_layout import DraftRecurrence, lay_out_drafts
-from mlxrun.model.hooks.drafted_state import DraftedState, StateTouchedError, route_states
-from mlxrun.model.kv.ragged.row_states import RowStates
+from mlxrun.model.hooks.drafted_state import DraftedState, StateTouchedError, hook_states
+from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 
 SIZE = 4
 COUNTS = [1, 3, 2]
@@ -72,13 +72,13 @@ def make_model(kind: type[Block] = Block) -> Block:
     mx.random.seed(3)
     model = kind()
     mx.eval(model.parameters())
-    route_states(model)
+    hook_states(model)
     return model
 
 
-def make_states(rows: int) -> RowStates:
+def make_states(rows: int) -> RecurrentStates:
     cache = ArraysCache(2)
-    states = RowStates([cache])
+    states = RecurrentStates([cache])
     filled = ArraysCache(2)
     filled.cache = [mx.random.normal((rows, SIZE), key=mx.random.key(slot)) for slot in range(2)]
     states.reorder([], ["all"], {"all": [filled]})
@@ -100,7 +100,7 @@ def run_steps(model: Block, x: mx.array) -> tuple[mx.array, list[list[mx.array]]
     return mx.concatenate(outputs), after
 
 
-def run_drafts(model: Block, x: mx.array, recurrence: DraftRecurrence) -> tuple[mx.array, RowStates]:
+def run_drafts(model: Block, x: mx.array, recurrence: DraftRecurrence) -> tuple[mx.array, RecurrentStates]:
     states = make_states(len(COUNTS))
     layout = lay_out_drafts(recurrence, COUNTS, x.shape[0], 8)
     layers = states.make_drafted(layout)
@@ -186,7 +186,7 @@ class Mixed(nn.Module):
 def test_a_state_that_is_read_elsewhere_is_an_error_that_names_the_reader() -> None:
     layout, states = lay_out_drafts("blocks", COUNTS, 6), make_states(3)
     state = states.make_drafted(layout)[0]
-    route_states(Mixed())
+    hook_states(Mixed())
     with pytest.raises(StateTouchedError, match=r"Mixed\.__call__ reads"):
         Mixed()(mx.zeros((6, 1, SIZE)), (state, None))
     with pytest.raises(NotRaggedError, match="did not update"):
@@ -201,7 +201,7 @@ def test_calls_without_drafts_are_the_modules_own() -> None:
     model, cache = make_model(), ArraysCache(2)
     cache.cache = [mx.zeros((1, SIZE))] * 2
     before = type(model).__call__
-    route_states(model)
+    hook_states(model)
     assert type(model).__call__ is before, "routed once"
     assert model(mx.ones((1, 1, SIZE)), cache).shape == (1, 1, SIZE)
     assert not isinstance(cache, DraftedState)

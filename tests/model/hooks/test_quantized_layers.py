@@ -1,4 +1,4 @@
-"""Every method gives the library's product, for every kind of quantised weights and any number of rows."""
+"""Every method gives the library's product, for every kind of quantized weights and any number of rows."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from mlxrun.model.hooks.quantized_layers import (
     count_weights,
     describe_quantization,
     hold_dequantized,
+    hook_experts,
+    hook_products,
     list_experts,
     list_products,
     list_quantized,
     multiply,
-    route_experts,
-    route_products,
     use_library_products,
 )
 
@@ -85,7 +85,7 @@ def test_a_routed_layer_gives_the_librarys_product(mode: str, bits: int, group: 
     for rows in (1, 2, 7, 8, 9, 33):
         x = mx.random.normal((rows, 1, 128))
         expected = layers.run(x)
-        route_products(layers, MethodTable(((1, method),)))
+        hook_products(layers, MethodTable(((1, method),)))
         found = layers.run(x)
         for name, value in expected.items():
             assert difference(value, found[name]) < 1e-5, (name, rows)
@@ -141,7 +141,7 @@ def test_the_table_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(layer, x, method)
 
     monkeypatch.setattr(quantized_layers, "multiply", watch)
-    route_products(layers, MethodTable(((1, "library"), (8, "flat"), (100, "dequantized"))))
+    hook_products(layers, MethodTable(((1, "library"), (8, "flat"), (100, "dequantized"))))
     for rows in (1, 2, 8, 9, 500):
         layers.linear(mx.ones((rows, 1, 128)))
     assert used == [(1, "library"), (2, "flat"), (8, "flat"), (9, "dequantized"), (500, "dequantized")]
@@ -171,7 +171,7 @@ def test_only_layers_of_the_libraries_are_taken() -> None:
         "QuantizedEmbedding",
         "QuantizedMultiLinear",
     }
-    route_products(layers, MethodTable())
+    hook_products(layers, MethodTable())
     assert type(layers.linear) is Own
 
 
@@ -186,8 +186,8 @@ def test_kinds_and_sizes_are_told() -> None:
 def test_products_are_the_librarys_for_a_while() -> None:
     layers = make_layers()
     table = MethodTable(((1, "dequantized"),))
-    route_products(layers, table)
-    route_experts(list_experts(layers), table)
+    hook_products(layers, table)
+    hook_experts(list_experts(layers), table)
     with pytest.raises(RuntimeError, match="in between"), use_library_products(layers):
         assert layers.linear.table.choose(9) == layers.experts.table.choose(9) == "library"
         raise RuntimeError("in between")
@@ -220,7 +220,7 @@ def test_routed_experts_give_the_librarys_product(mode: str, bits: int, group: i
     experts = make_experts(mode, bits, group, library)
     given = make_pairs(64)
     expected = experts(*given, sorted_indices=True)
-    route_experts([experts], EXPERT_TABLE)
+    hook_experts([experts], EXPERT_TABLE)
     assert isinstance(experts, type(make_experts(mode, bits, group, library)))
     with bound_transients():
         assert difference(expected, experts(*given, sorted_indices=True)) < 1e-5
@@ -232,7 +232,7 @@ def test_the_comparison_sees_wrong_experts(wrong: str) -> None:
     experts = make_experts()
     x, indices = make_pairs(64)
     expected = experts(x, indices, sorted_indices=True)
-    route_experts([experts], EXPERT_TABLE)
+    hook_experts([experts], EXPERT_TABLE)
     if wrong == "bias":
         experts.bias = mx.roll(experts.bias, 1, axis=0)
     else:
@@ -252,7 +252,7 @@ def test_experts_are_dequantized_for_many_sorted_tokens_of_prompts(
     real = quantized_layers.dequantize_weight
     experts = make_experts()
     experts.pop("bias")  # the only thing of which a CPU would compile kernels
-    route_experts([experts], EXPERT_TABLE)
+    hook_experts([experts], EXPERT_TABLE)
 
     def watch(layer: Any, dtype: mx.Dtype) -> mx.array:
         made.append(count)
@@ -279,7 +279,7 @@ def test_weights_of_one_product_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(quantized_layers, "record_product", record)
     experts, layers = make_experts(), make_layers()
-    route_experts([experts], EXPERT_TABLE)
+    hook_experts([experts], EXPERT_TABLE)
     with bound_transients():
         experts(*make_pairs(64), sorted_indices=True)
         for method in METHODS:
@@ -289,7 +289,7 @@ def test_weights_of_one_product_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_experts_that_are_too_large_are_not_dequantized_for_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
     experts = make_experts()
-    route_experts([experts], EXPERT_TABLE)
+    hook_experts([experts], EXPERT_TABLE)
     assert count_weights(experts) == 4 * 32 * 128 <= quantized_layers.MAX_EXPERT_TRANSIENT
     monkeypatch.setattr(quantized_layers, "MAX_EXPERT_TRANSIENT", 4 * 32 * 128 - 1)
     monkeypatch.setattr(quantized_layers, "dequantize_weight", lambda *given: pytest.fail("dequantized"))

@@ -1,4 +1,4 @@
-"""Products with dequantised weights are launched a few at a time, and the host waits for earlier ones."""
+"""Products with dequantized weights are launched a few at a time, and the host waits for earlier ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which form quantised weights get, and what is timed to choose it."""
+"""Which form quantized weights get, and what is timed to choose it."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ def test_other_processes_do_not_make_few_rows_look_slow() -> None:
     assert weight_form._time_graph(compute)[0] < 0.04
 
 
-def test_what_may_not_be_held_is_not_dequantised_to_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_may_not_be_held_is_not_dequantized_to_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither where the config forbids it, nor where the memory does not suffice."""
-    monkeypatch.setattr(weight_form, "dequantize_weight", lambda *given: pytest.fail("dequantised"))
+    monkeypatch.setattr(weight_form, "dequantize_weight", lambda *given: pytest.fail("dequantized"))
     seconds = settle_weights(make_model(), make_config(dequantize="never"), mx.float32).seconds
     assert set(seconds) == {"library", "dequantized"}
     config = engine_driver.make_config(Path("model"), memory_limit=1000)
@@ -259,7 +259,7 @@ def test_settings_decide(reproducible: bool, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("backend", "choice", "kept"), [("cpu", "auto", 0), ("cuda", "auto", 1), ("cuda", "always", 0)]
 )
-def test_experts_stay_quantised_on_a_gpu(
+def test_experts_stay_quantized_on_a_gpu(
     backend: str, choice: str, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weight_form, "get_backend", lambda: backend)
@@ -276,7 +276,7 @@ def test_experts_stay_quantised_on_a_gpu(
     ("backend", "methods"), [("cpu", None), ("metal", None), ("cuda", EXPERT_TABLES["cuda"])]
 )
 @pytest.mark.parametrize("reproducible", [False, True])
-def test_experts_that_stay_quantised_are_routed_on_cuda(
+def test_experts_that_stay_quantized_are_routed_on_cuda(
     backend: str, methods: MethodTable | None, reproducible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the device alone, so that it is the same each time."""
@@ -325,7 +325,7 @@ def test_a_reproducible_choice_does_not_depend_on_the_machines_memory(
             assert settle_weights(make_model(), given, mx.float32).held == held
 
 
-def test_on_metal_a_reproducible_model_stays_quantised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_metal_a_reproducible_model_stays_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
     config = engine_driver.make_config(Path("model"), reproducible=True, memory_limit=1000)
     assert not settle_weights(make_model(), config, mx.float32).held

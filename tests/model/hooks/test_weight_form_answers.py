@@ -1,4 +1,4 @@
-"""Answers of models with quantised weights are the library's, whatever form those have."""
+"""Answers of models with quantized weights are the library's, whatever form those have."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(folder: Path, **options: Any) -> Any:
 @pytest.mark.parametrize("choice", CHOICES)
 def test_answers_are_the_librarys(quantized: Path, answers: list[Answer], choice: str) -> None:
     engine, events = run(quantized, **CHOICES[choice])
-    assert engine.probe.weights.kinds == ("affine 4 bit",)
+    assert engine.load_check.weights.kinds == ("affine 4 bit",)
     for i, answer in enumerate(answers):
         engine_driver.check_answer(events[str(i)], answer)
 
@@ -71,7 +71,7 @@ def test_answers_are_the_librarys_by_every_method(
 ) -> None:
     monkeypatch.setattr(weight_form, "choose_table", lambda *given: MethodTable(((1, method),)))
     engine, events = run(quantized, dequantize="never")
-    assert engine.probe.weights.table.choose(5) == method
+    assert engine.load_check.weights.table.choose(5) == method
     for i, answer in enumerate(answers):
         engine_driver.check_answer(events[str(i)], answer)
 
@@ -79,7 +79,7 @@ def test_answers_are_the_librarys_by_every_method(
 def test_the_comparison_sees_a_wrong_product(
     quantized: Path, answers: list[Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mutation twin: weights that are dequantised with scales of another group."""
+    """The mutation twin: weights that are dequantized with scales of another group."""
     real = mx.dequantize
     monkeypatch.setattr(
         "mlxrun.model.hooks.quantized_layers.mx.dequantize",
@@ -91,7 +91,7 @@ def test_the_comparison_sees_a_wrong_product(
 
 def test_loading_converts_one_weight_at_a_time(quantized: Path) -> None:
     engine = engine_driver.make_real_engine(quantized, dequantize="always")
-    assert list_quantized(engine_driver.get_runner(engine)._adapter.model) == []
+    assert list_quantized(engine_driver.get_runner(engine)._caller.model) == []
 
 
 def test_entries_of_another_form_are_not_found(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def experts(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_experts(folder: Path, reproducible: bool, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, int]:
-    """The events by request, and how often experts were dequantised for a call."""
+    """The events by request, and how often experts were dequantized for a call."""
     made: list[int] = []
     real = quantized_layers.dequantize_weight
 
@@ -131,7 +131,7 @@ def run_experts(folder: Path, reproducible: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(weight_form, "EXPERT_TABLES", {"cpu": EXPERT_TABLES["cuda"]})
     options = {"dequantize": "never", "reproducible": reproducible, "chunk": 64}
     engine, events = run(folder, **options)
-    assert engine.probe.weights.experts is EXPERT_TABLES["cuda"]
+    assert engine.load_check.weights.experts is EXPERT_TABLES["cuda"]
     return events, len(made)
 
 
@@ -153,7 +153,7 @@ def test_the_comparison_sees_wrong_experts(experts: Path, monkeypatch: pytest.Mo
         "mlxrun.model.hooks.quantized_layers.mx.gather_mm",
         lambda x, weight, **options: real(x, mx.roll(weight, 1, axis=0), **options),
     )
-    monkeypatch.setattr("mlxrun.model.probe.choose.check_products", lambda model: ())  # which finds it
+    monkeypatch.setattr("mlxrun.model.load_check.choose.check_products", lambda model: ())  # which finds it
     events, _ = run_experts(experts, False, monkeypatch)
     prompt = PROMPTS[-1]
     answer = oracle.text_answer(experts, prompt, engine_driver.COUNT)

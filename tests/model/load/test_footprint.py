@@ -15,15 +15,15 @@ from mlxrun.model.load.footprint import (
     make_memory_budget,
     measure_footprint,
 )
-from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.runner_driver import load_tiny_adapter
+from tests.helpers.runner_driver import load_tiny_caller
 
 TOKEN_BYTES = 2 * 2 * 16 * 4  # keys and values, two heads of 16 float32 numbers
 
 
-def load(zoo: Zoo, family: str) -> Adapter:
-    return load_tiny_adapter(zoo.text(family))
+def load(zoo: Zoo, family: str) -> ModelCaller:
+    return load_tiny_caller(zoo.text(family))
 
 
 def test_attention_costs_memory_by_the_token(zoo: Zoo) -> None:
@@ -32,7 +32,7 @@ def test_attention_costs_memory_by_the_token(zoo: Zoo) -> None:
     assert (footprint.fixed, footprint.windows) == (0, ())
 
 
-def test_quantised_rows_cost_less_once_they_decode(zoo: Zoo) -> None:
+def test_quantized_rows_cost_less_once_they_decode(zoo: Zoo) -> None:
     """4 bits in groups of 32 values with a scale and a bias: 6 bits a value in place of 32."""
     cache = run_trial_forward(load(zoo, "gemma3_text"))[0]
     quantization = KVQuantization(4, 32, start=300)
@@ -59,15 +59,15 @@ def test_recurrent_states_are_fixed(zoo: Zoo) -> None:
 
 @pytest.mark.parametrize("rows", [1, 64])
 def test_the_budget_has_room_for_weights_and_the_logits_of_all_rows(zoo: Zoo, rows: int) -> None:
-    adapter = load(zoo, "llama")
-    cache, vocab = run_trial_forward(adapter)
+    caller = load(zoo, "llama")
+    cache, vocab = run_trial_forward(caller)
     settings = SchedulerSettings(max_running=rows, memory_limit=10**9, memory_headroom=0.25)
-    budget = make_memory_budget(settings, adapter.model, 64, cache, vocab)
+    budget = make_memory_budget(settings, caller.model, 64, cache, vocab)
     assert budget.limit == 750_000_000
-    one = make_memory_budget(SchedulerSettings(max_running=1), adapter.model, 64, cache, vocab)
+    one = make_memory_budget(SchedulerSettings(max_running=1), caller.model, 64, cache, vocab)
     assert budget.weights - one.weights == (rows - 1) * vocab * 16
-    more = make_memory_budget(settings, adapter.model, 64, cache, vocab, beside=1000, images=500)
+    more = make_memory_budget(settings, caller.model, 64, cache, vocab, beside=1000, images=500)
     assert more.weights - budget.weights == 1500 and more.images == 500
     least = replace(settings, memory_limit=1)
-    assert make_memory_budget(least, adapter.model, 64, cache, vocab).limit == 1, "0 would be unlimited"
+    assert make_memory_budget(least, caller.model, 64, cache, vocab).limit == 1, "0 would be unlimited"
     assert make_encoder_budget(least, 64, 1000).limit == 1

@@ -15,12 +15,12 @@ from mlxrun.core.request import Request, SamplingParams
 from mlxrun.engine.build import build_engine
 from mlxrun.model.load.footprint import count_token_embeddings
 from tests.helpers.pooling_models import VOCAB, build_pooling_model
-from tests.helpers.runner_driver import load_tiny_adapter
+from tests.helpers.runner_driver import load_tiny_caller
 from tests.helpers.text_models import build
 
 
 def test_rows_are_counted_of_plain_and_of_quantized_tables(tmp_path: Path) -> None:
-    model = load_tiny_adapter(build("llama", tmp_path / "model")).model
+    model = load_tiny_caller(build("llama", tmp_path / "model")).model
     count = count_token_embeddings(model)
     assert count == model.model.embed_tokens.weight.shape[0]
     nn.quantize(model, group_size=32, bits=4)

@@ -201,7 +201,7 @@ def test_a_vision_adapter_is_applied(zoo: Zoo, seeing: Make) -> None:
 def test_several_adapters_of_a_tower_are_refused(zoo: Zoo, seeing: Make) -> None:
     """Images are computed once for all rows."""
     made = seeing("tower", layers=["vision_tower.blocks.0.attn.qkv"])
-    engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made), probe=False)
+    engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapter=str(made), load_check=False)
     with pytest.raises(ConfigError, match="model.adapters: tower: .*it adapts vision_tower.*for images too"):
         engine_driver.make_real_engine(zoo.vision("qwen3_vl"), adapters={"tower": str(made)})
 

@@ -46,7 +46,7 @@ def test_a_checkpoint_without_its_tower_is_a_text_model(
     assert not info.vision and info.kind_note == NO_TOWER and NO_TOWER in caplog.text
     assert NO_TOWER in report_model("towerless", info).value
     ids = text_models.prompts(5, [20])[0]
-    engine = engine_driver.make_real_engine(towerless, probe=False)
+    engine = engine_driver.make_real_engine(towerless, load_check=False)
     event = engine_driver.run_requests(engine, [engine_driver.make_text_request("a", ids)])["a"]
     engine_driver.check_answer(event, zoo.see("qwen3_vl", ids))
 

@@ -79,14 +79,14 @@ def test_a_config_without_an_architecture(tmp_path: Path, config: str, said: str
 
 def test_the_revision_goes_to_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hub id with its revision; without the weights where only the texts are needed."""
-    asked: list[Any] = []
+    received: list[Any] = []
     monkeypatch.setattr(
-        "huggingface_hub.snapshot_download", lambda *given, **more: asked.append((given, more)) or tmp_path
+        "huggingface_hub.snapshot_download", lambda *given, **more: received.append((given, more)) or tmp_path
     )
     settings = ModelSettings(path="org/tiny", revision="v1.2")
     for weights in (True, False):
         assert find_model_folder(settings, weights) == tmp_path
-    (first, with_weights), (_, without) = asked
+    (first, with_weights), (_, without) = received
     assert first == ("org/tiny",) and with_weights["revision"] == without["revision"] == "v1.2"
     assert "*.safetensors" in with_weights["allow_patterns"]
     assert "*.safetensors" not in without["allow_patterns"]

@@ -293,9 +293,9 @@ def test_weights_are_loaded_once(
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    adapter = load_adapter(Config(model=ModelSettings(path=str(path), kind=read_as)), made)
+    caller = load_adapter(Config(model=ModelSettings(path=str(path), kind=read_as)), made)
     active = mx.get_active_memory() - before
     assert calls == ["mlx_vlm.utils" if kind == "vision" and read_as == "auto" else "mlx_lm.utils"]
     assert active > 100_000
     assert mx.get_peak_memory() - before < 1.2 * active
-    assert adapter.make_cache()
+    assert caller.make_cache()

@@ -46,7 +46,7 @@ def test_a_sentencepiece_file_is_enough(zoo: Zoo, tmp_path: Path) -> None:
     for text in TEXTS:
         assert tokenizer.encode(text.lstrip(), add_special_tokens=False) == own.encode(text.lstrip())
     ids = text_models.prompts(5, [20])[0]
-    engine = engine_driver.make_real_engine(folder, probe=False)
+    engine = engine_driver.make_real_engine(folder, load_check=False)
     event = engine_driver.run_requests(engine, [engine_driver.make_text_request("a", ids)])["a"]
     engine_driver.check_answer(event, zoo.answer("llama", ids))
 

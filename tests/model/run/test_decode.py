@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from mlxrun.core.request import SamplingParams
-from mlxrun.model.run.adapter import run_trial_forward
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.decode import DecodeRunner
+from mlxrun.model.run.model_caller import run_trial_forward
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.sampler import RowSampling
-from mlxrun.model.run.step_output import LogitsBatch, RowState
+from mlxrun.model.run.step_output import LogitsBatch, RunningRow
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.runner_driver import load_tiny_adapter
+from tests.helpers.runner_driver import load_tiny_caller
 
 PROMPTS = dict(zip("abc", text_models.prompts(9, (4, 30, 11)), strict=True))
 
@@ -26,17 +26,17 @@ class Decoding:
     """A DecodeRunner and rows whose prompts are prefilled but for their last token."""
 
     def __init__(self, zoo: Zoo, methods: ComputeMethods) -> None:
-        self.adapter = load_tiny_adapter(zoo.text("llama"))
-        _, vocab = run_trial_forward(self.adapter)
-        self.runner = DecodeRunner(self.adapter, vocab, methods)
+        self.caller = load_tiny_caller(zoo.text("llama"))
+        _, vocab = run_trial_forward(self.caller)
+        self.runner = DecodeRunner(self.caller, vocab, methods)
         self.rows = {name: self._prefill(prompt, vocab) for name, prompt in PROMPTS.items()}
         self.tokens = {name: list(prompt) for name, prompt in PROMPTS.items()}
 
-    def _prefill(self, prompt: Sequence[int], vocab: int) -> RowState:
-        cache = self.adapter.make_cache()
-        self.adapter.prefill(mx.array([list(prompt[:-1])]), cache, 0, TEXT_ONLY)
+    def _prefill(self, prompt: Sequence[int], vocab: int) -> RunningRow:
+        cache = self.caller.make_cache()
+        self.caller.prefill(mx.array([list(prompt[:-1])]), cache, 0, TEXT_ONLY)
         sampling = RowSampling.start(SamplingParams(), prompt, (), vocab)
-        return RowState(list(prompt), TEXT_ONLY, sampling, cache, mx.array(prompt[-1:]), len(prompt) - 1)
+        return RunningRow(list(prompt), TEXT_ONLY, sampling, cache, mx.array(prompt[-1:]), len(prompt) - 1)
 
     def step(self, *names: str) -> LogitsBatch | None:
         """One step; each row's next token is the likeliest one, and every row is checked."""
@@ -56,7 +56,7 @@ class Decoding:
 
     def check_row(self, name: str, logits: np.ndarray) -> None:
         """Compare with the library's model over all of the row's tokens."""
-        expected = np.array(self.adapter.model(mx.array([self.tokens[name]]))[0, -1])
+        expected = np.array(self.caller.model(mx.array([self.tokens[name]]))[0, -1])
         assert np.abs(logits - expected).max() < 1e-4, name
 
 

@@ -13,16 +13,16 @@ from mlxrun.core.step_plan import PrefillChunk, SnapshotKind, SnapshotRequest
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.run.adapter import Adapter, run_trial_forward
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.run.prefill import PrefillOutput, PrefillRunner
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from mlxrun.model.run.sampler import RowSampling
-from mlxrun.model.run.step_output import RowState
+from mlxrun.model.run.step_output import RunningRow
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.runner_driver import load_tiny_adapter
+from tests.helpers.runner_driver import load_tiny_caller
 
 LONG, SHORT, EQUAL = text_models.prompts(7, (40, 38, 40))
 
@@ -31,16 +31,16 @@ class Prefill:
     """A PrefillRunner and its rows."""
 
     def __init__(self, zoo: Zoo, sharing: PrefillSharing | None = None, **methods: bool) -> None:
-        self.adapter: Adapter = load_tiny_adapter(zoo.text("llama"))
-        cache, vocab = run_trial_forward(self.adapter)
+        self.caller: ModelCaller = load_tiny_caller(zoo.text("llama"))
+        cache, vocab = run_trial_forward(self.caller)
         self.vocab = vocab
         chosen = ComputeMethods(sharing=sharing or PrefillSharing(), **methods)  # type: ignore[arg-type]
-        self.runner = PrefillRunner(self.adapter, vocab, chosen, SnapshotCopier(SnapshotCodec(cache)))
-        self.rows: dict[str, RowState] = {}
+        self.runner = PrefillRunner(self.caller, vocab, chosen, SnapshotCopier(SnapshotCodec(cache)))
+        self.rows: dict[str, RunningRow] = {}
 
-    def add(self, name: str, prompt: Sequence[int]) -> RowState:
+    def add(self, name: str, prompt: Sequence[int]) -> RunningRow:
         sampling = RowSampling.start(SamplingParams(), prompt, (), self.vocab)
-        row = RowState(list(prompt), TEXT_ONLY, sampling, self.adapter.make_cache(), mx.array(prompt[-1:]))
+        row = RunningRow(list(prompt), TEXT_ONLY, sampling, self.caller.make_cache(), mx.array(prompt[-1:]))
         self.rows[name] = row
         return row
 
@@ -51,7 +51,7 @@ class Prefill:
 
     def last_logits(self, prompt: Sequence[int]) -> np.ndarray:
         """The reference: the library's model in one forward."""
-        return np.array(self.adapter.model(mx.array([list(prompt)]))[:, -1])
+        return np.array(self.caller.model(mx.array([list(prompt)]))[:, -1])
 
 
 def finish(prefill: Prefill, name: str) -> np.ndarray:
@@ -77,13 +77,13 @@ def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.
     for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
         prefill.add(name, prompt)
     shapes: list[tuple[int, ...]] = []
-    call = prefill.adapter.prefill
+    call = prefill.caller.prefill
 
     def watch(ids: mx.array, *rest: object) -> mx.array:
         shapes.append(ids.shape)
         return call(ids, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(prefill.adapter, "prefill", watch)
+    monkeypatch.setattr(prefill.caller, "prefill", watch)
     prefill.run(("a", 0, 39), ("b", 0, 37), ("c", 0, 39))
     assert shapes == [(3, 39)]
     for name, prompt in (("a", LONG), ("b", SHORT), ("c", EQUAL)):
@@ -93,10 +93,10 @@ def test_equal_and_padded_prompts_share_a_forward(zoo: Zoo, monkeypatch: pytest.
 def test_a_snapshot_is_taken_as_soon_as_the_row_has_its_tokens(zoo: Zoo) -> None:
     prefill = Prefill(zoo)
     prefill.add("a", LONG)
-    asked = SnapshotRequest("a", SnapshotKind.DELTA, 0, 16, entry=None)
+    received = SnapshotRequest("a", SnapshotKind.DELTA, 0, 16, entry=None)
     assert prefill.run(("a", 0, 10)).snapshots == []
-    (found,) = prefill.run(("a", 10, 20), snapshots=[asked]).snapshots
-    assert found.request is asked and found.payload is not None
+    (found,) = prefill.run(("a", 10, 20), snapshots=[received]).snapshots
+    assert found.request is received and found.payload is not None
 
 
 def test_a_prefix_that_was_lost_is_computed(zoo: Zoo) -> None:

@@ -109,12 +109,12 @@ def continue_from(runner: ModelRunner, payload: Any) -> list[StepResult]:
 
 def test_snapshots_arrive_with_the_next_step_and_restore_the_row(zoo: Zoo) -> None:
     runner = make_runner(zoo.text("llama"), ComputeMethods())
-    asked = SnapshotRequest("a", SnapshotKind.DELTA, 0, 32, entry="mine")
+    received = SnapshotRequest("a", SnapshotKind.DELTA, 0, 32, entry="mine")
     start = plan_start(make_request("a", 2), chunk=32)
-    runner.execute(replace(start[0], snapshots=(asked,)))
+    runner.execute(replace(start[0], snapshots=(received,)))
     assert runner.has_pending_snapshots
     (found,) = runner.execute(start[1]).snapshots
-    assert found.request is asked and found.payload is not None
+    assert found.request is received and found.payload is not None
     zoo.answer("llama", PROMPTS[2]).check(list_tokens(continue_from(runner, found.payload), "b"))
 
 
@@ -135,9 +135,9 @@ def test_the_tests_see_a_snapshot_of_another_prompt(zoo: Zoo) -> None:
     """The mutation twin of restoring a row."""
     runner = make_runner(zoo.text("llama"), ComputeMethods())
     other = Request("other", tuple(reversed(PROMPTS[2])), SamplingParams(max_tokens=24))
-    asked = SnapshotRequest("other", SnapshotKind.DELTA, 0, 32, entry="mine")
+    received = SnapshotRequest("other", SnapshotKind.DELTA, 0, 32, entry="mine")
     start = plan_start(other, chunk=32)
-    runner.execute(replace(start[0], snapshots=(asked,)))
+    runner.execute(replace(start[0], snapshots=(received,)))
     (found,) = runner.execute(start[1]).snapshots
     with pytest.raises(AssertionError):
         zoo.answer("llama", PROMPTS[2]).check(list_tokens(continue_from(runner, found.payload), "b"))

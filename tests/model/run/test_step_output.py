@@ -17,7 +17,7 @@ from mlxrun.model.run.sampler import RowSampling
 from mlxrun.model.run.step_output import (
     LaunchedStep,
     RowGrammar,
-    RowState,
+    RunningRow,
     SampledRows,
     collect_tokens,
     compute_capacity,
@@ -34,11 +34,11 @@ def _numbered_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_output, "read_sampled", read)
 
 
-def make_row(matcher: Any = None) -> RowState:
+def make_row(matcher: Any = None) -> RunningRow:
     params = SamplingParams()
     sampling = RowSampling.start(params, (1,), (), 300)
     grammar = None if matcher is None else RowGrammar(matcher)
-    return RowState([1], TEXT_ONLY, sampling, [], mx.array([1]), grammar=grammar)
+    return RunningRow([1], TEXT_ONLY, sampling, [], mx.array([1]), grammar=grammar)
 
 
 def launch(*names: str) -> LaunchedStep:
@@ -46,7 +46,7 @@ def launch(*names: str) -> LaunchedStep:
     return LaunchedStep([SampledRows(names, sampled)])
 
 
-def collect(step: LaunchedStep, rows: dict[str, RowState], freed: Any = None) -> tuple[dict[str, int], Any]:
+def collect(step: LaunchedStep, rows: dict[str, RunningRow], freed: Any = None) -> tuple[dict[str, int], Any]:
     tokens, errors = collect_tokens(step, rows, freed or {})
     return {name: sampled.token for name, (sampled,) in tokens.items()}, errors
 

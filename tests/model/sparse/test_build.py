@@ -13,9 +13,9 @@ from mlxrun.config.settings import Config, ModelSettings, PrefillSettings
 from mlxrun.model.kv.ragged.layer_caches import LayerKind
 from mlxrun.model.load.loader import load_small_model
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.run.adapter import Adapter
+from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.sparse import build
-from mlxrun.model.sparse.build import _cut_layers, make_draft
+from mlxrun.model.sparse.build import _cut_layers, make_selector
 
 
 class ListModel:
@@ -40,7 +40,7 @@ def test_the_last_layers_are_left_out_where_the_model_computes_without_them(
     uses: int | None, caches: int | None, left: int
 ) -> None:
     model: Any = ListModel(uses, caches)
-    _cut_layers(Adapter(model))
+    _cut_layers(ModelCaller(model))
     assert model.layers == list(range(left))
 
 
@@ -50,18 +50,18 @@ def test_layers_stay_where_only_the_last_ones_attend(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(build, "get_kind", lambda cache: cache)
     kinds = [LayerKind.STATE] * 6 + [LayerKind.KV] * 3
     model.make_cache = lambda: kinds[: len(model.layers)]
-    monkeypatch.setattr(build, "run_trial_forward", lambda adapter: (adapter.make_cache(), 7))
-    _cut_layers(Adapter(model))
+    monkeypatch.setattr(build, "run_trial_forward", lambda caller: (caller.make_cache(), 7))
+    _cut_layers(ModelCaller(model))
     assert len(model.layers) == 9
     kinds[5] = LayerKind.KV
-    _cut_layers(Adapter(model))
+    _cut_layers(ModelCaller(model))
     assert len(model.layers) == 6
 
 
 def test_layers_that_are_no_list_stay() -> None:
     model: Any = ListModel(None, None)
     model.layers = tuple(model.layers)
-    _cut_layers(Adapter(model))
+    _cut_layers(ModelCaller(model))
     assert len(model.layers) == 9
 
 
@@ -69,5 +69,5 @@ def test_a_model_that_chooses_for_itself_is_a_warning(caplog: pytest.LogCaptureF
     settings = ModelSettings(path="embedded", draft="embedded")
     config, info = Config(model=settings, prefill=PrefillSettings("draft")), load_model_info(settings)
     with caplog.at_level(logging.WARNING):
-        make_draft(config, info, load_small_model(config, info, info))
+        make_selector(config, info, load_small_model(config, info, info))
     assert "model.draft is model.path: sparse prefill reads each long prompt about twice" in caplog.text

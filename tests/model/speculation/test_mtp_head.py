@@ -128,7 +128,7 @@ def test_a_head_that_mlx_vlm_split_off_is_the_same(tmp_path: Path) -> None:
     assert "are read from its checkpoint only" in str(find_mtp_head(other, tmp_path / "head"))
 
 
-def test_a_quantised_head_is_loaded_as_it_is_stored(tmp_path: Path) -> None:
+def test_a_quantized_head_is_loaded_as_it_is_stored(tmp_path: Path) -> None:
     """With bits of its own for one layer; the rest is as in the plain file."""
     weights = write_model("glm4_moe", tmp_path)
     for name, bits in (("project", 8), ("layer.mlp.shared_experts.up_proj", 4)):

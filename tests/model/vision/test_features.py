@@ -13,7 +13,7 @@ from PIL import Image
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
-from mlxrun.model.run.adapter import VisionAdapter
+from mlxrun.model.run.model_caller import VisionModelCaller
 from mlxrun.model.run.prompt_inputs import split_prompt
 from mlxrun.model.vision.features import FeatureCache, ImageFeatures
 from mlxrun.model.vision.image_units import ImageUnits, find_regions, split_images
@@ -34,10 +34,10 @@ class Eyes:
 
         self.host: LoadedModelInfo = load_model_info(ModelSettings(path=str(folder)))
         self.model = load(str(folder))[0]
-        self.cold = VisionAdapter(self.model)
+        self.cold = VisionModelCaller(self.model)
         self.line_break = getattr(self.host.processor, "image_break_token_id", None)
         given = {"image_bytes": MANY, "line_break": self.line_break} | options
-        self.adapter = VisionAdapter(self.model, **given)
+        self.caller = VisionModelCaller(self.model, **given)
         self.family = self.host.config["model_type"]
         self.looks = 0
         self._count(monkeypatch)
@@ -61,8 +61,8 @@ class Eyes:
         """How often the tower ran for this prompt; what came out is what it is without any memory."""
         made = self.made(*parts)
         self.looks = 0
-        found = self.adapter.prepare_inputs(made.ids, made.media)
-        found = self.adapter.encode_images(found, 0, len(made.ids))
+        found = self.caller.prepare_inputs(made.ids, made.media)
+        found = self.caller.encode_images(found, 0, len(made.ids))
         assert found.pending is None
         looks = self.looks
         wanted = self.cold.prepare_inputs(made.ids, made.media)
@@ -106,7 +106,7 @@ def test_a_growing_conversation(zoo: Zoo, family: str, monkeypatch: pytest.Monke
     assert eyes.check("a", one) == 1
     assert eyes.check("a", one, "b", two, "c") == 2  # all of them, and the new one alone for comparison
     looked: list[Any] = []
-    embedder = eyes.adapter._images._embedder
+    embedder = eyes.caller._images._embedder
     embed_prompt = embedder.embed_prompt
     monkeypatch.setattr(
         embedder,
@@ -147,7 +147,7 @@ def test_a_tower_that_mixes_images_is_found_out(
     eyes.check("a", A, "b", B)
     eyes.check("a", A, "b", B, "c", C)
     eyes.check("x", A, "b", B)
-    assert eyes.adapter._images._independent[False] is False
+    assert eyes.caller._images._independent[False] is False
 
 
 def test_a_model_that_mixes_text_into_images_is_found_out(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_a_model_that_mixes_text_into_images_is_found_out(zoo: Zoo, monkeypatch:
 
     monkeypatch.setattr(type(eyes.model), "get_input_embeddings", mixed)
     assert eyes.check("a", A) == eyes.check("b", A) == 1
-    assert len(eyes.adapter._images.features) == 0
+    assert len(eyes.caller._images.features) == 0
 
 
 @pytest.mark.parametrize("family", vision_models.VISION)
@@ -184,12 +184,12 @@ def test_images_that_lie_in_the_cache_are_not_needed(
             eyes.looks = 0
             with monkeypatch.context() as patch:
                 patch.setattr(ImageUnits, "compute_digests", None)  # nor are their pixels hashed
-                inputs = eyes.adapter.prepare_inputs(made.ids, made.media, stop)
+                inputs = eyes.caller.prepare_inputs(made.ids, made.media, stop)
             assert eyes.looks == 0 and inputs.embeds is None
-        logits.append(eyes.adapter.prefill(mx.array([made.ids[stop:]]), cache, stop, inputs))
+        logits.append(eyes.caller.prefill(mx.array([made.ids[stop:]]), cache, stop, inputs))
     assert mx.abs(logits[0] - logits[1]).max().item() < 1e-5
     eyes.looks = 0
-    assert eyes.adapter.prepare_inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
+    assert eyes.caller.prepare_inputs(made.ids, made.media, stop - 1).embeds is not None and eyes.looks == 1
 
 
 def make_small() -> list[Image.Image]:
@@ -204,14 +204,14 @@ def test_images_are_encoded_when_their_tokens_are_due(
     eyes = Eyes(zoo.vision(family), monkeypatch)
     one, two, three, four = make_small()
     made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
-    inputs = eyes.adapter.prepare_inputs(made.ids, made.media)
+    inputs = eyes.caller.prepare_inputs(made.ids, made.media)
     assert inputs.pending is not None and inputs.pending.first == 2  # the two that were compared
     runs, (size, looks) = inputs.pending.runs, (len(made.ids), [eyes.looks])
     for start, stop in ((0, runs[1][0]), (runs[1][0], runs[2][0]), (runs[2][0], runs[3][0] + 1)):
-        inputs = eyes.adapter.encode_images(inputs, int(start), int(stop))
+        inputs = eyes.caller.encode_images(inputs, int(start), int(stop))
         looks.append(eyes.looks)
     assert [b - a for a, b in zip(looks, looks[1:], strict=False)] == [0, 0, 2]
-    assert inputs.pending is None and eyes.adapter.encode_images(inputs, 0, size) is inputs
+    assert inputs.pending is None and eyes.caller.encode_images(inputs, 0, size) is inputs
     wanted = eyes.cold.prepare_inputs(made.ids, made.media)
     for found, expected in zip(inputs.list_arrays(), wanted.list_arrays(), strict=True):
         assert found.shape == expected.shape
@@ -226,14 +226,14 @@ def test_images_of_a_restored_prefix_are_not_encoded(
     eyes = Eyes(zoo.vision(family), monkeypatch)
     one, two, three, four = make_small()
     eyes.check("warm", one, "up", two, exact=False)
-    eyes.adapter._images.features.clear()
+    eyes.caller._images.features.clear()
     made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
     wanted = eyes.cold.prepare_inputs(made.ids, made.media)
     runs = wanted_runs(eyes, made)
     start = int(runs[2][0])
     eyes.looks = 0
-    inputs = eyes.adapter.prepare_inputs(made.ids, made.media, start)
-    inputs = eyes.adapter.encode_images(inputs, start, len(made.ids))
+    inputs = eyes.caller.prepare_inputs(made.ids, made.media, start)
+    inputs = eyes.caller.encode_images(inputs, start, len(made.ids))
     assert eyes.looks == 2
     assert inputs.embeds is not None and wanted.embeds is not None
     assert mx.abs(inputs.embeds[:, start:] - wanted.embeds[:, start:]).max().item() <= 1e-4
@@ -247,7 +247,7 @@ def test_images_of_a_restored_prefix_are_not_encoded(
 def wanted_runs(eyes: Eyes, made: Any) -> Any:
     """The places of each image of a prompt."""
     prompt = split_prompt(
-        made.ids, made.media, find_regions(made.ids, eyes.adapter.embedder.tokens, made.media)
+        made.ids, made.media, find_regions(made.ids, eyes.caller.embedder.tokens, made.media)
     )
     assert prompt is not None
     return prompt.split_places()
@@ -259,10 +259,10 @@ def test_an_image_that_does_not_fit_its_place_is_encoded_with_the_others(
     eyes = Eyes(zoo.vision("gemma3"), monkeypatch)
     one, two, three, four = make_small()
     made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
-    inputs = eyes.adapter.prepare_inputs(made.ids, made.media)
-    own = eyes.adapter._images
+    inputs = eyes.caller.prepare_inputs(made.ids, made.media)
+    own = eyes.caller._images
     monkeypatch.setattr(own, "_encode_image", lambda prompt, runs, image: ImageFeatures(mx.zeros((1, 8)), ()))
-    inputs = eyes.adapter.encode_images(inputs, 0, len(made.ids))
+    inputs = eyes.caller.encode_images(inputs, 0, len(made.ids))
     wanted = eyes.cold.prepare_inputs(made.ids, made.media)
     assert inputs.pending is None
     assert equal(inputs.embeds, wanted.embeds)
@@ -292,10 +292,10 @@ def test_the_budget_holds() -> None:
 def test_features_pin_nothing(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     eyes = Eyes(zoo.vision("qwen3_vl"), monkeypatch)
     text = "x" * 2000
-    eyes.adapter.prepare_inputs(*(lambda m: (m.ids, m.media))(eyes.made(text, A)))
+    eyes.caller.prepare_inputs(*(lambda m: (m.ids, m.media))(eyes.made(text, A)))
     gc.collect()
     before = mx.get_active_memory()
     made = eyes.made(text, B)
-    eyes.adapter.prepare_inputs(made.ids, made.media)
+    eyes.caller.prepare_inputs(made.ids, made.media)
     gc.collect()
-    assert mx.get_active_memory() - before <= eyes.adapter._images.features.currsize + 4096
+    assert mx.get_active_memory() - before <= eyes.caller._images.features.currsize + 4096

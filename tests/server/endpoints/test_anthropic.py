@@ -36,7 +36,7 @@ URL, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 GOLDEN = Path(__file__).parents[2] / "helpers" / "golden"
 WRITE = os.environ.get("MLXRUN_GOLDEN") == "write"
 FORMATS = choose_formats(None, [], "hermes", "think")
-THOUGHT = ("<think>", "hm", ", 1", "</think>")
+REASONING = ("<think>", "hm", ", 1", "</think>")
 CALL = ("<tool_call>", '{"name": "add", "arguments": {"a": 1, ', '"b": "x"}}', "</tool_call>")
 MULTIPLY = {"name": "multiply", "input_schema": {"type": "object"}}
 TOOLS = {"tools": [ADD, MULTIPLY]}
@@ -47,9 +47,9 @@ ONE = {"type": "auto", "disable_parallel_tool_use": True}
 CASES: dict[str, tuple[Script, Json]] = {
     "text": (make_script("Hello", " wörld", "!"), {}),
     "empty": (make_script(), {}),
-    "thought": (make_script(*THOUGHT, "\n\n", "Three", "."), {}),
-    "hidden": (make_script(*THOUGHT, "Three"), {"thinking": {"type": "adaptive", "display": "omitted"}}),
-    "calls": (make_script(*THOUGHT, "Let me ", "see.\n", *CALL, "\n", OTHER), TOOLS),
+    "thought": (make_script(*REASONING, "\n\n", "Three", "."), {}),
+    "hidden": (make_script(*REASONING, "Three"), {"thinking": {"type": "adaptive", "display": "omitted"}}),
+    "calls": (make_script(*REASONING, "Let me ", "see.\n", *CALL, "\n", OTHER), TOOLS),
     "one_call": (make_script(*CALL, OTHER), TOOLS | {"tool_choice": ONE}),
     "stop": (make_script("one two", " three", " four"), {"stop_sequences": ["zzz", " thr"]}),
     "length": (make_script("one two three"), {"max_tokens": 4}),
@@ -165,8 +165,8 @@ async def test_the_twin_of_the_golden_files() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_control_tokens_are_no_text(stream: bool) -> None:
     """The model's end token ends the answer where it spells it in pieces; another one is left out."""
-    for pieces in (("Hi<|im", "_end|>", "x"), ("H<|im_start|>", "i")):
-        async with run_server(script=make_script(*pieces)) as s:
+    for parts in (("Hi<|im", "_end|>", "x"), ("H<|im_start|>", "i")):
+        async with run_server(script=make_script(*parts)) as s:
             reply = await ask(s, body(stream=stream, max_tokens=99))
         message = rebuilt(reply.events) if stream else reply.json
         assert message["content"] == [{"type": "text", "text": "Hi"}]

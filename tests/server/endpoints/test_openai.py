@@ -392,7 +392,7 @@ URLS = st.sampled_from([CHAT, COMPLETION, "/tokenize", "/v1/detokenize"])
 
 @settings(max_examples=count_examples(60))
 @given(st.lists(st.tuples(URLS, BODIES | VALUES, st.integers(0, 8)), min_size=1, max_size=6))
-def test_no_body_is_a_5xx(asked: list[tuple[str, Any, int]]) -> None:
+def test_no_body_is_a_5xx(received: list[tuple[str, Any, int]]) -> None:
     """Whatever is sent, the answer is right or a 4xx in OpenAI's shape, and nothing is left over."""
 
     async def one(s: Serving, url: str, body: Any, keep: int) -> int:
@@ -408,7 +408,7 @@ def test_no_body_is_a_5xx(asked: list[tuple[str, Any, int]]) -> None:
 
     async def run() -> None:
         async with run_server(model_info=HOST, script=SAYS, formats=Brackets()) as s:
-            await asyncio.gather(*(one(s, *row) for row in asked))
+            await asyncio.gather(*(one(s, *row) for row in received))
             await s.settle()
 
     asyncio.run(run())

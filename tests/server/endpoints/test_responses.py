@@ -113,7 +113,7 @@ def golden(name: str, found: Any) -> None:
     assert json.loads(path.read_text(encoding="utf-8")) == json.loads(text)
 
 
-THOUGHT_TEXT_CALLS = make_script(
+REASONING_TEXT_CALLS = make_script(
     "<think>", "Let me ", "see.", "</think>", "I ", "add \u00e9\u4f60.",
     "<tool_call>", "add(", '{"a": 1', ', "b": 2})', "</tool_call>",
     "<tool_call>", "patch(", '{"input": "*** Begin"})', "</tool_call>",
@@ -134,7 +134,7 @@ EVERYTHING = {
 
 async def test_the_events_of_reasoning_content_and_calls() -> None:
     """As in the file, and [DONE] at the end."""
-    async with run_server(script=THOUGHT_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
+    async with run_server(script=REASONING_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
         events = await stream(s, EVERYTHING)
         assert events.pop() == (None, "[DONE]")
         assert all(name == data["type"] for name, data in events)
@@ -143,7 +143,7 @@ async def test_the_events_of_reasoning_content_and_calls() -> None:
 
 
 async def test_a_response_equals_that_of_its_stream() -> None:
-    async with run_server(script=THOUGHT_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
+    async with run_server(script=REASONING_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
         whole = await ask(s, EVERYTHING)
         events = await stream(s, EVERYTHING)
         streamed = events[-2][1]["response"]
@@ -258,7 +258,7 @@ async def test_bad_bodies(body: Any, param: str) -> None:
 
 
 async def test_a_retrieved_response_equals_the_sent_one() -> None:
-    async with run_server(script=THOUGHT_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
+    async with run_server(script=REASONING_TEXT_CALLS, model_info=HOST, formats=Marks()) as s:
         sent = await s.post(URL, EVERYTHING)
         got = await s.get(f"{URL}/{sent.json['id']}?include[]=reasoning.encrypted_content")
         assert got.body == sent.body
@@ -497,10 +497,10 @@ async def test_bodies_of_codex_are_answered() -> None:
         assert kinds[0] == "response.created" and kinds[-2] == "response.completed"
         golden("responses_codex.json", [data for _, data in events[:-1]])
         items = [data["item"] for name, data in events if name == "response.output_item.done"]
-        thought, call = ({k: v for k, v in item.items() if k not in ("id", "status")} for item in items)
-        del thought["content"]  # Codex does not send it back
+        reasoning, call = ({k: v for k, v in item.items() if k not in ("id", "status")} for item in items)
+        del reasoning["content"]  # Codex does not send it back
         output = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}
-        again = {**CODEX, "input": [*CODEX["input"], thought, call, output]}
+        again = {**CODEX, "input": [*CODEX["input"], reasoning, call, output]}
         events = await stream(s, again)
         assert events[-2][0] == "response.completed"
         shown = HOST.tokenizer.decode(list(s.engine.requests[1].prompt))

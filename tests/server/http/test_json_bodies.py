@@ -60,11 +60,11 @@ async def test_the_body_is_limited_however_it_comes() -> None:
         fits = json.dumps(make_chat_body()).encode().ljust(1000)
         assert (await s.post("/mini", fits)).status == 200
 
-        async def pieces() -> Any:
+        async def parts() -> Any:
             for _ in range(200):
                 yield b" " * 10
 
-        for data in (fits + b" ", pieces()):
+        for data in (fits + b" ", parts()):
             async with s.http.post(s.url + "/mini", data=data) as response:
                 assert response.status == 413
                 assert "1000" in (await response.json())["text"]

@@ -61,16 +61,16 @@ async def test_a_complete_answer(stream: bool, caplog: pytest.LogCaptureFixture)
     ],
     ids=["whole", "stream"],
 )
-async def test_a_cancelled_request(stream: bool, told: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_cancelled_request(stream: bool, reported: str, caplog: pytest.LogCaptureFixture) -> None:
     """A stream's 200 went out long before; it counts as cancelled all the same."""
     forever = asyncio.Event()
     async with run_server(surfaces=ONLY, script=make_script("abc", forever.wait)) as s:
-        asked = asyncio.create_task(s.post("/mini", make_chat_body(stream=stream), x_request_id="mine"))
+        received = asyncio.create_task(s.post("/mini", make_chat_body(stream=stream), x_request_id="mine"))
         await until(lambda: [live.output_tokens for live in s.live] == [3])
         assert (await s.post("/v1/requests/mine/cancel", {})).status == 200
-        await asked
+        await received
         await s.settle()
-        assert line(caplog) == told
+        assert line(caplog) == reported
         assert await counted(s) == {"499": 1}
 
 

@@ -55,7 +55,7 @@ async def test_a_slow_reader_does_not_delay_others() -> None:
                 got.append(data["text"])
                 ended = data["end"] is not None
         assert "".join(got) == text
-        assert max(len(piece) for piece in got) > 100, "pieces were merged"
+        assert max(len(part) for part in got) > 100, "pieces were merged"
         writer.close()
         await s.settle()
 

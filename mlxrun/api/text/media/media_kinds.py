@@ -75,7 +75,7 @@ class MediaRef:
 
 
 def check_model_takes(refs: Sequence[MediaRef], model: ModelInfo) -> None:
-    """RequestError for the first image, PDF or video that the model does not take, or that the check at load
+    """RequestError for the first image, PDF or video that the model does not take, or that the load check
     has refused."""
     both = ["images beside videos"] if len({ref.medium.plural for ref in refs}) > 1 else []
     for ref in refs:

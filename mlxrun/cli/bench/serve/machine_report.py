@@ -67,7 +67,7 @@ def run_machine_report(plan: ReportPlan, say: Say) -> dict[str, Any]:
         "concurrency_results": levels,
         "interactive": interactive,
         "memory": status["memory"],
-        "decode": (status["probe"] or {}).get("decode"),
+        "decode": (status["load_check"] or {}).get("decode"),
     }
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxrun.model.hooks.attention import NotRaggedError
-from mlxrun.model.hooks.score_rule import ScoreRule, attend_arrays
+from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
 from mlxrun.model.kv.paged import kernel_source
 from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.machine.device import get_backend
@@ -60,7 +60,7 @@ def can_attend(heads: int, kv_heads: int, key_dim: int, value_dim: int, turn_dim
 
 
 def attend_pages(
-    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: ScoreRule
+    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
 ) -> mx.array:
     """Attention of `queries` [rows, heads, 1, D] to `keys` and `values` [pages * PAGE, KV heads, D], as
     [rows, heads, 1, D], zeros for dummy rows. NotRaggedError where the kernel does not cover the shape."""
@@ -91,7 +91,7 @@ def attend_pages(
     return attended
 
 
-def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, rule: ScoreRule) -> _Shape:
+def _describe_shape(queries: mx.array, keys: mx.array, values: mx.array, rule: LogitRule) -> _Shape:
     heads, (_, kv_heads, key_dim), width = queries.shape[1], keys.shape, values.shape[2]
     latent = rule.positions is not None
     value_dim, turn_dim = (key_dim, width) if latent else (width, 0)
@@ -179,7 +179,7 @@ def _count_parts(shape: _Shape) -> int:
 
 
 def attend_gathered(
-    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: ScoreRule
+    queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
 ) -> mx.array:
     """The same as `attend_pages`, with the library's attention over a copy of all pages."""
     gathered_keys, gathered_values = (_gather(pages, rows.tables) for pages in (keys, values))

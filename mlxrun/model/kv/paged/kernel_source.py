@@ -9,7 +9,7 @@ tokens follows from a token's position in its row alone, so a row's result does 
 it.
 
 The latent form (multi-head latent attention, DeepSeek-V2, 2024): a token has a latent vector, which is key
-and value of all heads, and a rotary part, whose product with `positions` is added to its score.
+and value of all heads, and a rotary part, whose product with `positions` is added to its logit.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HEADERS = {"cuda": _CUDA + _VECTOR, "metal": _METAL + _VECTOR}
 # Inputs: queries [rows, heads, 1, KEY_DIM], keys [pages * PAGE, KV_HEADS, KEY_DIM], values alike, tables
 # [rows, columns] of page numbers (page i of a row is in column i % columns), lengths [rows]. In the latent
 # form keys are latent vectors, values their rotary parts, and positions [rows, heads, 1, TURN_DIM]. Output:
-# parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest score, weight. Shapes are arguments of a
+# parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest logit, weight. Shapes are arguments of a
 # launch; a number in an array of one stays in the host's memory on CUDA, where each read takes a microsecond.
 SPLIT = (
     _PLACES

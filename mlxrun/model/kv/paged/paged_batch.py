@@ -23,8 +23,8 @@ from mlxrun.model.kv.paged.paged_cache import Attend, PagedCache, PagePool, Step
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.decode_batch import DecodeCall, ExpectedRow, JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
-from mlxrun.model.kv.ragged.row_states import RowStates
 from mlxrun.model.machine.device import uses_gpu
 
 FEW_PAGES = 64  # a pool of fewer pages is not made smaller
@@ -61,7 +61,7 @@ class PagedDecodeBatch:
         self._step_caches = [PagedCache(pool, window, attend) for pool, window in pairs]
         self._tables = {window: PageTable(window) for window in self._windows}
         self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
-        self._states = RowStates(self._layers)
+        self._states = RecurrentStates(self._layers)
         self._width = width
         self._recurrence = recurrence
         self._compiles = compiled

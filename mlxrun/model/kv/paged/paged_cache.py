@@ -8,7 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxrun.model.hooks.attention import NotRaggedError, RowKeys, RowKeysCache
-from mlxrun.model.hooks.score_rule import ScoreRule
+from mlxrun.model.hooks.logit_rule import LogitRule
 from mlxrun.model.kv.paged.attention_kernel import PagedRows
 from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.ragged.row_group import RowKeysValues
@@ -16,7 +16,7 @@ from mlxrun.model.kv.ragged.row_group import RowKeysValues
 FEWEST = 4
 MOST_STEPS = 256  # after which the numbers are made anew, should nobody have asked for the last ones
 # attention_kernel.attend_pages, or attend_gathered
-Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, ScoreRule], mx.array]
+Attend = Callable[[mx.array, mx.array, mx.array, PagedRows, LogitRule], mx.array]
 
 
 class PagedKeys(RowKeys):
@@ -40,7 +40,7 @@ class PagedKeys(RowKeys):
     def dtype(self) -> mx.Dtype:
         return self._keys.dtype
 
-    def _attend(self, queries: mx.array, rule: ScoreRule) -> mx.array:
+    def _attend(self, queries: mx.array, rule: LogitRule) -> mx.array:
         windows = [w for w in (self._window, rule.window) if w is not None]
         rule = replace(rule, window=min(windows, default=None))
         return self._kernel(queries, self._keys, self._values, self._rows, rule)

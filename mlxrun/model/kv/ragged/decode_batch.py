@@ -19,15 +19,17 @@ from mlxrun.model.hooks.attention import GroupCache, RaggedCache, StepCache
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, RowView, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization, QuantizedRow, make_buffer
+from mlxrun.model.kv.ragged.recurrent_states import RecurrentStates
 from mlxrun.model.kv.ragged.row_group import RowGroup, RowKeysValues
-from mlxrun.model.kv.ragged.row_states import RowStates
 
 SHORTEST_BUCKET = 256  # rows below the next power of two (512) share a group whatever their length
-QUANTIZED = 64  # added to the bucket of a quantised row, which shares no group with others
+QUANTIZED = 64  # added to the bucket of a quantized row, which shares no group with others
 
 # id, length, keys and values of each KV or WINDOW layer
 _EnteringRow = tuple[str, int, Sequence[RowKeysValues | QuantizedRow]]
-DecodeCall = Callable[[mx.array, list[Any], Sequence[int] | mx.array], mx.array]  # see adapter.Adapter.decode
+DecodeCall = Callable[
+    [mx.array, list[Any], Sequence[int] | mx.array], mx.array
+]  # see caller.ModelCaller.decode
 
 
 def find_bucket(length: int, shortest: int | None = None) -> int:
@@ -79,7 +81,7 @@ class DecodeBatch:
         self._layers = flatten_caches(template)
         kinds = [get_kind(layer) for layer in self._layers]
         self._keyed = [i for i, kind in enumerate(kinds) if kind in (LayerKind.KV, LayerKind.WINDOW)]
-        self._states = RowStates(self._layers)
+        self._states = RecurrentStates(self._layers)
         self._windows = [layer_caches.get_window(self._layers[i]) for i in self._keyed]
         cache_class: type[StepCache] = RaggedCache if one_pass else GroupCache
         self._step_caches = [cache_class(n, window) for n, window in enumerate(self._windows)]
@@ -147,7 +149,7 @@ class DecodeBatch:
 
     def _can_change_bucket(self, group: RowGroup) -> bool:
         """Whether no other group has the bucket that this one's rows need now: a bucket has one group. Rows
-        that are to be quantised move."""
+        that are to be quantized move."""
         bucket = self._find_bucket(min(group.lengths))
         if bucket - group.bucket > QUANTIZED // 2:
             return False
@@ -230,7 +232,7 @@ class DecodeBatch:
 
     def view_row(self, rid: str) -> tuple[int, RowView] | None:
         """The tokens in a row's cache, and what it holds; valid until the next `update` or `forward`. None
-        for a quantised row, since what it holds is not what its tokens would give alone."""
+        for a quantized row, since what it holds is not what its tokens would give alone."""
         group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
         if group.bucket > QUANTIZED:
             return None

@@ -1,9 +1,9 @@
 """Keys and values in 8 or 4 bits, for rows of the decode batch, and the attention over them.
 
-A row is prefilled in its model's own precision and quantised when it joins a group of quantised rows; each
-token that it decodes is quantised before it is attended to, as mlx-lm's QuantizedKVCache does. Values are
-quantised along the head size, each token by itself, so a row never depends on the others. Packed values are
-moved as they are, never quantised twice.
+A row is prefilled in its model's own precision and quantized when it joins a group of quantized rows; each
+token that it decodes is quantized before it is attended to, as mlx-lm's QuantizedKVCache does. Values are
+quantized along the head size, each token by itself, so a row never depends on the others. Packed values are
+moved as they are, never quantized twice.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ GROUP_SIZES = (64, 32)  # values that share a scale: tried in this order where t
 
 
 class KVQuantization(NamedTuple):
-    """`bits` of each value; values of a head that share a scale and a bias; a row is quantised once its cache
+    """`bits` of each value; values of a head that share a scale and a bias; a row is quantized once its cache
     holds `start` tokens."""
 
     bits: int
     group_size: int
     start: int = 0
 
-    def quantise(self, array: mx.array) -> QuantizedArray:
+    def quantize(self, array: mx.array) -> QuantizedArray:
         """[rows, H, tokens, D], packed along D."""
         return QuantizedArray(self, *mx.quantize(array, self.group_size, self.bits))
 
@@ -82,8 +82,8 @@ class QuantizedBuffer:
         self._parts = (KVBuffer(None), KVBuffer(None), KVBuffer(None))
 
     def append(self, keys: mx.array, values: mx.array, width: int) -> tuple[QuantizedArray, QuantizedArray]:
-        """As KVBuffer.append; the new tokens are quantised."""
-        for buffer, k, v in zip(self._parts, *self._quantise(keys, values), strict=True):
+        """As KVBuffer.append; the new tokens are quantized."""
+        for buffer, k, v in zip(self._parts, *self._quantize(keys, values), strict=True):
             buffer.append(k, v, width)
         return self.view(width)
 
@@ -97,8 +97,8 @@ class QuantizedBuffer:
         return QuantizedRow(tuple(buffer.copy_row(index, width) for buffer in self._parts), width)
 
     def add_rows(self, rows: Sequence[RowKeysValues | QuantizedRow], width: int, expected: int = 0) -> None:
-        """As KVBuffer.add_rows; rows that are not in packed form yet are quantised."""
-        packed = [row if isinstance(row, QuantizedRow) else self._quantise_row(row) for row in rows]
+        """As KVBuffer.add_rows; rows that are not in packed form yet are quantized."""
+        packed = [row if isinstance(row, QuantizedRow) else self._quantize_row(row) for row in rows]
         for part, buffer in enumerate(self._parts):
             buffer.add_rows([row.parts[part] for row in packed], width, expected)
 
@@ -112,21 +112,21 @@ class QuantizedBuffer:
         for buffer in self._parts:
             buffer.trim(width)
 
-    def _quantise(self, keys: mx.array, values: mx.array) -> tuple[tuple[mx.array, ...], ...]:
-        return self._form.quantise(keys).parts, self._form.quantise(values).parts
+    def _quantize(self, keys: mx.array, values: mx.array) -> tuple[tuple[mx.array, ...], ...]:
+        return self._form.quantize(keys).parts, self._form.quantize(values).parts
 
-    def _quantise_row(self, row: RowKeysValues) -> QuantizedRow:
+    def _quantize_row(self, row: RowKeysValues) -> QuantizedRow:
         # The spare space too: it is zeros, and a lone row's arrays become the buffer without a copy.
-        parts = zip(*self._quantise(row.keys, row.values), strict=True)
+        parts = zip(*self._quantize(row.keys, row.values), strict=True)
         return QuantizedRow(tuple(RowKeysValues(k, v, row.length) for k, v in parts), row.length)
 
 
 def make_buffer(form: KVQuantization | None, window: int | None) -> KVBuffer | QuantizedBuffer:
-    """The buffer of a layer. A window bounds its memory by itself, so its tokens are not quantised."""
+    """The buffer of a layer. A window bounds its memory by itself, so its tokens are not quantized."""
     return KVBuffer(window) if form is None or window is not None else QuantizedBuffer(form)
 
 
-def attend_quantised(
+def attend_quantized(
     queries: mx.array,
     keys: QuantizedArray,
     values: QuantizedArray,
@@ -136,20 +136,20 @@ def attend_quantised(
 ) -> mx.array:
     """Attention of one token a row, [rows, Hq, 1, D] -> [rows, Hq, 1, Dv], over packed keys and values.
 
-    `mask`: bool [rows, 1, 1, tokens]. `sinks`: [Hq], a score of each head that no value belongs to. On a CPU
-    it computes in float32, since its quantised products are slow and coarse in half precision.
+    `mask`: bool [rows, 1, 1, tokens]. `sinks`: [Hq], a logit of each head that no value belongs to. On a CPU
+    it computes in float32, since its quantized products are slow and coarse in half precision.
     """
     if mx.default_device() == mx.cpu and queries.dtype != mx.float32:
         keys, values = keys.astype(mx.float32), values.astype(mx.float32)
-        full = attend_quantised(queries.astype(mx.float32), keys, values, scale, mask, sinks)
+        full = attend_quantized(queries.astype(mx.float32), keys, values, scale, mask, sinks)
         return full.astype(queries.dtype)
     rows, heads, length, size = queries.shape
     folded = (queries * scale).reshape(rows, keys.shape[1], -1, size)  # heads that share keys: one product
-    scores = keys.multiply(folded, transpose=True)
+    logits = keys.multiply(folded, transpose=True)
     if mask is not None:
-        scores = mx.where(mask, scores, mx.finfo(scores.dtype).min)
+        logits = mx.where(mask, logits, mx.finfo(logits.dtype).min)
     if sinks is not None:
-        own = sinks.astype(scores.dtype).reshape(1, scores.shape[1], -1, 1)
-        scores = mx.concatenate([scores, mx.broadcast_to(own, (*scores.shape[:-1], 1))], axis=-1)
-    weights = mx.softmax(scores, axis=-1, precise=True)[..., : keys.shape[2]]
+        own = sinks.astype(logits.dtype).reshape(1, logits.shape[1], -1, 1)
+        logits = mx.concatenate([logits, mx.broadcast_to(own, (*logits.shape[:-1], 1))], axis=-1)
+    weights = mx.softmax(logits, axis=-1, precise=True)[..., : keys.shape[2]]
     return values.multiply(weights, transpose=False).reshape(rows, heads, length, -1)

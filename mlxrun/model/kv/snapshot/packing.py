@@ -1,7 +1,7 @@
 """Packs the arrays of one row into few arrays with memory of their own: arrays of equal shape are stacked.
 
 Packing is lazy, and packed arrays share no memory with the row once they are evaluated. Keys and values may
-be stored in 8 or 4 bits (`Quantiser`); recurrent states and windows are stored exactly.
+be stored in 8 or 4 bits (`Quantizer`); recurrent states and windows are stored exactly.
 
 Caches of other classes are copied through what the libraries promise of each: `state` and `from_state`. A
 class may leave something out of its state, so `can_round_trip` tries a filled cache before the class is
@@ -25,7 +25,7 @@ import numpy as np
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.step_plan import SerializedTensor
 
-Stack = tuple[mx.array, ...]  # one array, or three: quantised values, scales, biases
+Stack = tuple[mx.array, ...]  # one array, or three: quantized values, scales, biases
 _FLOATS = (mx.float32, mx.float16, mx.bfloat16)
 # name in safetensors: dtype here, and the numpy dtype that has as many bytes (numpy has no bfloat16)
 _DTYPES: dict[str, tuple[mx.Dtype, str]] = {
@@ -80,7 +80,7 @@ class StackPacker:
             groups.setdefault(layout._replace(shape=layout.get_shape(1)), []).append(index)
         self.groups = tuple(groups.values())
         firsts = [self.layouts[members[0]] for members in self.groups]
-        self._quantisers = [None if bits is None else Quantiser.for_layout(first, bits) for first in firsts]
+        self._quantizers = [None if bits is None else Quantizer.for_layout(first, bits) for first in firsts]
 
     def pack(self, arrays: Sequence[mx.array], tokens: int) -> tuple[Stack, ...]:
         """The arrays as stacks. ValueError if they are not what a row of so many tokens has."""
@@ -89,16 +89,16 @@ class StackPacker:
             if (tuple(array.shape), array.dtype) != expected:
                 raise ValueError(f"{tuple(array.shape)} {array.dtype} where {expected} should be")
         packed = []
-        for members, quantiser in zip(self.groups, self._quantisers, strict=True):
+        for members, quantizer in zip(self.groups, self._quantizers, strict=True):
             stack = copy_stacked([arrays[i] for i in members])
-            packed.append((stack,) if quantiser is None else quantiser.quantise(stack))
+            packed.append((stack,) if quantizer is None else quantizer.quantize(stack))
         return tuple(packed)
 
-    def dequantise(self, stacks: Sequence[Stack]) -> list[mx.array]:
+    def dequantize(self, stacks: Sequence[Stack]) -> list[mx.array]:
         """Each stack as one array [layouts, ...] of the row's own type."""
         return [
-            stack[0] if quantiser is None else quantiser.dequantise(stack)
-            for quantiser, stack in zip(self._quantisers, stacks, strict=True)
+            stack[0] if quantizer is None else quantizer.dequantize(stack)
+            for quantizer, stack in zip(self._quantizers, stacks, strict=True)
         ]
 
     def unstack(self, stacks: Sequence[mx.array]) -> list[mx.array]:
@@ -120,15 +120,15 @@ class StackPacker:
 
     def _list_expected(self, tokens: int) -> list[list[tuple[tuple[int, ...], mx.Dtype]]]:
         expected = []
-        for members, quantiser in zip(self.groups, self._quantisers, strict=True):
+        for members, quantizer in zip(self.groups, self._quantizers, strict=True):
             layout = self.layouts[members[0]]
             shape = (len(members), *layout.get_shape(tokens)[1:])
-            expected.append([(shape, layout.dtype)] if quantiser is None else quantiser.list_shapes(shape))
+            expected.append([(shape, layout.dtype)] if quantizer is None else quantizer.list_shapes(shape))
         return expected
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiser:
+class Quantizer:
     """Stores [layouts, H, n, D] in groups of `group` values of D, or of H * D where D alone is too small."""
 
     bits: int
@@ -139,25 +139,25 @@ class Quantiser:
     dtype: mx.Dtype
 
     @staticmethod
-    def for_layout(layout: ArrayLayout, bits: int) -> Quantiser:
+    def for_layout(layout: ArrayLayout, bits: int) -> Quantizer:
         """ConfigError if the model's dimensions allow none."""
         _, heads, _, size = layout.shape
         if layout.dtype in _FLOATS and size > 0:
             for joined, last in ((False, size), (True, heads * size)):
                 group = next((g for g in (64, 32) if last % g == 0), None)
                 if group is not None:
-                    return Quantiser(bits, group, heads, size, joined, layout.dtype)
+                    return Quantizer(bits, group, heads, size, joined, layout.dtype)
         raise ConfigError(
             f"cache.stored_bits: {bits} is not possible for this model: its keys or values, "
             f"{heads} x {size} {layout.dtype}, do not divide into groups of 32"
         )
 
-    def quantise(self, stack: mx.array) -> Stack:
+    def quantize(self, stack: mx.array) -> Stack:
         if self.joined:
             stack = stack.transpose(0, 2, 1, 3).flatten(2)
         return tuple(mx.quantize(stack, group_size=self.group, bits=self.bits))
 
-    def dequantise(self, stack: Stack) -> mx.array:
+    def dequantize(self, stack: Stack) -> mx.array:
         values, scales, biases = stack
         exact = mx.dequantize(values, scales, biases, group_size=self.group, bits=self.bits)
         if self.joined:
@@ -165,7 +165,7 @@ class Quantiser:
         return exact.astype(self.dtype)
 
     def list_shapes(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], mx.Dtype]]:
-        """What `quantise` makes of a stack of this shape."""
+        """What `quantize` makes of a stack of this shape."""
         count, _, tokens, _ = shape
         lead = (count, tokens) if self.joined else (count, self.heads, tokens)
         last = self.heads * self.size if self.joined else self.size

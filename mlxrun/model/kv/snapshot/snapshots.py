@@ -170,7 +170,7 @@ class SnapshotCodec:
         if [get_kind(layer) for layer in layers] != self._kinds:
             raise ValueError("the payloads are for other caches")
         spans = iter(self._restore_keys(hit, capacity) if self.has_deltas else ())
-        rest = iter(self._rest.unstack(self._rest.dequantise(hit.state.stacks)) if self.has_states else ())
+        rest = iter(self._rest.unstack(self._rest.dequantize(hit.state.stacks)) if self.has_states else ())
         others = iter(hit.state.others if self.has_states else ())
         for index, layer in enumerate(layers):
             kind = self._kinds[index]
@@ -192,7 +192,7 @@ class SnapshotCodec:
         layer, which would dominate on a GPU. The row's first step separates the layers, as it may not write
         into shared memory.
         """
-        parts = [(stop - start, self._keys.dequantise(payload.stacks)) for start, stop, payload in hit.deltas]
+        parts = [(stop - start, self._keys.dequantize(payload.stacks)) for start, stop, payload in hit.deltas]
         spare = round_up(capacity) - hit.length
         joined = []
         for stacks in zip(*(stacks for _, stacks in parts), strict=True):

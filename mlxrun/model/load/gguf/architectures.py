@@ -42,7 +42,7 @@ _LAYER_NAMES = {
 }
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 ROPE_FACTORS = "rope_freqs.weight"
-GROUP_SIZE = 32  # of every quantised type that MLX reads
+GROUP_SIZE = 32  # of every quantized type that MLX reads
 # Metadata that changes what is computed, which these architectures have in mlx-lm only without it.
 _UNKNOWN = ("expert_count", "logit_scale", "embedding_scale", "residual_scale", "attention.scale")
 _END_TOKENS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -133,7 +133,7 @@ def rename_tensor(name: str) -> str:
 
 
 def load_gguf_model(path: Path, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model, quantised where the file is, and the names of tensors that it does not use. ModelLoadError
+    """The model, quantized where the file is, and the names of tensors that it does not use. ModelLoadError
     if weights are missing."""
     from mlx_lm.utils import _get_classes
 
@@ -152,7 +152,7 @@ def load_gguf_model(path: Path, config: Mapping[str, Any]) -> tuple[nn.Module, t
 
 
 def _quantize(model: nn.Module, weights: Mapping[str, mx.array]) -> None:
-    """Make quantised layers of those whose weights are; a file has several numbers of bits."""
+    """Make quantized layers of those whose weights are; a file has several numbers of bits."""
 
     def choose(name: str, module: nn.Module) -> bool | dict[str, int]:
         scales = weights.get(f"{name}.scales")

@@ -117,16 +117,16 @@ async def test_only_public_addresses_are_connected_to(server: TestServer) -> Non
 
 async def test_the_checked_address_is_the_one_that_is_used(server: TestServer) -> None:
     """A name that answers differently the second time gains nothing: it is resolved once."""
-    asked: list[str] = []
+    received: list[str] = []
 
     def once(address: str) -> bool:
         if not address[0].isdigit() and ":" not in address:
             raise ValueError(address)  # a name, as ipaddress would say
-        asked.append(address)
+        received.append(address)
         return True
 
     assert (await load(f"http://localhost:{server.port}/image", public=once)).size == (3, 2)
-    assert asked and set(asked) <= {"127.0.0.1", "::1"}
+    assert received and set(received) <= {"127.0.0.1", "::1"}
 
 
 @pytest.mark.parametrize(

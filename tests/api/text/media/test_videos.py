@@ -77,11 +77,13 @@ def test_frames_are_those_of_the_library(sampling: VideoSampling, total: int, fp
         def release(self) -> None:
             pass
 
-    asked = LibrarySampling(sampling.fps, None, sampling.min_frames, sampling.max_frames, sampling.multiple)
+    received = LibrarySampling(
+        sampling.fps, None, sampling.min_frames, sampling.max_frames, sampling.multiple
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cv2, "VideoCapture", Reader)
-        _, told = load_video("", asked)
-    assert sampling.choose_frames(total, fps) == told.frames_indices
+        _, reported = load_video("", received)
+    assert sampling.choose_frames(total, fps) == reported.frames_indices
     assert SAMPLING.choose_frames(1, 30.0) == []
 
 

@@ -84,8 +84,8 @@ def test_a_space_belongs_to_the_word_behind_it(text: str) -> None:
     """Also where the tokenizer's own offsets leave it out."""
     ids = tokenize(WORDS, text)
     found = find_text_offsets(WORDS, text, ids)
-    pieces = [text[a:b] for a, b in zip(found, [*found[1:], len(text)], strict=True)]
-    assert "".join(pieces) == text and found[0] == 0
+    parts = [text[a:b] for a, b in zip(found, [*found[1:], len(text)], strict=True)]
+    assert "".join(parts) == text and found[0] == 0
 
 
 def test_offsets_that_leave_out_spaces_are_mended() -> None:

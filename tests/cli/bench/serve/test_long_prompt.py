@@ -95,7 +95,7 @@ class Steps(Script):
         answer = Answer(words, min(body["max_tokens"], self.most))
         answer.stream = body["max_tokens"] == STREAM_TOKENS
         beside = any(a.chunks for a in self.open)
-        kind = "stream" if answer.stream else "long" if answer.chunks else "short" if beside else "probe"
+        kind = "stream" if answer.stream else "long" if answer.chunks else "short" if beside else "load_check"
         self.short_came |= kind == "short"
         if self.full == kind:
             self.full = ""
@@ -193,10 +193,14 @@ async def test_health_is_asked_for_meanwhile(status: int, errors: int) -> None:
 
 async def test_what_fails_is_an_error_and_nothing_else() -> None:
     """A stream is left out, a short prompt too; without the long prompt there is no number."""
-    for full, what in (("stream", "a stream"), ("short", "the short prompt"), ("probe", "a short request")):
+    for full, what in (
+        ("stream", "a stream"),
+        ("short", "the short prompt"),
+        ("load_check", "a short request"),
+    ):
         found = await round_of(Steps(full=full))
         assert len(found.errors) == 1 and found.errors[0].startswith(what) and "429" in found.errors[0]
-        assert found.numbers["ratio_p99"] == (None if full == "probe" else 1.5)
+        assert found.numbers["ratio_p99"] == (None if full == "load_check" else 1.5)
         assert found.numbers["short_ttft"] is None or full == "stream"
     found = await round_of(Steps(full="long"))
     assert found.errors[0].startswith("the long prompt: 429")

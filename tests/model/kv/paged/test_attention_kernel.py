@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.model.hooks.score_rule import ScoreRule
+from mlxrun.model.hooks.logit_rule import LogitRule
 from mlxrun.model.kv.paged import attention_kernel
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, can_attend
 from mlxrun.model.kv.paged.kernel_source import HEADERS, JOIN, PAGE, SPLIT
@@ -19,19 +19,19 @@ LENGTHS = (1, PAGE, 3 * PAGE - 5, PAGE + 1)
 
 SINKS, TURNED = (mx.random.normal(shape, key=mx.random.key(4)) for shape in ((4,), (5, 4, 1, 8)))
 FORMS = {
-    "plain": ScoreRule(0.3),
-    "narrow window": ScoreRule(0.3, 3),
-    "wide window": ScoreRule(0.3, PAGE + 7),
-    "sinks": ScoreRule(0.3, sinks=SINKS),
-    "window and sinks": ScoreRule(0.3, PAGE + 7, SINKS),
-    "cap": ScoreRule(0.3, cap=2.0),
-    "window and cap": ScoreRule(0.3, 3, cap=0.5),
-    "latent": ScoreRule(0.3, positions=TURNED),
+    "plain": LogitRule(0.3),
+    "narrow window": LogitRule(0.3, 3),
+    "wide window": LogitRule(0.3, PAGE + 7),
+    "sinks": LogitRule(0.3, sinks=SINKS),
+    "window and sinks": LogitRule(0.3, PAGE + 7, SINKS),
+    "cap": LogitRule(0.3, cap=2.0),
+    "window and cap": LogitRule(0.3, 3, cap=0.5),
+    "latent": LogitRule(0.3, positions=TURNED),
 }
 
 
 def attend_by_definition(
-    query: mx.array, keys: mx.array, values: mx.array, rule: ScoreRule, turned: mx.array | None
+    query: mx.array, keys: mx.array, values: mx.array, rule: LogitRule, turned: mx.array | None
 ) -> mx.array:
     """One row in float64: query [heads, D], keys and values [tokens, KV heads, D] -> [heads, D]."""
     q, k, v = (np.array(a, dtype=np.float64) for a in (query, keys, values))
@@ -86,7 +86,7 @@ def test_shapes_that_the_kernel_does_not_cover_are_known() -> None:
 
 def test_a_latent_vector_is_the_value_and_blocks_are_not_too_large() -> None:
     queries, keys, turned = mx.zeros((1, 8, 1, 512)), mx.zeros((PAGE, 1, 512)), mx.zeros((PAGE, 1, 64))
-    rule = ScoreRule(1, positions=mx.zeros((1, 8, 1, 64)))
+    rule = LogitRule(1, positions=mx.zeros((1, 8, 1, 64)))
     shape = attention_kernel._describe_shape(queries, keys, turned, rule)
     assert (shape.key_dim, shape.value_dim, shape.turn_dim) == (512, 512, 64)
     assert attention_kernel._count_teams(shape) * shape.value_dim <= 1024

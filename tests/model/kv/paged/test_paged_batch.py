@@ -12,7 +12,7 @@ import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
-from mlxrun.model.hooks.drafted_state import route_states
+from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.kv.paged import paged_batch
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
@@ -170,7 +170,7 @@ class Adder(nn.Module):
 
 def test_recurrent_rows_go_back_within_the_forward_before() -> None:
     model = Adder()
-    route_states(model)
+    hook_states(model)
     rows = []
     for rid in ("a", "b"):
         cache = ArraysCache(1)

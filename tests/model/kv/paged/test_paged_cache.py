@@ -32,9 +32,9 @@ def test_any_sequence_of_steps_gives_the_numbers_that_were_asked_for(monkeypatch
             pass
         else:
             values = [n + 1 for n in values]
-        asked = [*values, *[0] * dummies]
-        found = _read(numbers.follow(asked, rows))
-        assert found == asked + [0] * (FEWEST - len(asked))
+        received = [*values, *[0] * dummies]
+        found = _read(numbers.follow(received, rows))
+        assert found == received + [0] * (FEWEST - len(received))
 
 
 def test_steps_of_growing_rows_take_nothing_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:

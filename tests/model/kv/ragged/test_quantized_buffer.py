@@ -14,7 +14,7 @@ from mlxrun.model.kv.ragged.quantized_buffer import (
     KVQuantization,
     QuantizedArray,
     QuantizedBuffer,
-    attend_quantised,
+    attend_quantized,
     make_buffer,
 )
 from mlxrun.model.kv.ragged.row_group import KVBuffer, RowKeysValues
@@ -23,12 +23,12 @@ Patch = pytest.MonkeyPatch
 HEADS, KEY, VALUE = 2, 64, 32
 
 
-def dequantise(array: QuantizedArray) -> mx.array:
+def dequantize(array: QuantizedArray) -> mx.array:
     return mx.dequantize(*array.parts, array.form.group_size, array.form.bits)
 
 
 def round_array(array: mx.array, form: KVQuantization) -> mx.array:
-    return dequantise(form.quantise(array))
+    return dequantize(form.quantize(array))
 
 
 def make_pair(rows: int, tokens: int) -> tuple[mx.array, mx.array]:
@@ -71,7 +71,7 @@ def has_same_rows(seed: int, form: KVQuantization) -> bool:
         views = zip(packed.view(max(lengths)), plain.view(max(lengths)), strict=True) if lengths else ()
         for found, wanted in views:
             assert found.shape == wanted.shape and found.dtype == wanted.dtype
-            pairs = zip(np.array(dequantise(found)), np.array(wanted), lengths, strict=True)
+            pairs = zip(np.array(dequantize(found)), np.array(wanted), lengths, strict=True)
             if any((a[:, -n:] != b[:, -n:]).any() for a, b, n in pairs):
                 return False
     return True
@@ -126,18 +126,18 @@ def test_attention_is_the_librarys_over_rounded_values(
     """Heads that share keys, rows of other lengths, sinks, and half precision."""
     form = KVQuantization(8, 32)
     mx.random.seed(3)
-    keys, values = (form.quantise(a.astype(dtype)) for a in make_pair(3, 40))
+    keys, values = (form.quantize(a.astype(dtype)) for a in make_pair(3, 40))
     queries = mx.random.normal((3, 3 * HEADS, 1, KEY)).astype(dtype)
     mask = mx.arange(40) >= mx.array([0, 13, 39])[:, None, None, None]
     sinks = mx.random.normal((3 * HEADS,)).astype(dtype) if has_sinks else None
-    found = attend_quantised(queries, keys, values, 0.1, mask, sinks)
+    found = attend_quantized(queries, keys, values, 0.1, mask, sinks)
     assert found.dtype == dtype and keys.astype(mx.float32).dtype == mx.float32
-    exact = (queries, dequantise(keys), dequantise(values))
+    exact = (queries, dequantize(keys), dequantize(values))
     wanted = mx.fast.scaled_dot_product_attention(*exact, scale=0.1, mask=mask, sinks=sinks)
     assert mx.abs(found.astype(mx.float32) - wanted.astype(mx.float32)).max().item() < limit
 
 
-def test_windows_are_not_quantised() -> None:
+def test_windows_are_not_quantized() -> None:
     """A window bounds its memory by itself."""
     assert isinstance(make_buffer(KVQuantization(8, 32), 16), KVBuffer)
     assert isinstance(make_buffer(None, None), KVBuffer)

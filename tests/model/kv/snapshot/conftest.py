@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.snapshot_bench import Bench, adapter
+from tests.helpers.snapshot_bench import Bench, caller
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +16,7 @@ def benches(zoo: Zoo) -> Iterator[Callable[..., Bench]]:
 
     def bench(family: str, bits: int | None = None, kind: str = "text") -> Bench:
         if (family, kind, bits) not in made:
-            made[family, kind, bits] = Bench(adapter(zoo, family, kind), bits)
+            made[family, kind, bits] = Bench(caller(zoo, family, kind), bits)
         return made[family, kind, bits]
 
     yield bench

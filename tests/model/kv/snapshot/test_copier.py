@@ -48,9 +48,9 @@ def find_view(name: str) -> Any:
 
 def test_deltas_need_their_tokens_and_states_exactly_so_many(copier: SnapshotCopier) -> None:
     state = SnapshotKind.STATE
-    asked = [ask("a", 8), ask("a", 17), ask("a", 16, state), ask("a", 8, state), ask("gone", 8)]
-    found = copier.copy_rows(asked, find_view)
-    assert [result.request for result in found] == asked
+    received = [ask("a", 8), ask("a", 17), ask("a", 16, state), ask("a", 8, state), ask("gone", 8)]
+    found = copier.copy_rows(received, find_view)
+    assert [result.request for result in found] == received
     assert [result.payload for result in found] == [
         ("delta", "a", 0, 8),
         None,
@@ -74,9 +74,9 @@ def test_a_hit_that_cannot_be_restored_is_none(copier: SnapshotCopier) -> None:
 
 
 def test_due_snapshots_come_in_order_and_once() -> None:
-    asked = [ask("a", 16), ask("a", 8), ask("b", 8), ask("a", 24, SnapshotKind.STATE)]
-    due = DueSnapshots(asked)
+    received = [ask("a", 16), ask("a", 8), ask("b", 8), ask("a", 24, SnapshotKind.STATE)]
+    due = DueSnapshots(received)
     assert due.forward_ends == {("a", 24)}, "only a state has to be copied at exactly its position"
     assert due.pop_ready("a", 7) == []
-    assert due.pop_ready("a", 20) == [asked[1], asked[0]]
-    assert due.pop_ready("a", 24) == [asked[3]] and due.pop_ready("a", 99) == []
+    assert due.pop_ready("a", 20) == [received[1], received[0]]
+    assert due.pop_ready("a", 24) == [received[3]] and due.pop_ready("a", 99) == []

@@ -38,7 +38,7 @@ def test_equal_layouts_share_a_stack_and_come_back_in_order() -> None:
     assert [stack[0].shape[0] for stack in stacks] == [2, 1, 1]
     assert packer.fits(stacks, 9) and not packer.fits(stacks, 8)
     assert packer.count_bytes(9) == sum(a.nbytes for stack in stacks for a in stack)
-    back = packer.unstack(packer.dequantise(stacks))
+    back = packer.unstack(packer.dequantize(stacks))
     assert all(mx.array_equal(a, b).item() for a, b in zip(arrays, back, strict=True))
 
 
@@ -51,7 +51,7 @@ def test_few_bits_are_close_and_small(layout: ArrayLayout, bits: int) -> None:
     assert packer.fits(stacks, 9)
     assert packer.count_bytes(9) == sum(a.nbytes for stack in stacks for a in stack)
     assert packer.count_bytes(9) < sum(a.nbytes for a in arrays) * (bits + 2.5) / 32
-    for array, back in zip(arrays, packer.unstack(packer.dequantise(stacks)), strict=True):
+    for array, back in zip(arrays, packer.unstack(packer.dequantize(stacks)), strict=True):
         assert back.shape == array.shape and back.dtype == array.dtype
         assert mx.abs(array - back).max().item() < (0.05 if bits == 8 else 0.5)
 

@@ -12,16 +12,16 @@ from mlxrun.core.request import HitKind
 from mlxrun.core.step_plan import CacheHit
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec, StatePayload
-from mlxrun.model.run.adapter import Adapter, run_trial_forward
+from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.snapshot_bench import LENGTH, PLACES, Bench, adapter, same
+from tests.helpers.snapshot_bench import LENGTH, PLACES, Bench, caller, same
 
 
-class Other(Adapter):
+class Other(ModelCaller):
     """A llama with caches of other classes."""
 
-    def __init__(self, inner: Adapter, make: Callable[[], Any]) -> None:
+    def __init__(self, inner: ModelCaller, make: Callable[[], Any]) -> None:
         super().__init__(inner.model)
         self._make = make
 
@@ -46,7 +46,7 @@ def others() -> list[Any]:
 @pytest.mark.parametrize("make", others())
 def test_other_classes_are_kept_whole(zoo: Zoo, make: Callable[[], Any]) -> None:
     """Through the class's own state and from_state; a class that forgets something is found out."""
-    made = Other(adapter(zoo, "llama"), make)
+    made = Other(caller(zoo, "llama"), make)
     snapshots = SnapshotCodec(run_trial_forward(made)[0])
     if snapshots.problem is not None:
         pytest.fail(str(snapshots.problem))
@@ -71,7 +71,7 @@ def test_a_class_that_forgets_turns_the_cache_off(zoo: Zoo, caplog: pytest.LogCa
             super().__init__()
             self.note = mx.array([1])
 
-    snapshots = SnapshotCodec(run_trial_forward(Other(adapter(zoo, "llama"), Forgetful))[0])
+    snapshots = SnapshotCodec(run_trial_forward(Other(caller(zoo, "llama"), Forgetful))[0])
     assert snapshots.problem is not None and "Forgetful" in caplog.text
     assert not snapshots.is_usable(StatePayload(3, ()), 0)
     with pytest.raises(ValueError):

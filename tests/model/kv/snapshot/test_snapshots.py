@@ -18,7 +18,7 @@ from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from tests.helpers import text_models, vision_models
 from tests.helpers.model_fixtures import Zoo, mark_sweep
-from tests.helpers.snapshot_bench import LENGTH, PLACES, TOLERANCE, Bench, adapter, same
+from tests.helpers.snapshot_bench import LENGTH, PLACES, TOLERANCE, Bench, caller, same
 
 WAYS = {
     "gemma2": "row_by_row",
@@ -57,7 +57,7 @@ def test_a_row_of_the_decode_batch_is_saved(
     """Rows among others, past their windows; the batch goes on and loses rows after the copies are made."""
     bench = benches(family, kind=kind)
     way = WAYS.get(family, way) if way == "ragged" else way
-    batch = make_decode_batch(bench.adapter.make_cache(), ComputeMethods(way), shortest=8)
+    batch = make_decode_batch(bench.caller.make_cache(), ComputeMethods(way), shortest=8)
     prompts = dict(zip("abc", text_models.prompts(4, [6, 21, 30]), strict=True))
     rows = []
     for rid, ids in prompts.items():
@@ -88,23 +88,23 @@ def test_a_prompt_with_images_is_cut_anywhere(benches: Callable[..., Bench], zoo
     host = load_model_info(ModelSettings(path=str(zoo.vision(family))))
     prompt = vision_models.prompt(family, "look ", None, " and at ", None, " and tell me")
     made = host.process(prompt, vision_models.images(6, 2))
-    inputs = bench.adapter.prepare_inputs(made.ids, made.media)
+    inputs = bench.caller.prepare_inputs(made.ids, made.media)
     ids, (first, *_, last) = list(made.ids), made.image_spans
 
     def fill(cache: list[Any], start: int, stop: int) -> mx.array:
         logits = None
         for at in range(start, stop, 5):
             part = mx.array([ids[at : min(at + 5, stop)]])
-            logits = bench.adapter.prefill(part, cache, at, inputs)[:, -1]
+            logits = bench.caller.prefill(part, cache, at, inputs)[:, -1]
             mx.eval(logits, layer_caches.list_all_arrays(cache))
         return logits
 
     def answer(cache: list[Any], start: int) -> Any:
         return bench.decode(cache, fill(cache, start, len(ids)), len(ids) + inputs.position_delta)
 
-    wanted = answer(bench.adapter.make_cache(), 0)
+    wanted = answer(bench.caller.make_cache(), 0)
     for place in (first[0] - 1, first[0] + 2, first[1], last[0] + 1, last[1] + 1):
-        cache = bench.adapter.make_cache()
+        cache = bench.caller.make_cache()
         fill(cache, 0, place)
         hit = bench.through_bytes(bench.save(layer_caches.view_row(cache), place, (4, 16)))
         assert same(answer(bench.restore(hit), place), wanted), place
@@ -116,7 +116,7 @@ def step(bench: Bench, batch: Any, lived: dict[str, list[int]], count: int) -> N
         order = batch.ids
         tokens = {rid: (17 * number + ord(rid)) % 250 for rid in order}
         ids = mx.array([tokens[rid] for rid in order])
-        logits = batch.forward(bench.adapter.decode, ids, batch.lengths)
+        logits = batch.forward(bench.caller.decode, ids, batch.lengths)
         mx.eval(logits, batch.list_state_arrays())
         for rid in order:
             lived[rid].append(tokens[rid])
@@ -127,7 +127,7 @@ def test_a_payload_is_of_the_moment_when_it_was_asked_for(benches: Callable[...,
     """Evaluated only after the row and its group have gone on, it still holds what was there before."""
     bench = benches(family)
     (ids,) = text_models.prompts(3, [21])
-    batch = make_decode_batch(bench.adapter.make_cache(), ComputeMethods("ragged"), shortest=8)
+    batch = make_decode_batch(bench.caller.make_cache(), ComputeMethods("ragged"), shortest=8)
     cache = bench.fill(ids)[0]
     batch.update({"a"}, [JoiningRow("a", 21, cache)])
     length, view = batch.view_row("a")
@@ -151,8 +151,8 @@ def test_rows_that_were_prefilled_together(benches: Callable[..., Bench], family
     """Padded on the right and split: what is beyond a row's end never gets into a payload."""
     bench = benches(family)
     (ids,) = text_models.prompts(3, [LENGTH])
-    cache = bench.adapter.make_cache()
-    bench.adapter.prefill(mx.array([ids[:8], [*ids[:5], 0, 0, 0]]), cache, 0, TEXT_ONLY)
+    cache = bench.caller.make_cache()
+    bench.caller.prefill(mx.array([ids[:8], [*ids[:5], 0, 0, 0]]), cache, 0, TEXT_ONLY)
     for index, length in enumerate((8, 5)):
         row = layer_caches.split_row(cache, index, length, copied=copied)
         hit = bench.through_bytes(bench.save(layer_caches.view_row(row), length))
@@ -161,7 +161,7 @@ def test_rows_that_were_prefilled_together(benches: Callable[..., Bench], family
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "lfm2", "nemotron_h"])
 def test_half_precision_comes_back_bit_by_bit(zoo: Zoo, family: str) -> None:
-    made = adapter(zoo, family)
+    made = caller(zoo, family)
     made.model.set_dtype(mx.bfloat16)
     bench = Bench(made)
     cache, _ = bench.fill(text_models.prompts(3, [21])[0])

@@ -13,10 +13,10 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.core.step_plan import SerializedPayload
 from mlxrun.model.kv.ragged import layer_caches
 from mlxrun.model.kv.snapshot.snapshots import DeltaPayload, SnapshotCodec
-from mlxrun.model.run.adapter import run_trial_forward
+from mlxrun.model.run.model_caller import run_trial_forward
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
-from tests.helpers.snapshot_bench import LENGTH, Bench, adapter
+from tests.helpers.snapshot_bench import LENGTH, Bench, caller
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3_next"])
@@ -68,24 +68,26 @@ def test_bytes_that_are_not_a_payload_are_refused(benches: Callable[..., Bench],
     hit = bench.save(layer_caches.view_row(cache), 12)
     payloads = [p for p in (hit.deltas[0][2], hit.state) if p is not None]
     for payload in payloads:
-        blob = snapshots.encode(payload)
-        assert blob.nbytes == snapshots.nbytes(payload)
-        name, tensor = next(iter(blob.tensors.items()))
-        rest = {k: v for k, v in blob.tensors.items() if k != name}
+        payload_ = snapshots.encode(payload)
+        assert payload_.nbytes == snapshots.nbytes(payload)
+        name, tensor = next(iter(payload_.tensors.items()))
+        rest = {k: v for k, v in payload_.tensors.items() if k != name}
         wrong = [
-            replace(blob, tensors=rest),
-            replace(blob, tensors={**blob.tensors, "more": tensor}),
-            replace(blob, tensors={**blob.tensors, name: replace(tensor, dtype="I32")}),
-            replace(blob, tensors={**blob.tensors, name: replace(tensor, dtype="X9")}),
-            replace(blob, tensors={**blob.tensors, name: replace(tensor, data=tensor.data[:-1])}),
-            replace(blob, tensors={**blob.tensors, name: replace(tensor, shape=tensor.shape[::-1])}),
-            replace(blob, tensors={**blob.tensors, name: replace(tensor, shape=(-1, -len(tensor.data)))}),
-            replace(blob, meta={**blob.meta, "layout": "x"}),
-            replace(blob, meta={**blob.meta, "part": "x"}),
-            replace(blob, meta={k: v for k, v in blob.meta.items() if k != "tokens"}),
+            replace(payload_, tensors=rest),
+            replace(payload_, tensors={**payload_.tensors, "more": tensor}),
+            replace(payload_, tensors={**payload_.tensors, name: replace(tensor, dtype="I32")}),
+            replace(payload_, tensors={**payload_.tensors, name: replace(tensor, dtype="X9")}),
+            replace(payload_, tensors={**payload_.tensors, name: replace(tensor, data=tensor.data[:-1])}),
+            replace(payload_, tensors={**payload_.tensors, name: replace(tensor, shape=tensor.shape[::-1])}),
+            replace(
+                payload_, tensors={**payload_.tensors, name: replace(tensor, shape=(-1, -len(tensor.data)))}
+            ),
+            replace(payload_, meta={**payload_.meta, "layout": "x"}),
+            replace(payload_, meta={**payload_.meta, "part": "x"}),
+            replace(payload_, meta={k: v for k, v in payload_.meta.items() if k != "tokens"}),
         ]
         if isinstance(payload, DeltaPayload):
-            wrong.append(replace(blob, meta={**blob.meta, "tokens": "11"}))
+            wrong.append(replace(payload_, meta={**payload_.meta, "tokens": "11"}))
         for twin in wrong:
             with pytest.raises(ValueError):
                 snapshots.decode(twin)
@@ -134,7 +136,7 @@ def test_estimates_evaluate_nothing(benches: Callable[..., Bench]) -> None:
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("family", ["llama", "qwen3_next", "deepseek_v3"])
-def test_quantised_storage(benches: Callable[..., Bench], family: str, bits: int) -> None:
+def test_quantized_storage(benches: Callable[..., Bench], family: str, bits: int) -> None:
     """Smaller, close, still states exact; what it makes is never taken for exact payloads."""
     exact = benches(family)
     try:
@@ -145,8 +147,8 @@ def test_quantised_storage(benches: Callable[..., Bench], family: str, bits: int
     (ids,) = text_models.prompts(3, [LENGTH])
     cache, _ = bench.fill(ids[:32])
     hit, plain = (b.save(layer_caches.view_row(cache), 32, (16,)) for b in (bench, exact))
-    delta, unquantised = hit.deltas[0][2], plain.deltas[0][2]
-    assert bench.snapshots.nbytes(delta) < exact.snapshots.nbytes(unquantised) * (0.32 if bits == 8 else 0.2)
+    delta, unquantized = hit.deltas[0][2], plain.deltas[0][2]
+    assert bench.snapshots.nbytes(delta) < exact.snapshots.nbytes(unquantized) * (0.32 if bits == 8 else 0.2)
     restored = bench.through_bytes(hit)
     for one, other in zip(
         layer_caches.list_all_arrays(bench.restore(restored)),
@@ -156,7 +158,7 @@ def test_quantised_storage(benches: Callable[..., Bench], family: str, bits: int
         off = mx.abs(one - other).max() / mx.abs(other).max()
         assert off.item() < (0.01 if bits == 8 else 0.12)
     assert not exact.snapshots.is_usable(delta, 16)
-    assert not bench.snapshots.is_usable(unquantised, 16)
+    assert not bench.snapshots.is_usable(unquantized, 16)
     with pytest.raises(ValueError):
         exact.snapshots.decode(bench.snapshots.encode(delta))
 
@@ -173,4 +175,4 @@ def test_the_fingerprint_tells_models_apart(benches: Callable[..., Bench]) -> No
 def test_no_bits_for_small_heads(zoo: Zoo) -> None:
     """Said when the cache is made, by the name of the setting."""
     with pytest.raises(ConfigError, match="cache.stored_bits"):
-        SnapshotCodec(run_trial_forward(adapter(zoo, "gpt_bigcode"))[0], 4)
+        SnapshotCodec(run_trial_forward(caller(zoo, "gpt_bigcode"))[0], 4)

@@ -28,7 +28,7 @@ def make(tmp_path: Path, family: str, kind: str = "F32", **config: Any) -> tuple
 
 
 def run(file: Path, **options: Any) -> Any:
-    engine = engine_driver.make_real_engine(file, probe=False, **options)
+    engine = engine_driver.make_real_engine(file, load_check=False, **options)
     return engine_driver.run_requests(engine, [engine_driver.make_text_request("a", IDS, max_tokens=COUNT)])[
         "a"
     ]
@@ -61,10 +61,10 @@ def test_a_tied_embedding_is_the_head(tmp_path: Path) -> None:
     check(file, text_answer(folder, IDS, COUNT))
 
 
-def test_quantised_weights_stay_so_where_they_are_to(tmp_path: Path) -> None:
-    """The same answers without dequantising, from weights that are quantised in memory."""
+def test_quantized_weights_stay_so_where_they_are_to(tmp_path: Path) -> None:
+    """The same answers without dequantizing, from weights that are quantized in memory."""
     folder, file = make(tmp_path, "llama", "Q4_0")
-    model = engine_driver.get_runner(engine_driver.make_real_engine(file, dequantize="never"))._adapter.model
+    model = engine_driver.get_runner(engine_driver.make_real_engine(file, dequantize="never"))._caller.model
     assert model.layers[0].self_attn.q_proj.weight.dtype == mx.uint32
     check(file, text_answer(folder, IDS, COUNT), dequantize="never")
 

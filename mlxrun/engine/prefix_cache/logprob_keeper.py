@@ -1,0 +1,113 @@
+"""Keeps the logprobs of prompts beside the entries of the prefix cache, and finds them again."""
+
+from __future__ import annotations
+
+from types import NoneType
+
+from mlxrun.core.request import TokenLogprob
+from mlxrun.core.step_plan import SnapshotKind
+from mlxrun.engine.prefix_cache.containment import contain_failures
+from mlxrun.engine.prefix_cache.entry import CacheEntry
+from mlxrun.engine.prefix_cache.entry_logprobs import LogprobBook
+from mlxrun.engine.prefix_cache.entry_store import EntryStore
+from mlxrun.engine.prefix_cache.radix_index import RadixIndex
+from mlxrun.engine.prefix_cache.tracked_request import MIN_SHARED, TrackedRequest
+
+
+class LogprobKeeper:
+    """`grid_only`: see PrefixCache.
+
+    Scored prompts often part at a place that nobody knows beforehand, such as the choices of a question. So
+    a request waits for a running one that is about to end and has more in common with it than the cache has.
+    """
+
+    def __init__(self, index: RadixIndex, store: EntryStore, grid_only: bool) -> None:
+        self._index = index
+        self._store = store
+        self._grid_only = grid_only
+        self._owners: dict[str, TrackedRequest] = {}  # running requests that end with their prompt
+
+    @property
+    def has_owners(self) -> bool:
+        return bool(self._owners)
+
+    def add_owner(self, tracked: TrackedRequest) -> None:
+        """A request runs from now on. States cannot be used where prompts part, so models with states wait
+        for nothing, and neither does anybody where hits end on the grid."""
+        ends_soon = tracked.book is not None and tracked.request.params.max_tokens <= 1
+        if ends_soon and not self._grid_only and not self._index.has_states:
+            self._owners[tracked.request.id] = tracked
+
+    def remove_owner(self, tracked: TrackedRequest) -> None:
+        """A request does not run any more: its new logprobs are stored."""
+        self._owners.pop(tracked.request.id, None)
+        self.add_new_logprobs(tracked)
+
+    def waits_for_owner(self, tracked: TrackedRequest, matched: int) -> bool:
+        """Whether a running request computes what this waiting one, of which the cache has `matched` tokens,
+        needs next. Once that has ended it waits for another one only if the cache has more by then: a cache
+        without room would make requests run one at a time."""
+        stop = matched + MIN_SHARED
+        if tracked.book is None or stop > tracked.longest_useful_hit:
+            return False
+        ids, needed = tracked.chain.ids, tracked.chain.ids[matched:stop]
+        has_more = matched >= tracked.waited_at + MIN_SHARED
+        for owner in self._owners.values():
+            other, is_new = owner.chain.ids, owner.request.id != tracked.waits_for
+            if (is_new and not has_more) or not tracked.can_use(owner, stop):
+                continue
+            if other[matched:stop] == needed and other[:matched] == ids[:matched]:
+                owner.awaited = True
+                if is_new:
+                    tracked.waits_for, tracked.waited_at = owner.request.id, matched
+                return True
+        return False
+
+    def find_prompt_logprobs(self, tracked: TrackedRequest, start: int) -> list[TokenLogprob]:
+        """Return the known logprobs of a prompt from `start` on, up to the first unknown one. Entries have
+        one of the likeliest tokens only, so that a request that wants more finds nothing."""
+        wanted = tracked.request.params.prompt_logprobs
+        if tracked.book is None or wanted is None or wanted > 1:
+            return []
+        overlaps = self._list_overlaps(tracked)
+        for entry, matched in overlaps:
+            if entry.logprobs is not None:
+                tracked.book.take(entry.logprobs, matched)
+        self._store.touch([entry for entry, _ in overlaps[-1:]], True)
+        return tracked.book.read(start)
+
+    @contain_failures(NoneType)
+    def add_new_logprobs(self, tracked: TrackedRequest) -> None:
+        """Store what was computed of a prompt's logprobs beside the entries of its tokens."""
+        book = tracked.book
+        if book is not None and book.changed and tracked.cacheable:
+            book.changed = False
+            for entry, matched in self._list_overlaps(tracked):
+                self.add_logprobs(entry, book, matched)
+
+    def add_logprobs(self, entry: CacheEntry, book: LogprobBook | None, matched: int) -> None:
+        """Store a prompt's logprobs beside an entry, or in a planned entry, whose tokens are those of the
+        prompt up to position `matched`. The file of an entry that had too few is written again, if its
+        payload is in memory."""
+        is_state = entry.kind is SnapshotKind.STATE
+        if book is None or (is_state and self._index.has_deltas):  # the deltas of the state have them
+            return
+        first = 0 if is_state else entry.start
+        new = book.make_logprobs(first, entry.stop, matched)
+        if new is None:
+            return
+        old = entry.logprobs
+        entry.logprobs = new if old is None else old.merge(new)
+        has_more = entry.logprobs is not old and (old is None or not old.complete)
+        if has_more and entry.in_tier and entry.payload is not None:
+            entry.in_tier = False
+            try:
+                self._store.write(entry)
+            finally:
+                entry.in_tier = True  # if the new file is refused, the old one is still there
+
+    def _list_overlaps(self, tracked: TrackedRequest) -> list[tuple[CacheEntry, int]]:
+        """The entries that may have logprobs of a prompt. Where prompts are computed on the grid only, its
+        last token is not part of a full chunk, so that the chunk of a longer prompt is of no use."""
+        limit = len(tracked.request.prompt) - int(self._grid_only)
+        return self._index.list_overlaps(tracked.chain, limit, self._grid_only)

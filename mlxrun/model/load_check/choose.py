@@ -1,0 +1,185 @@
+"""Chooses how a model is computed: the fastest methods that give what the library's own calls give.
+
+Each method is compared at load and in `mlxrun doctor`, on a few short prompts. One that differs is replaced
+by a slower exact one, and a warning is logged. No model is trusted because of its name: libraries keep having
+bugs of this kind.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, get_args
+
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.step_plan import DEFAULT_CHUNK
+from mlxrun.model.hooks.draft_layout import DraftRecurrence
+from mlxrun.model.hooks.quantized_layers import use_library_products
+from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load_check.image_checks import check_images
+from mlxrun.model.load_check.long_reference import LongReference, make_long_reference
+from mlxrun.model.load_check.operation_checks import AttentionCheck, check_products
+from mlxrun.model.load_check.reference import REDUCED, CheckRun, Reference, list_windows
+from mlxrun.model.load_check.report import ComparedWindow, LoadCheck, LoadCheckReport
+from mlxrun.model.load_check.rounding import CheckLogits
+from mlxrun.model.load_check.text_checks import DraftCheck, TextChecks
+from mlxrun.model.load_check.text_ladder import QUANTIZED, SLOWER_DECODE, TextLadder
+from mlxrun.model.machine.device import uses_cuda, uses_gpu
+from mlxrun.model.run.chunk_grouping import NO_LIMIT, PrefillSharing
+from mlxrun.model.run.compute_methods import (
+    ComputeMethods,
+    DecodeMethod,
+    can_batch,
+    can_stack,
+    find_padding_limit,
+    uses_pages,
+)
+from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller
+
+log = logging.getLogger(__name__)
+
+SHORT_CHUNK = 1024  # tokens of chunks that share a forward on CUDA: those take the time of launching it
+COMPANIES = (7, 31)  # rows beside one that must have the bits that it has alone
+
+
+def choose_methods(
+    caller: ModelCaller,
+    vocab: int,
+    config: Config,
+    model_info: LoadedModelInfo | None = None,
+    quantization: KVQuantization | None = None,
+) -> LoadCheckReport:
+    """The fastest methods that this model passes; with `engine.load_check` off, the fastest possible ones.
+    `model_info`: has the processor of images, without which they are not compared. ModelLoadError if there is
+    no way to compute it as the library does; ConfigError if rows are to be quantized, and that fails."""
+    started = time.perf_counter()
+    template = caller.make_cache()
+    candidate = _choose_candidate(template, config, quantization is None)
+    if not config.engine.load_check:
+        return _add_quantization(LoadCheckReport(candidate, (), caller.weights), quantization)
+    products = check_products(caller.model)
+    # In half precision, products round each row by itself meanwhile; in float32 they need not, and on a CPU
+    # that takes thrice as long.
+    rounds = uses_gpu() or config.model.dtype not in ("auto", "float32")
+    with use_library_products(caller.model) if rounds else nullcontext():
+        reference = Reference(caller, vocab, attention_check=AttentionCheck())
+        context = None if model_info is None else model_info.context_length
+        made = make_long_reference(reference, vocab, context)
+        long, without = (None, made) if isinstance(made, str) else (made, "")
+        ladder = TextLadder(reference, long, candidate, quantization)
+        methods = ladder.compare()
+        windows = tuple(_describe_window(size, long) for size in list_windows(template))
+        found = LoadCheckReport(methods, (*products, *ladder.checks), caller.weights, windows, without)
+        if isinstance(caller, VisionModelCaller):
+            found = check_images(caller, vocab, model_info, found)
+    if found.methods.fixed_width > 1 and found.methods.decode in ("compiled", "paged", "ragged"):
+        found = _check_company(found, reference)
+    if caller.row_adapters.names or found.methods.decode == "row_by_row" != methods.decode:
+        done = len(ladder.checks)
+        ladder.require_rows(found.methods)
+        found = found.add(ladder.checks[done:])
+    if config.speculation.method != "off" and uses_pages(found.methods.decode):
+        found = _check_drafts(found, reference)
+    for check in found.checks:
+        if not check.passed:
+            text = "load check: %s is not used for this model: %s%s"
+            log.warning(text, check.name, check.describe(), check.describe_instead())
+    found = _add_quantization(found, quantization)
+    return replace(found, seconds=time.perf_counter() - started)
+
+
+def _describe_window(size: int, long: LongReference | None) -> ComparedWindow:
+    crossed = long is not None and size <= len(long.prompts[0])
+    return ComparedWindow(size, size if crossed else min(size, REDUCED))
+
+
+def _check_company(report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
+    """The report with whether a row of a fixed width has the same bits in any company, by the products that
+    steps have. If not, each row has its own forward, so that `engine.reproducible` holds."""
+    runs, methods = TextChecks(reference, False), report.methods
+    alone, beside = (partial(runs.decode_beside, methods, some) for some in ((0,), COMPANIES))
+
+    def decode_single_row() -> CheckLogits:
+        own = _run_by_engine(reference, alone)
+        return {(i, step): own[0, step] for i in range(len(COMPANIES)) for _, step in own}
+
+    instead = SLOWER_DECODE["grouped"]
+    check = reference.check("same bits in company", beside, decode_single_row, exact=True, instead=instead)
+    return report.add([check], methods=methods if check.passed else replace(methods, decode="row_by_row"))
+
+
+def _check_drafts(report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
+    """The report with how drafts are computed. Where steps must round alike, no bit may differ, with the
+    products that steps have; few rows a call cost less, and may round otherwise."""
+    methods, fixed = report.methods, report.methods.fixed_width > 0
+    states = LayerKind.STATE in map(get_kind, flatten_caches(reference.make_cache()))
+    for recurrence in get_args(DraftRecurrence)[: 2 + fixed if states else 1]:
+        methods = replace(methods, recurrence=recurrence)
+        runs = DraftCheck(reference, methods)
+        expected = partial(_run_by_engine, reference, runs.take_steps) if fixed else None
+        name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
+        with nullcontext() if fixed else use_library_products(reference.caller.model):
+            check = reference.check(
+                name, runs.take_drafts, expected, exact=fixed, instead="nothing is drafted"
+            )
+        if check.passed:
+            return report.add([check], methods=methods)
+    problem = f"rows with drafts are not computed as by steps: {check.describe()}"
+    return report.add([check], methods=replace(methods, draft_problem=problem))
+
+
+def _run_by_engine(reference: Reference, run: CheckRun) -> CheckLogits:
+    with reference.caller.use_attention():
+        return run()
+
+
+def _add_quantization(report: LoadCheckReport, quantization: KVQuantization | None) -> LoadCheckReport:
+    """The report with quantized rows. ConfigError if this model's rows cannot be."""
+    if quantization is None:
+        return report
+    bad = {check.name: check for check in report.checks if not check.passed}
+    failed = bad.get(QUANTIZED)
+    if failed is None and report.methods.decode != "ragged":
+        names = ("decode ragged", "image among text", "video among text")
+        unknown = LoadCheck("decode", False, error="its caches cannot share a forward")
+        failed = next((bad[name] for name in names if name in bad), unknown)
+    if failed is not None:
+        why = f"{failed.name}: {failed.describe()}"
+        raise ConfigError(f"cache.kv_bits: {quantization.bits} is not possible for this model: {why}")
+    return replace(report, methods=replace(report.methods, quantization=quantization))
+
+
+def _choose_candidate(template: Sequence[Any], config: Config, paged: bool) -> ComputeMethods:
+    """The fastest methods, by the kinds of the model's caches and the config only."""
+    scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
+    batched = _choose_batched(template, config) if paged and gpu else "ragged"
+    if config.engine.reproducible:
+        # A CPU's BLAS rounds a row by its position among the others: there each row is computed by itself.
+        decode: DecodeMethod = batched if gpu and can_batch(template) else "row_by_row"
+        width, grid = scheduler.max_running, scheduler.chunk or DEFAULT_CHUNK
+        return ComputeMethods(decode, PrefillSharing(), width, uses_cuda(), snapshots, grid=grid)
+    if not can_batch(template):
+        return ComputeMethods("row_by_row", snapshots=snapshots)
+    padded = find_padding_limit(
+        template, scheduler.prefill_budget if gpu else scheduler.chunk or DEFAULT_CHUNK
+    )
+    # CUDA is fast in shapes that it has seen: long prompts are computed by themselves, in chunks of one size.
+    shared = SHORT_CHUNK if uses_cuda() else NO_LIMIT
+    merged, tails = gpu and not uses_cuda(), can_stack(template)
+    sharing = PrefillSharing(scheduler.prefill_rows, padded, merged, tails, shared)
+    return ComputeMethods(batched, sharing, launch_first=uses_cuda(), snapshots=snapshots)
+
+
+def _choose_batched(template: Sequence[Any], config: Config) -> DecodeMethod:
+    """How a GPU decodes rows together. A compiled forward cannot change its adapters from step to step."""
+    if not config.engine.load_check:
+        return "ragged"  # whether the kernel is right, and covers the model's heads, has to be compared
+    only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.WINDOW}
+    return "compiled" if only_keys and not config.model.adapters else "paged"

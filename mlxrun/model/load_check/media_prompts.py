@@ -1,0 +1,174 @@
+"""The prompts with images and videos that the load check computes, and what the library makes of them.
+
+The prompts are made by the model's own template and processor. The library must give the same embeddings of
+the same images each time, and of an image beside others those that it has alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from mlxrun.config.media_settings import Video
+from mlxrun.core.errors import MediaError
+from mlxrun.core.request import ProcessedPrompt
+from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.run.prompt_inputs import split_prompt
+from mlxrun.model.vision.embedder import Embedder
+from mlxrun.model.vision.image_units import find_regions
+
+log = logging.getLogger(__name__)
+
+SIZES = ((64, 64), (96, 64))  # pixels of the images, and of the frames of the videos
+FRAMES = 4
+MAX_TWO = 192  # tokens of a prompt with two images; if it has more, one image has to do
+MAX_TOKENS = 1024  # tokens of a prompt that is computed at load
+REPETITIONS = 2  # one right after the other, so that what changes with every call is found
+GIVEN = ("_position_ids", "_rope_deltas", "_no_grad")
+
+
+def list_media_prompts(info: LoadedModelInfo, kind: str = "image") -> list[ProcessedPrompt]:
+    """Two images, or two videos, with text between them, unless they have many tokens; and one. MediaError if
+    the model's files make no such prompt of at most MAX_TOKENS tokens."""
+    pair, single = _process(info, [kind] * 2), _process(info, [kind])
+    limits = ((pair, MAX_TWO), (single, MAX_TOKENS))
+    found = [made for made, most in limits if isinstance(made, ProcessedPrompt) and len(made.ids) <= most]
+    return found or [_check_size(single, kind)]
+
+
+def make_mixed_prompt(info: LoadedModelInfo) -> ProcessedPrompt:
+    """An image and a video. MediaError as above."""
+    return _check_size(_process(info, ["image", "video"]), "video")
+
+
+def _check_size(made: ProcessedPrompt | MediaError, kind: str) -> ProcessedPrompt:
+    if isinstance(made, MediaError):
+        raise made
+    if len(made.ids) > MAX_TOKENS:
+        raise MediaError(f"a prompt with a small {kind} has {len(made.ids)} tokens, too many for a check")
+    return made
+
+
+def _process(info: LoadedModelInfo, kinds: list[str]) -> ProcessedPrompt | MediaError:
+    """The prompt with these images and videos, by the first text of which the processor makes their
+    tokens."""
+    problem = MediaError(f"neither the chat template nor the processor has a placeholder for {kinds[-1]}s")
+    images = [_make_image(size) for kind, size in zip(kinds, SIZES, strict=False) if kind == "image"]
+    videos = [_make_video(size) for kind, size in zip(kinds, SIZES, strict=False) if kind == "video"]
+    for text in _list_texts(info, kinds):
+        try:
+            made = info.process(text, images, videos) if videos else info.process(text, images)
+        except Exception as error:  # the model's own processor may raise anything
+            log.debug("load check: the processor of images failed", exc_info=True)
+            problem = MediaError(f"{type(error).__name__}: {error}")
+            continue
+        if len(made.image_spans) >= len(set(kinds)):
+            return made
+    return problem
+
+
+def _list_texts(info: LoadedModelInfo, kinds: list[str]) -> Iterator[str]:
+    """What the chat template makes of a message with images and videos; then plain text with placeholders of
+    images."""
+    parts = [part for kind in kinds for part in ({"type": "text", "text": "a"}, {"type": kind})]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "b"}]}]
+    if info.chat_template is not None:
+        try:
+            yield info.tokenizer.apply_chat_template(
+                messages, chat_template=info.chat_template, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # foreign code may raise anything
+            log.debug("load check: the chat template failed", exc_info=True)
+    for name in ("boi_token", "image_token"):
+        token = getattr(info.processor, name, None)
+        if isinstance(token, str) and set(kinds) == {"image"}:
+            yield f"a{token}" * len(kinds) + "b"
+
+
+def _make_image(size: tuple[int, int]) -> Any:
+    """An RGB image of random blocks, different for each size."""
+    from PIL import Image
+
+    blocks = np.random.default_rng([7, *size]).integers(0, 256, size=(4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(blocks).resize(size, Image.Resampling.NEAREST)
+
+
+def _make_video(size: tuple[int, int]) -> Video:
+    """Frames of random pixels."""
+    width, height = size
+    shape = (FRAMES, 3, height, width)
+    frames = np.random.default_rng([8, *size]).integers(0, 256, size=shape, dtype=np.uint8)
+    return Video(frames, tuple(range(0, 2 * FRAMES, 2)), 2 * FRAMES, 4.0)
+
+
+def embed_by_library(model: Any, ids: Sequence[int], media: Mapping[str, Any]) -> dict[str, Any]:
+    """What the library's own call makes of a prompt, by name, without what it leaves out."""
+    tokens = mx.array([list(ids)])
+    given = {key: mx.array(value) for key, value in media.items()}
+    pixels = given.pop("pixel_values", None)
+    made = model.get_input_embeddings(tokens, pixels, mask=mx.ones_like(tokens), **given).to_dict()
+    return {name: value for name, value in made.items() if value is not None}
+
+
+def measure_repetition(
+    embedder: Embedder, prompt: ProcessedPrompt, before: Mapping[str, Any], own: Collection[str]
+) -> float:
+    """How far the library's embeddings of a prompt are from those that it made of it `before`, in standard
+    deviations. Meanwhile it embeds the prompt's first image alone, if it can, and text. ValueError if it
+    keeps arrays of the images on the model, where another request would find them. `own`: what it kept before
+    it saw any."""
+    model = embedder.model
+    if kept := [name for name in find_kept_arrays(model) if name not in own]:
+        raise ValueError(f"mlx-vlm keeps {', '.join(kept)} of the last images on the model")
+    whole = split_prompt(prompt.ids, prompt.media, find_regions(prompt.ids, embedder.tokens, prompt.media))
+    runs = None if whole is None else whole.split_places()
+    if whole is not None and runs is not None and len(runs) > 1:
+        part = whole.cut(runs, 0, 1)
+        try:
+            mx.eval(embed_by_library(model, part.tokens, part.media)["inputs_embeds"])
+        except Exception:  # a library may raise anything; whether it can is for another check
+            log.debug("load check: an image of a prompt cannot be embedded alone", exc_info=True)
+    mx.eval(embed_by_library(model, prompt.ids[:1], {})["inputs_embeds"])
+    again = [embed_by_library(model, prompt.ids, prompt.media)["inputs_embeds"] for _ in range(REPETITIONS)]
+    return max(compare_arrays(found, before["inputs_embeds"]) for found in again)
+
+
+def find_kept_arrays(model: Any) -> list[str]:
+    """The attributes of a model and of its language model that hold arrays but are no parameters: what a call
+    left there. Positions are not among them: the adapter gives them with each call."""
+    found = []
+    for module in (model, model.language_model):
+        values = {**vars(module), **{key: module[key] for key in module}}
+        for name, value in values.items():
+            if name.startswith("_") and name not in GIVEN and not isinstance(value, nn.Module):
+                found += [name] if any(isinstance(a, mx.array) for _, a in tree_flatten([value])) else []
+    return sorted(set(found))
+
+
+def measure_neighbours(embedder: Embedder, made: ProcessedPrompt) -> float:
+    """How far the features of an image or a video beside others are from those that it has alone, in standard
+    deviations."""
+    prompt = split_prompt(made.ids, made.media, find_regions(made.ids, embedder.tokens, made.media))
+    runs = None if prompt is None else prompt.split_places()
+    whole = embedder.embed_prompt(made.ids, made.media).embeds
+    if prompt is None or runs is None or whole is None or len(runs) < 2:
+        raise ValueError("the images and videos of the prompt cannot be told apart")
+    worst = 0.0
+    for at, run in enumerate(runs):
+        part = prompt.cut(runs, at, at + 1)
+        alone = embedder.embed_prompt(part.tokens, part.media).embeds
+        assert alone is not None
+        worst = max(worst, compare_arrays(whole[0, mx.array(run)], alone[0, mx.array(part.places)]))
+    return worst
+
+
+def compare_arrays(found: mx.array, expected: mx.array) -> float:
+    """The largest difference, in standard deviations of what is expected."""
+    a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
+    return float(np.abs(a - b).max() / (b.std() + 1e-9))

@@ -1,0 +1,315 @@
+"""Compares single operations with those of the library in float32, on random arrays.
+
+A fault of some percent in attention disappears in the rounding that half precision adds layer by layer, and
+in scores that are all alike. So the engine's attention over plain arrays, and the attention kernel of pages,
+are each compared by itself when they meet a new shape, on arrays whose scores spread. The load check's
+prompts are shorter than a page, and nobody has seen the kernel on every GPU: its rows end on both sides of a
+page, a row must give the same bits alone, and the kernel must not be the slower one.
+
+While the other checks run, half precision multiplies as the library does. So what serving multiplies
+quantized weights by is compared here, one layer of each shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxrun.model.hooks import attention
+from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
+from mlxrun.model.hooks.quantized_layers import (
+    MethodTable,
+    dequantize_weight,
+    is_expert,
+    list_routed,
+    multiply_routed,
+)
+from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_pages
+from mlxrun.model.kv.paged.kernel_source import PAGE
+from mlxrun.model.kv.paged.paged_cache import Attend
+from mlxrun.model.load_check.report import LoadCheck
+from mlxrun.model.load_check.rounding import widen
+from mlxrun.model.machine.device import may_shorten_float32
+
+SPREAD = 2.0  # the standard deviation of scores
+# Root mean square of differences, in units of that of the result: so many times that of the library in the
+# same precision, and at least so much.
+FACTOR = 2.0
+LEAST = {mx.float32: 1e-5, mx.float16: 5e-4, mx.bfloat16: 4e-3}
+PRODUCTS = {mx.float32: 1e-4, mx.float16: 2e-3, mx.bfloat16: 1e-2}  # the limits of products
+SHORTENED = 2e-3  # of float32, where the GPU multiplies it with the mantissa of float16
+LONG = ((1, 5000), (40, 300))  # queries and keys of two more calls for each form of heads: other code
+LENGTHS = (1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE - 68, 0)  # tokens of the kernel's rows; 0: a dummy row
+ALONE = 4  # the row that is computed by itself too
+TIMED_ROWS, TIMED_TOKENS, TIMED_CALLS = 16, 4 * PAGE, 8
+SLOWER = 1.5  # times the library's time that the kernel may take
+
+
+def find_limit(dtype: mx.Dtype, limits: Mapping[mx.Dtype, float]) -> float | None:
+    """The limit of this type; None for other types."""
+    return SHORTENED if dtype == mx.float32 and may_shorten_float32() else limits.get(dtype)
+
+
+def measure_rms(found: mx.array, exact: mx.array, seen: Any = slice(None)) -> float:
+    """The root mean square of differences over the rows that `seen` selects, in units of that of `exact`."""
+    wanted = np.array(exact.astype(mx.float32))[seen]
+    difference = np.array(found.astype(mx.float32))[seen] - wanted
+    return float(np.sqrt(np.square(difference).mean() / (np.square(wanted).mean() + 1e-30)))
+
+
+def _compare_attention(found: mx.array, own: mx.array, exact: mx.array, seen: Any = slice(None)) -> str:
+    """Why attention is not the library's; empty if it is. `own`, `exact`: by the library, in the same
+    precision and in float32."""
+    difference, rounding = (measure_rms(array, exact, seen) for array in (found, own))
+    limit = max(FACTOR * rounding, find_limit(own.dtype, LEAST) or 0.0)
+    if difference <= limit:
+        return ""
+    return f"attention differs by {difference:.1e} from the library's (limit {limit:.1e})"
+
+
+def _make_random(size: int, like: mx.array, seed: int) -> mx.array:
+    return mx.random.normal((size, *like.shape[1:]), key=mx.random.key(seed)).astype(like.dtype)
+
+
+# -- attention over plain arrays ----------------------------------------------------------------------
+
+
+class AttentionError(RuntimeError):
+    """The engine's attention computes something else than the library's."""
+
+
+class AttentionCheck:
+    """To be called with the arguments of each call of `attention.attend_plain`. AttentionError if it differs
+    for such shapes."""
+
+    def __init__(self) -> None:
+        self._compared: dict[tuple[Any, ...], str] = {}  # the problem by kind of call, empty: none
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
+    ) -> None:
+        if find_limit(queries.dtype, LEAST) is None:
+            return
+        heads = [(*array.shape[1:2], array.shape[3]) for array in (queries, keys, values)]
+        self._compare(queries.dtype, heads, (*queries.shape[::2], keys.shape[2]), scale, mask, kwargs)
+        for length, tokens in LONG:
+            self._compare(queries.dtype, heads, (1, length, tokens), scale, "causal", kwargs)
+
+    def _compare(
+        self,
+        dtype: mx.Dtype,
+        heads: Sequence[tuple[int, ...]],
+        sizes: tuple[int, ...],
+        scale: float,
+        mask: Any,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """`heads`: number and width, of queries, keys and values. `sizes`: rows, queries and keys of each."""
+        form = mask if not isinstance(mask, mx.array) else (tuple(mask.shape), mask.dtype)
+        names = tuple(name for name, value in extra.items() if value is not None)
+        key = (dtype, tuple(heads), sizes, scale, form, names)
+        if key not in self._compared:
+            rows, length, tokens = sizes
+            shapes = zip(heads, (length, tokens, tokens), strict=True)
+            given = [
+                mx.random.normal((rows, number, count, width), key=mx.random.key(seed))
+                for seed, ((number, width), count) in enumerate(shapes)
+            ]
+            given[0] = given[0] * (SPREAD / (abs(scale) * heads[0][1] ** 0.5 or 1.0))
+            arrays = tuple(array.astype(dtype) for array in given)
+            self._compared[key] = _find_problem(arrays, scale, mask, extra)
+        if self._compared[key]:
+            raise AttentionError(self._compared[key])
+
+
+def _find_problem(arrays: tuple[mx.array, ...], scale: float, mask: Any, extra: Mapping[str, Any]) -> str:
+    """Why the engine's attention is not the library's; empty if it is. `arrays`: queries, keys, values."""
+    library = mx.fast.scaled_dot_product_attention
+    queries, keys, values = arrays
+    found = attention.attend_plain(queries, keys, values, scale, mask, **extra)
+    own = library(*arrays, scale=scale, mask=mask, **extra)
+    wide = {name: widen(value) for name, value in extra.items()}
+    exact = library(*map(widen, arrays), scale=scale, mask=widen(mask), **wide)
+    problem = _compare_attention(found, own, exact, _find_seen(exact, mask))
+    return f"the engine's {problem}" if problem else ""
+
+
+def _find_seen(exact: mx.array, mask: Any) -> Any:
+    """Which queries attend to anything: what the others get is of no use, and may be NaN."""
+    if not isinstance(mask, mx.array) or mask.dtype != mx.bool_:
+        return np.ones(exact.shape[:-1], dtype=np.bool_)
+    return np.broadcast_to(np.array(mask.any(axis=-1)), exact.shape[:-1])
+
+
+# -- attention over pages -----------------------------------------------------------------------------
+
+
+class KernelError(RuntimeError):
+    """The kernel computes something else than the library, or takes longer."""
+
+
+class KernelCheck:
+    """`attend_pages`, which is compared when it is called with a new shape. KernelError if it differs."""
+
+    def __init__(self, attend: Attend = attend_pages, timed: bool = True) -> None:
+        self._attend = attend
+        self._timed = timed
+        self._compared: set[tuple[Any, ...]] = set()
+
+    def __call__(
+        self, queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
+    ) -> mx.array:
+        shape = (*queries.shape[1:], *keys.shape[1:], *values.shape[1:])
+        form = (rule.window, rule.cap, rule.sinks is None, rule.positions is None)
+        key = (*shape, queries.dtype, keys.dtype, *form)
+        if key not in self._compared:
+            self._compared.add(key)
+            self._compare(_RandomRows((queries, keys, values), rule, LENGTHS))
+        return self._attend(queries, keys, values, rows, rule)
+
+    def _compare(self, given: _RandomRows) -> None:
+        found = self._attend(*given.arrays, given.rows, given.rule)
+        exact = given.attend_by_library(wide=True)
+        problem = _compare_attention(found[:-1], given.attend_by_library(), exact)
+        if problem:
+            raise KernelError(problem)
+        only = self._attend(*given.select(ALONE))
+        if not mx.array_equal(only[0], found[ALONE]).item():
+            raise KernelError("attention of a row depends on the rows beside it")
+        if self._timed:
+            self._compare_times(given)
+
+    def _compare_times(self, given: _RandomRows) -> None:
+        many = _RandomRows(given.arrays, given.rule, (TIMED_TOKENS,) * TIMED_ROWS)
+        queries, keys, values = many.arrays
+        plain_keys, plain_values = (
+            mx.contiguous(a.reshape(-1, TIMED_TOKENS, *a.shape[1:])[:TIMED_ROWS].swapaxes(1, 2))
+            for a in (keys[PAGE:], values[PAGE:])
+        )
+        mx.eval(plain_keys, plain_values)
+        mask = (mx.arange(TIMED_TOKENS)[None] >= mx.zeros((TIMED_ROWS, 1), dtype=mx.int32))[:, None, None]
+        library = _measure(lambda: attend_arrays(queries, plain_keys, plain_values, mask, many.rule))
+        own = _measure(lambda: self._attend(*many.arrays, many.rows, many.rule))
+        if own > SLOWER * library:
+            raise KernelError(f"attention takes {own * 1e6:.0f} us, the library's {library * 1e6:.0f} us")
+
+
+class _RandomRows:
+    """Random rows of these lengths, with the shapes and types of the given queries, keys and values."""
+
+    def __init__(
+        self, like: tuple[mx.array, mx.array, mx.array], rule: LogitRule, lengths: tuple[int, ...]
+    ) -> None:
+        random = np.random.default_rng(5)
+        counts = [-(-n // PAGE) for n in lengths]
+        pages = random.permutation(sum(counts)) + 1  # in no order, as in a pool that has been used
+        self._tables = np.zeros((len(lengths), max(counts)), dtype=np.int32)
+        for row, count in enumerate(counts):
+            self._tables[row, :count], pages = pages[:count], pages[count:]
+        self._lengths = lengths
+        sizes = (len(lengths), *[(sum(counts) + 1) * PAGE] * 2)
+        made = [_make_random(n, array, seed) for seed, (n, array) in enumerate(zip(sizes, like, strict=True))]
+        spread = SPREAD / (abs(rule.scale) * like[0].shape[-1] ** 0.5)
+        self.arrays = ((made[0] * spread).astype(like[0].dtype), made[1], made[2])
+        if rule.positions is not None:
+            rule = replace(rule, positions=_make_random(len(lengths), rule.positions, 3))
+        self.rule = rule
+        self.rows = _make_rows(self._tables, lengths)
+        mx.eval(self.arrays, rule.positions)
+
+    def attend_by_library(self, wide: bool = False) -> mx.array:
+        """Attention of each row that has tokens by the library, over its own keys in order. `wide`: in
+        float32."""
+        queries, keys, values = (widen(array) for array in self.arrays) if wide else self.arrays
+        outputs = []
+        for row, tokens in enumerate(self._lengths):
+            if tokens:
+                first = 0 if self.rule.window is None else max(tokens - self.rule.window, 0)
+                at = np.arange(first, tokens)
+                places = mx.array(self._tables[row, at // PAGE] * PAGE + at % PAGE)
+                own_keys, own_values = (a[places].swapaxes(0, 1)[None] for a in (keys, values))
+                rule = replace(self.rule, window=None)
+                if rule.positions is not None:
+                    rule = replace(rule, positions=rule.positions[row : row + 1])
+                if wide:
+                    rule = replace(rule, positions=widen(rule.positions), sinks=widen(rule.sinks))
+                outputs.append(attend_arrays(queries[row : row + 1], own_keys, own_values, None, rule))
+        return mx.concatenate(outputs)
+
+    def select(self, index: int) -> tuple[mx.array, mx.array, mx.array, PagedRows, LogitRule]:
+        """The arguments of the kernel for one of the rows."""
+        one, (queries, keys, values), rule = slice(index, index + 1), self.arrays, self.rule
+        if rule.positions is not None:
+            rule = replace(rule, positions=rule.positions[one])
+        return queries[one], keys, values, _make_rows(self._tables[one], self._lengths[one]), rule
+
+
+def _make_rows(tables: np.ndarray[Any, np.dtype[np.int32]], lengths: tuple[int, ...]) -> PagedRows:
+    return PagedRows(mx.array(tables), mx.array(lengths, dtype=mx.int32))
+
+
+def _measure(compute: Callable[[], mx.array]) -> float:
+    """Seconds of a call, the least of three times."""
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        mx.eval([compute() for _ in range(TIMED_CALLS)])
+        times.append(time.perf_counter() - start)
+    return min(times[1:]) / TIMED_CALLS
+
+
+# -- products -----------------------------------------------------------------------------------------
+
+
+def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
+    """The check of all methods that are not the library's; none if there are none. What differs is set back
+    to the library's."""
+    routed = [layer for layer in list_routed(model) if layer.table != MethodTable()]
+    kinds = {_describe_kind(layer): layer for layer in reversed(routed)}  # the first of each
+    compared = [ratio for layer in kinds.values() for ratio in _compare_layer(layer)]
+    if not compared:
+        return ()
+    difference, limit = max(compared, key=lambda pair: pair[0] / pair[1])
+    passed = difference <= limit
+    if not passed:
+        for layer in routed:
+            layer.table = MethodTable()
+    name, instead = "products of quantized weights", "" if passed else "the library's products"
+    return (LoadCheck(name, passed, difference, limit=limit, instead=instead),)
+
+
+def _describe_kind(layer: Any) -> tuple[Any, ...]:
+    shape = (tuple(layer["weight"].shape), layer.bits, layer.group_size, layer.mode, layer["scales"].dtype)
+    return (*shape, type(layer).__name__, tuple(layer.table.entries))
+
+
+def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
+    """By method: the difference, and its limit."""
+    least = 1
+    for most, method in layer.table.entries:
+        if method != "library":
+            yield _compare_rows(layer, least)
+        least = most + 1
+
+
+def _compare_rows(layer: Any, rows: int) -> tuple[float, float]:
+    """`rows`: of a linear layer; of an expert layer, the tokens of each expert."""
+    scales = layer["scales"].dtype
+    dtype = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
+    weight = dequantize_weight(layer, mx.float32)
+    count = rows * weight.shape[0] if is_expert(layer) else rows
+    x = mx.random.normal((count, 1, weight.shape[-1]), key=mx.random.key(rows)).astype(dtype)
+    wide = x.astype(mx.float32)
+    if is_expert(layer):
+        experts = mx.repeat(mx.arange(weight.shape[0]), rows)
+        exact = wide @ mx.repeat(weight, rows, axis=0).swapaxes(-1, -2)
+        found = multiply_routed(layer, x, experts)
+    else:
+        exact, found = wide @ weight.T, multiply_routed(layer, x)
+    return measure_rms(found, exact), find_limit(dtype, PRODUCTS) or 0.0

@@ -1,0 +1,117 @@
+"""What the load check found: its comparisons, and how the model is computed because of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from mlxrun.model.hooks.install import InstalledHook
+from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
+from mlxrun.model.load_check.rounding import LogitDifference
+from mlxrun.model.run.compute_methods import ComputeMethods
+from mlxrun.model.run.model_caller import MediaKind
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheck:
+    """One comparison. `difference`: largest |logits - reference| / std; None if the method raised `error`.
+    `limit`: the largest difference that passes. `instead`: what is done in its place if it did not pass."""
+
+    name: str
+    passed: bool
+    difference: float | None = None
+    error: str | None = None
+    limit: float | None = None
+    instead: str = ""
+
+    def describe(self) -> str:
+        """The result as words: the error, or the difference and its limit."""
+        if self.difference is None:
+            return str(self.error)
+        limit = "" if self.limit is None else f" (limit {self.limit:g})"
+        return f"logits differ by {self.difference:.1e} standard deviations{limit}"
+
+    def describe_instead(self) -> str:
+        """What a message about a failed check ends with; empty if nothing is done in its place."""
+        return f"; instead: {self.instead}" if self.instead else ""
+
+
+def run_check(
+    name: str, compare: Callable[[], LogitDifference], limit: float, instead: str = ""
+) -> LoadCheck:
+    """The check of what `compare` finds. It fails if that raises, as a library may for anything that it was
+    not made for; it then has this `limit`. `instead`: what is done in its place if it fails."""
+    try:
+        found = compare()
+    except Exception as error:
+        log.debug("load check: %s raised", name, exc_info=True)
+        return LoadCheck(name, False, None, f"{type(error).__name__}: {error}", limit, instead)
+    return LoadCheck(name, found.passed, found.difference, None, found.limit, "" if found.passed else instead)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedWindow:
+    """A sliding window of the model, in tokens. `compared`: its size in the load check, whose prompts are
+    longer than that."""
+
+    size: int
+    compared: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCheckReport:
+    """How the model is computed, and the comparisons that led there. `weights`: their form in memory.
+    `long_rows`: why no row of many tokens was compared; empty if one was. `images`, `videos`: why they were
+    not compared, or are refused; empty if they were, and if the model takes none. `refused`,
+    `features_cached`: what an adapter of the same model has to know (`follow`). `seconds`: how long the
+    comparisons took; None: there were none. `hooks`: what was changed of the library's model.
+    """
+
+    methods: ComputeMethods
+    checks: tuple[LoadCheck, ...]
+    weights: WeightForm = PLAIN_WEIGHTS
+    windows: tuple[ComparedWindow, ...] = ()
+    long_rows: str = ""
+    images: str = ""
+    videos: str = ""
+    refused: Mapping[MediaKind, str] = field(default_factory=dict)
+    features_cached: bool = True
+    seconds: float | None = None
+    hooks: tuple[InstalledHook, ...] = ()
+
+    def add(self, checks: Sequence[LoadCheck], **changes: Any) -> LoadCheckReport:
+        """The report with further checks, and with other values of its fields."""
+        return replace(self, checks=(*self.checks, *checks), **changes)
+
+    def describe(self) -> dict[str, Any]:
+        """The report as JSON values, for /v1/status."""
+        found = [{"name": check.name, **describe_check(check)} for check in self.checks]
+        windows = [asdict(window) for window in self.windows]
+        notes = {"long_rows": self.long_rows, "images": self.images, "videos": self.videos}
+        took = {"seconds": self.seconds, "hooks": {hook.name: hook.places for hook in self.hooks}}
+        return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes, **took}
+
+
+def describe_check(check: LoadCheck) -> dict[str, Any]:
+    """What a check found, without its name, as JSON values."""
+    names = ("passed", "difference", "limit", "error", "instead")
+    return {name: getattr(check, name) for name in names}
+
+
+def describe_methods(methods: ComputeMethods) -> dict[str, Any]:
+    """How the model is computed, as JSON values."""
+    quantization = methods.quantization
+    kept = {} if quantization is None else {f"kv_{k}": value for k, value in quantization._asdict().items()}
+    return {
+        "decode": methods.decode,
+        "attention": methods.attention,
+        "prefill_rows": methods.sharing.max_rows,
+        "padded": methods.sharing.max_padded,
+        "library_chunks": methods.library_chunks,
+        "snapshots": methods.snapshots,
+        **kept,
+    }

@@ -1,0 +1,172 @@
+"""Goes from the fastest methods to slower ones where they differ from the library, down to its own calls.
+
+Each way is compared, the slowest too: prompts at once, rows one by one, the library's own attention. A model
+for which none is right is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import get_args
+
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.load_check.long_reference import LongReference
+from mlxrun.model.load_check.operation_checks import KernelCheck
+from mlxrun.model.load_check.reference import Reference, list_windows
+from mlxrun.model.load_check.report import LoadCheck
+from mlxrun.model.load_check.rounding import CheckLogits
+from mlxrun.model.load_check.text_checks import TextChecks
+from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.run.chunk_grouping import PrefillSharing
+from mlxrun.model.run.compute_methods import (
+    LIBRARY_CHUNK,
+    AttentionMethod,
+    ComputeMethods,
+    DecodeMethod,
+    uses_pages,
+)
+
+IN_CHUNKS = (
+    f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
+)
+LIBRARY_ATTENTION = "the library's attention"
+QUANTIZED = "decode quantized"
+PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
+SLOWER_DECODE: dict[DecodeMethod, str] = {
+    "compiled": "a forward that is not compiled",
+    "paged": "attention by groups of rows of similar length",
+    "ragged": "one forward for rows of similar length",
+    "grouped": "one forward for each row",
+    "row_by_row": LIBRARY_ATTENTION,
+}
+
+
+class RefusedModelError(ModelLoadError):
+    """No way to compute the model gives what the library gives. `checks`: what was compared."""
+
+    def __init__(self, message: str, checks: Sequence[LoadCheck]) -> None:
+        super().__init__(message)
+        self.checks = tuple(checks)
+
+
+class TextLadder:
+    """`reference`: short prompts. `long`: a long row beside a short one; None: the model has none."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        long: LongReference | None,
+        candidate: ComputeMethods,
+        quantization: KVQuantization | None,
+    ) -> None:
+        self._reference = reference
+        self._quantization = quantization
+        self._candidate = candidate
+        kernel = KernelCheck() if uses_gpu() else None
+        references = (reference,) if long is None else (reference, long)
+        self._sides = [TextChecks(each, candidate.snapshots, kernel) for each in references]
+        self.checks: list[LoadCheck] = []
+
+    @property
+    def refusal(self) -> RefusedModelError:
+        """Why the model cannot be used."""
+        failed = [check for check in self.checks if not check.passed]
+        named = "; ".join(f"{check.name}: {check.describe()}" for check in failed[-2:])
+        text = "the model is refused: no way to compute it gives the logits of the library's own calls"
+        return RefusedModelError(f"{text} ({named})", self.checks)
+
+    def compare(self) -> ComputeMethods:
+        """The methods that pass. RefusedModelError if no way passes."""
+        for attention in get_args(AttentionMethod):
+            self._reference.caller.attention = attention
+            methods = self._compare_with(attention)
+            if methods is not None:
+                return self._choose_extras(methods)
+        raise self.refusal
+
+    def require_rows(self, methods: ComputeMethods) -> None:
+        """Compare rows that are decoded one by one, unless they were. RefusedModelError if they differ."""
+        name = self._name("decode row_by_row")
+        known = [check.passed for check in self.checks if check.name == name]
+        if not (all(known) if known else self._passes_decode("row_by_row", methods.fixed_width)):
+            raise self.refusal
+
+    def _name(self, name: str) -> str:
+        own = self._reference.caller.attention == "engine"
+        return name if own else f"{name}, library attention"
+
+    def _compare_with(self, attention: AttentionMethod) -> ComputeMethods | None:
+        """The methods of prompts and rows that pass with this attention; None if none do."""
+        methods = replace(self._candidate, attention=attention)
+        if not self._passes("prefill chunks", lambda runs: runs.prefill(split=True), IN_CHUNKS):
+            methods = methods.split_as_library()
+            if not self._passes("prefill whole", lambda runs: runs.prefill(split=False), LIBRARY_ATTENTION):
+                return None
+        decode = self._choose_decode(methods)
+        return None if decode is None else replace(methods, decode=decode)
+
+    def _choose_extras(self, methods: ComputeMethods) -> ComputeMethods:
+        """The same with what several prompts share, and with snapshots, where these pass. Without them, each
+        prompt is computed by itself, as was compared."""
+        if methods.decode == "ragged" and self._quantization is not None:
+            self._check_quantization(self._quantization)
+        methods = replace(methods, sharing=self._choose_sharing(methods.sharing))
+        if methods.snapshots:
+            without = "prompts are always computed whole: no prefix cache"
+            # Keys and values are copied alike, however many there are.
+            short = self._sides[0].keeps_keys_only
+            passes = self._passes("snapshot", TextChecks.restore_snapshots, without, short=short)
+            methods = replace(methods, snapshots=passes)
+        return methods
+
+    def _passes(
+        self, name: str, run: Callable[[TextChecks], CheckLogits], instead: str, *, short: bool = False
+    ) -> bool:
+        """Whether all rows pass. `short`: without the long ones."""
+        for runs in self._sides[:1] if short else self._sides:
+            own = self._name(name + runs.reference.suffix)
+            self.checks.append(runs.reference.check(own, partial(run, runs), instead=instead))
+            if not self.checks[-1].passed:
+                return False
+        return True
+
+    def _choose_decode(self, methods: ComputeMethods) -> DecodeMethod | None:
+        """The fastest method that passes; None if none does."""
+        methods_left: Sequence[DecodeMethod] = get_args(DecodeMethod)
+        first = "paged" if uses_pages(methods.decode) else methods.decode
+        for method in methods_left[methods_left.index(first) :]:
+            if not self._passes_decode(method, methods.fixed_width):
+                continue
+            may_compile = method == "paged" and methods.decode == "compiled"
+            if may_compile and self._passes_decode("compiled", methods.fixed_width):
+                return "compiled"
+            return method
+        return None
+
+    def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
+        return self._passes(
+            f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]
+        )
+
+    def _check_quantization(self, quantization: KVQuantization) -> None:
+        short, runs = quantization._replace(start=min(quantization.start, PROBED_START)), self._sides[0]
+        run, expected = partial(runs.decode, "ragged", 0, short), partial(runs.round_rows, short)
+        self.checks.append(self._reference.check(QUANTIZED, run, expected))
+
+    def _choose_sharing(self, sharing: PrefillSharing) -> PrefillSharing:
+        passes, rows, padded = partial(self._passes, short=True), sharing.max_rows, sharing.max_padded
+        alone = "each prompt has its own forward"
+        if rows > 1 and not passes("prefill equal lengths", TextChecks.prefill_equal, alone):
+            rows = 1
+        equal = "only prompts of equal length share a forward"
+        if rows > 1 and padded:
+            limit = min([padded, *list_windows(self._reference.make_cache())])
+            padded = padded if passes("prefill padded", lambda runs: runs.prefill_padded(limit), equal) else 0
+        tails = rows > 1 and sharing.tails
+        if tails:
+            own = "what is left of a prompt has its own forward"
+            tails = passes("prefill tails", lambda runs: runs.prefill_tails(padded > 0), own)
+        return replace(sharing, max_rows=rows, max_padded=padded, tails=tails)

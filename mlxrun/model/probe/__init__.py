@@ -1,1 +1,0 @@
-"""The parity probe: what the fast compute methods give, compared with the library's own calls at load."""

@@ -1,0 +1,310 @@
+"""How a model is called: the only fork between text and vision. Everything above this is one path.
+
+ModelCaller calls a text model of mlx-lm, VisionModelCaller the language part of an mlx-vlm model. What an
+image needs (embeddings, positions, visual masks, deepstack features) belongs to the request: it is computed
+once, sliced by chunk and passed explicitly each time; nothing is read from or left on the shared module.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.model.hooks.adapted_layers import BASE, RowAdapters
+from mlxrun.model.hooks.attention import AttentionCall, use_engine_attention
+from mlxrun.model.hooks.install import InstalledHook
+from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
+from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
+from mlxrun.model.run.compute_methods import AttentionMethod
+from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs
+from mlxrun.model.vision.embedder import Embedder
+from mlxrun.model.vision.features import ImagePromptEmbedder
+from mlxrun.model.vision.image_units import TOKEN_TYPES, VIDEO_PIXELS, Media
+
+MAX_CHANGE = 0.25  # of a token's logits by the token behind it, in standard deviations, which is rounding
+MediaKind = Literal["images", "videos", "images beside videos"]
+
+
+def _list_kinds(media: Media) -> list[MediaKind]:
+    """What a prompt with these arrays has."""
+    kinds: list[MediaKind] = []
+    if "pixel_values" in media or VIDEO_PIXELS not in media:
+        kinds.append("images")
+    if VIDEO_PIXELS in media:
+        kinds.append("videos")
+    return [*kinds, "images beside videos"] if len(kinds) > 1 else kinds
+
+
+def run_trial_forward(caller: ModelCaller) -> tuple[list[Any], int]:
+    """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN, and for
+    a model whose tokens see later ones, such as PaliGemma's prompts and diffusion models: nothing could be
+    computed in chunks, nor be cached."""
+    cache = caller.make_cache()
+    try:
+        logits = caller.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+        mx.eval(logits, list_all_arrays(cache))
+    except (RuntimeError, ValueError) as error:  # MLX's own, such as operations without a kernel for a dtype
+        advice = "see whether another model.dtype works"
+        if "filesystem error" in str(error):
+            advice = (
+                f"MLX compiles code in {os.environ.get('TMPDIR', '/tmp')}: set TMPDIR to a writable folder"
+            )
+        raise ModelLoadError(f"the library cannot compute this model here ({error}); {advice}") from error
+    if mx.any(mx.isnan(logits)).item():
+        raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
+    other = caller.prefill(mx.array([[1, 2]]), caller.make_cache(), 0, TEXT_ONLY)
+    change = mx.abs(logits[:, 0] - other[:, 0]).max() / mx.std(logits[:, 0])
+    if change.item() > MAX_CHANGE:
+        raise ModelLoadError("the tokens of a prompt see later ones (bidirectional attention): not supported")
+    return cache, int(logits.shape[-1])
+
+
+class ModelCaller:
+    """A loaded model, as the runner uses it; this class is for text models. `weights`: their form.
+    `row_adapters`: which LoRA adapter each row of a forward uses, None: there are none. `attention`: whose
+    attention its forwards over plain arrays use, as the load check decides. `hooks`: what was changed of the
+    library's model."""
+
+    attention: AttentionMethod = "engine"
+    hooks: tuple[InstalledHook, ...] = ()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: WeightForm = PLAIN_WEIGHTS,
+        row_adapters: RowAdapters | None = None,
+    ) -> None:
+        self.model = model
+        self.weights = weights
+        self.row_adapters = row_adapters or RowAdapters()
+
+    @property
+    def text_model(self) -> nn.Module:
+        """The model that makes logits of tokens."""
+        return self.model
+
+    @property
+    def media_tokens(self) -> frozenset[int]:
+        """The placeholders of images and videos in prompts."""
+        return frozenset()
+
+    def make_cache(self) -> list[Any]:
+        """Empty single-row caches, one a layer."""
+        from mlx_lm.models.cache import make_prompt_cache
+
+        return make_prompt_cache(self.model)
+
+    def call_library(self, ids: Sequence[int], cache: list[Any], start: int) -> mx.array:
+        """Logits [1, n, V], lazy, of the tokens behind the `start` ones in `cache`, as the library calls its
+        model: the positions are its own."""
+        logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)
+        return logits
+
+    def use_attention(
+        self, calls_per_launch: int = 0, check: AttentionCall | None = None
+    ) -> AbstractContextManager[None]:
+        """Forwards of the engine in this block attend by `attention`. The arguments are those of
+        `use_engine_attention`."""
+        return use_engine_attention(calls_per_launch, check) if self.attention == "engine" else nullcontext()
+
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
+        """What the request needs beyond token ids. RequestError if the model cannot use `media`. `cached`:
+        tokens that are in the row's cache already, for which `prefill` will not be called."""
+        if media is not None:
+            raise RequestError("this model takes no images")
+        return TEXT_ONLY
+
+    def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
+        """The same inputs with the features of all images in tokens `start` to `stop`."""
+        return inputs
+
+    def prefill(
+        self,
+        ids: mx.array,
+        cache: list[Any],
+        start: int,
+        inputs: PromptInputs,
+        model: nn.Module | None = None,
+    ) -> mx.array:
+        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`.
+        `model`: called in place of `text_model` (hidden_hook.py)."""
+        logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache)
+        return logits
+
+    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
+        """Logits [B, 1, V] of one new token a row, `ids` [B, 1], at these rotary positions."""
+        logits: mx.array = self.model(ids, cache=cache)
+        return logits
+
+    def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
+        """`decode` for rows that use the LoRA adapters with these numbers: one for each row of all calls
+        together, in order. Rows beyond them are dummies without an adapter. Without adapters it is always the
+        same, so that a compiled forward can be used again."""
+        if not self.row_adapters.names:
+            return self.decode
+        left = iter(numbers)
+
+        def decode(ids: mx.array, cache: list[Any], positions: Sequence[int]) -> mx.array:
+            own = list(itertools.islice(left, ids.shape[0]))
+            with self.row_adapters.use(own + [BASE] * (ids.shape[0] - len(own))):
+                return self.decode(ids, cache, positions)
+
+        return decode
+
+
+# Faults of the library, by package, that the load check does not see each time.
+_IMAGE_FAULTS = {
+    "deepseek_vl_v2": "mlx-vlm reads beyond an array's end for them, and at times leaves them out"
+}
+
+
+class VisionModelCaller(ModelCaller):
+    """A model of mlx-vlm. Text-only requests take the same path, without embeddings.
+
+    `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
+    `exact_sets_only`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
+    `line_break`: the token between the lines of an image, if there is one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        image_bytes: int = 0,
+        exact_sets_only: bool = False,
+        line_break: int | None = None,
+        weights: WeightForm = PLAIN_WEIGHTS,
+        row_adapters: RowAdapters | None = None,
+    ) -> None:
+        super().__init__(model, weights, row_adapters)
+        self._language = model.language_model
+        self.embedder = Embedder(model, line_break)
+        self._mrope = self.embedder.mrope
+        self._image_bytes = image_bytes
+        self._make_images = partial(ImagePromptEmbedder, self.embedder, exact_sets_only=exact_sets_only)
+        # Why the model takes none of these; empty if it does. The load check compares prompts with both.
+        self.refused: dict[MediaKind, str] = {
+            "images": "",
+            "videos": "",
+            "images beside videos": "they were not compared with what the library computes",
+        }
+        if hasattr(model, "set_modality"):
+            self.refused["images"] = (
+                "mlx-vlm changes the weights for them, those of other requests in the same batch too"
+            )
+        if fault := _IMAGE_FAULTS.get(type(model).__module__.removeprefix("mlx_vlm.models.").split(".")[0]):
+            self.refused["images"] = fault
+        self.reset_images()
+
+    def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:
+        """Refuse and cache what the load check decided for this model with another caller."""
+        self.refused |= refused
+        self.reset_images(cached)
+
+    def reset_images(self, cached: bool = True) -> None:
+        """Forget all images. Without `cached`, from now on each prompt's images are encoded by one call."""
+        self._images = self._make_images(budget=self._image_bytes if cached else 0)
+
+    @property
+    def text_model(self) -> nn.Module:
+        return self._language
+
+    @property
+    def media_tokens(self) -> frozenset[int]:
+        known = (self.embedder.tokens.image, self.embedder.tokens.video)
+        return frozenset(token for token in known if token is not None)
+
+    def make_cache(self) -> list[Any]:
+        from mlx_vlm.models.cache import make_prompt_cache
+
+        return make_prompt_cache(self._language)
+
+    def call_library(self, ids: Sequence[int], cache: list[Any], start: int) -> mx.array:
+        tokens, made = mx.array([list(ids)]), {}
+        if not start:  # as the library begins a prompt: some models need what they make of it
+            self.embedder.forget_positions()
+            features = self.model.get_input_embeddings(tokens, None, mask=mx.ones_like(tokens)).to_dict()
+            made = {name: value for name, value in features.items() if value is not None}
+        logits: mx.array = self._language(tokens, cache=cache, **made).logits
+        return logits
+
+    def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
+        for kind in () if media is None else _list_kinds(media):
+            if self.refused[kind]:
+                raise RequestError(f"{kind} are refused for this model: {self.refused[kind]}")
+        if media is None:
+            return TEXT_ONLY
+        inputs = self._images.embed(prompt, media, cached)
+        types = {name: np.asarray(media[name]) for name in TOKEN_TYPES if name in media}
+        return replace(inputs, token_types=types) if types else inputs
+
+    def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
+        return self._images.encode_pending(inputs, start, stop)
+
+    def prefill(
+        self,
+        ids: mx.array,
+        cache: list[Any],
+        start: int,
+        inputs: PromptInputs,
+        model: nn.Module | None = None,
+    ) -> mx.array:
+        stop = start + ids.shape[1]
+        prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
+        if start < prompt < stop:  # a preempted row: its answer so far has token ids only
+            self.prefill(ids[:, : prompt - start], cache, start, inputs, model)
+            return self.prefill(ids[:, prompt - start :], cache, prompt, inputs, model)
+        extra = self._slice_inputs(inputs, start, stop) if start < prompt else {}
+        if self._mrope and "position_ids" not in extra:
+            positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
+            extra["position_ids"] = self._arrange_axes(mx.broadcast_to(positions, (3, *ids.shape)))
+        self.embedder.forget_positions()
+        logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache, **extra).logits
+        return logits
+
+    def decode(self, ids: mx.array, cache: list[Any], positions: Sequence[int] | mx.array) -> mx.array:
+        extra: dict[str, Any] = {}
+        self.embedder.forget_positions()
+        if self._mrope:  # always explicit: without it the model would use the state of the last prefill
+            rows = positions if isinstance(positions, mx.array) else mx.array(positions, dtype=mx.int32)
+            extra["position_ids"] = self._arrange_axes(mx.broadcast_to(rows[None, :, None], (3, *ids.shape)))
+        logits: mx.array = self._language(ids, cache=cache, **extra).logits
+        return logits
+
+    def _slice_inputs(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
+        """A chunk of what replaces or accompanies the token ids of a prompt with images."""
+        extra: dict[str, Any] = {}
+        if inputs.embeds is not None:
+            extra["inputs_embeds"] = inputs.embeds[:, start:stop]
+        if inputs.per_layer is not None:
+            extra["per_layer_inputs"] = inputs.per_layer[:, start:stop]
+        if inputs.deepstack and inputs.visual_mask is not None:
+            extra |= self._slice_deepstack(inputs, inputs.visual_mask, start, stop)
+        if inputs.positions is not None:
+            extra["position_ids"] = self._arrange_axes(inputs.positions[..., start:stop])
+        types = {name: array[:, start:stop] for name, array in inputs.token_types.items()}
+        return extra | {name: mx.array(part) for name, part in types.items() if part.any()}
+
+    def _arrange_axes(self, positions: mx.array) -> mx.array:
+        """Positions [3, B, L] as the model takes them."""
+        return mx.moveaxis(positions, 0, -1) if self.embedder.axes_last else positions
+
+    def _slice_deepstack(
+        self, inputs: PromptInputs, visual: np.ndarray[Any, np.dtype[np.bool_]], start: int, stop: int
+    ) -> dict[str, Any]:
+        """Mask and features of the visual tokens in the chunk; nothing if it has none."""
+        first, last = int(visual[:start].sum()), int(visual[:stop].sum())
+        if first == last:
+            return {}
+        whole = self.embedder.deepstack_form == "prompt"
+        parts = inputs.deepstack if whole else [d[first:last] for d in inputs.deepstack]
+        return self.embedder.shape_deepstack(parts, visual, start, stop)
