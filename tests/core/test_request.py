@@ -12,7 +12,8 @@ from tests.helpers.engine_fakes import merge_events
 
 
 @pytest.mark.parametrize(
-    ("boundaries", "points"), [((), (40,)), ((10, 30), (10, 30, 40)), ((10, 45), (10, 45)), ((40,), (40,))]
+    ("cache_positions", "points"),
+    [((), (40,)), ((10, 30), (10, 30, 40)), ((10, 45), (10, 45)), ((40,), (40,))],
 )
 def test_questions_part_behind_the_last_image(
     cache_positions: tuple[int, ...], points: tuple[int, ...]

@@ -28,7 +28,7 @@ def encode_file(number: int = 1, **changes: Any) -> bytes:
 
 
 def is_same(found: CacheEntry, wanted: CacheEntry) -> bool:
-    fields = ("key", "parent", "kind", "start", "stop", "ids", "boundary")
+    fields = ("key", "parent", "kind", "start", "stop", "ids", "at_cache_position")
     return all(getattr(found, field) == getattr(wanted, field) for field in fields)
 
 

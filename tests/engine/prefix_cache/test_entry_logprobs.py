@@ -98,8 +98,8 @@ def test_bytes_come_back_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"1234567", b"12345678", bytes(8), bytes(8) + b"123"])
-def test_other_bytes_are_no_scores(damage: bytes) -> None:
-    with pytest.raises(ValueError, match="scores"):
+def test_other_bytes_are_no_logprobs(damage: bytes) -> None:
+    with pytest.raises(ValueError, match="logprobs"):
         EntryLogprobs.decode(damage)
 
 

@@ -54,7 +54,7 @@ async def test_a_complete_answer(stream: bool, caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
-    ("stream", "told"),
+    ("stream", "reported"),
     [
         (False, "POST /mini 499 - request_cancelled"),
         (True, "POST /mini 200 - stream ended: request_cancelled"),
