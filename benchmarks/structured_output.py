@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure_plan import MeasurePlan
 from mlxrun.cli.bench.engine.benchmark import SideRuns, make_meter, measure_workload
-from mlxrun.cli.bench.engine.contenders import MlxrunContender
 from mlxrun.cli.bench.engine.measurement import RequestOutput, compute_medians
+from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.cli.bench.engine.workloads import BenchRequest, RequestWorkload
 from mlxrun.cli.bench.models import PRESETS, BenchModel, open_model
 from mlxrun.cli.bench.report import build_notes, make_console, make_table

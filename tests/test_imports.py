@@ -45,7 +45,7 @@ TABLE: dict[str, set[str]] = {
 # Who may import mlx, mlx_lm, mlx_vlm: the model package, and the peers and random models of the bench.
 MLX = (
     "mlxrun.model",
-    "mlxrun.cli.bench.engine.contenders",
+    "mlxrun.cli.bench.engine.mlx_lm_contender",
     "benchmarks.prefix_cache.mlx_lm_side",
     "mlxrun.cli.bench.models",
 )

@@ -97,7 +97,7 @@ def _collect_settings(plan: CachePlan) -> dict[str, Any]:
     }
     if plan.peer:
         from benchmarks.prefix_cache.mlx_lm_side import CACHES
-        from mlxrun.cli.bench.engine.contenders import SETTINGS
+        from mlxrun.cli.bench.engine.mlx_lm_contender import SETTINGS
 
         settings[PEER] = SETTINGS | {"prompt_cache_size": CACHES}
     return settings
@@ -211,7 +211,7 @@ def _measure_no_reuse(
     plan: CachePlan, family: str, model: BenchModel, config: Config, say: Say
 ) -> dict[str, Any]:
     """The cost of the cache where nothing can be reused."""
-    from mlxrun.cli.bench.engine.contenders import MlxrunContender
+    from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
 
     engines: dict[str, Contender] = {
         ON: MlxrunContender.open(config),

@@ -21,7 +21,7 @@ from mlx_lm.utils import load_model
 
 from benchmarks.prefix_cache.measurement import SideAnswer
 from benchmarks.prefix_cache.workloads import PromptCase
-from mlxrun.cli.bench.engine.contenders import SETTINGS
+from mlxrun.cli.bench.engine.mlx_lm_contender import SETTINGS
 
 KEY = "bench"  # the server's key of a model
 CACHES = 10

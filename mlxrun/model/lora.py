@@ -2,7 +2,7 @@
 
 `apply_adapter` leaves the library's layers in the model, for one adapter that all answers use.
 `read_adapters` takes the weights out of them again, for adapters of which each row of a forward has its own.
-Whatever is wrong with a caller's files is a ConfigError, which names the setting, and the folder or the
+Whatever is wrong with an adapter's files is a ConfigError, which names the setting, and the folder or the
 file. Values with which libraries fail later are refused.
 
 `check_adapters` and `separate_adapters` compute with each adapter when a model is loaded, and compare rows
@@ -91,22 +91,22 @@ def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
 
 
 def check_adapter_files(setting: str, path: str) -> None:
-    """ConfigError, which names the setting, if this folder has no caller that can be read."""
+    """ConfigError, which names the setting, if this folder has no adapter that can be read."""
     with _name_errors(setting, path):
         read_adapter_config(Path(path))
 
 
 @contextlib.contextmanager
 def _name_errors(setting: str, path: str) -> Iterator[None]:
-    """Errors about the caller in this folder become ConfigErrors that name the setting."""
+    """Errors about the adapter in this folder become ConfigErrors that name the setting."""
     try:
         yield
     except ConfigError as error:
         raise ConfigError(f"{setting}: {error}") from error
     except _LIBRARY_ERRORS as error:
-        if is_out_of_memory(error):  # which is no fault of the caller
+        if is_out_of_memory(error):  # which is no fault of the adapter
             raise
-        text = f"{path}: the caller cannot be loaded: {type(error).__name__}: {error}"
+        text = f"{path}: the adapter cannot be loaded: {type(error).__name__}: {error}"
         raise ConfigError(f"{setting}: {text}") from error
 
 
@@ -161,7 +161,7 @@ def _check_weights(model: nn.Module, tensors: Mapping[str, mx.array], path: str)
     ]
     if wrong:
         more = f"; and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
-        raise ConfigError(f"{path}: the caller does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
+        raise ConfigError(f"{path}: the adapter does not fit the model: {'; '.join(wrong[:SHOWN])}{more}")
 
 
 def _list_infinite(tensors: Mapping[str, mx.array], names: Iterable[str]) -> list[str]:
@@ -174,8 +174,8 @@ def _find_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def read_adapters(model: Any, paths: Mapping[str, str], *, vision: bool) -> list[dict[str, LayerWeights]]:
-    """The weights of each caller by the path of the layer that it adapts; the model stays as it is. `paths`:
-    the folders by name. ConfigError names the caller."""
+    """The weights of each adapter by the path of the layer that it adapts; the model stays as it is. `paths`:
+    the folders by name. ConfigError names the adapter."""
     found = []
     for name, path in paths.items():
         with _name_errors(f"model.adapters: {name}", path):
@@ -226,10 +226,10 @@ def _check_layers(
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The config of the caller in a folder. ConfigError if it has no caller of MLX, if one of the files
+    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, if one of the files
     cannot be read, or if a number of the config cannot be."""
     if not (folder / CONFIG).exists():
-        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of a caller")
+        raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
         config = load_json(read_text_file(folder / CONFIG))
     except (OSError, ValueError) as error:
@@ -237,7 +237,7 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / CONFIG}: not a JSON object")
     if "peft_type" in config:
-        raise ConfigError(f"{folder} is a caller of PEFT, which mlx-lm does not read")
+        raise ConfigError(f"{folder} is an adapter of PEFT, which mlx-lm does not read")
     weights = next((folder / name for name in (WEIGHTS, OTHER_WEIGHTS) if (folder / name).is_file()), None)
     if weights is None:
         raise ConfigError(f"{folder} has no {WEIGHTS}")
@@ -275,7 +275,7 @@ def _list_values(
 
 
 def check_adapters(caller: ModelCaller) -> None:
-    """ConfigError that names the caller with which the model computes NaN."""
+    """ConfigError that names the adapter with which the model computes NaN."""
     for number, name in enumerate(caller.row_adapters.names, 1):
         if mx.any(mx.isnan(_compute_logits(caller, [0], [number]))).item():
             raise ConfigError(

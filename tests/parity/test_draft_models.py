@@ -392,7 +392,7 @@ def test_one_model_chooses_tokens_and_drafts(zoo: Zoo) -> None:
     small, sparse = zoo.text("qwen3"), PrefillSettings("draft", 0.6, 256)
     engine = make_engine(zoo, small, prefill=sparse)
     assert engine.selection is not None
-    assert engine.selection.draft._caller is engine.scheduler.drafts.source._source._caller  # type: ignore
+    assert engine.selection.selector._caller is engine.scheduler.drafts.source._source._caller  # type: ignore
     long = text_models.prompts(11, (300, 270))
     asks = [engine_driver.make_text_request(str(i), prompt) for i, prompt in enumerate(long)]
     found = engine_driver.run_requests(engine, asks)

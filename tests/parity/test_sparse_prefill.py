@@ -352,7 +352,7 @@ def test_a_model_whose_ropes_ignore_positions_is_found_at_load(zoo: Zoo, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("family", "why"), [("gemma3_text", "has sliding windows"), ("gemma2", "cannot score")]
+    ("family", "why"), [("gemma3_text", "has sliding windows"), ("gemma2", "cannot weigh")]
 )
 def test_drafts_that_cannot(zoo: Zoo, family: str, why: str) -> None:
     options: dict[str, Any] = {"draft": str(zoo.text(family)), "prefill": PrefillSettings("draft", KEEP, 256)}

@@ -88,7 +88,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> ModelCaller:
 
 
 def _check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of a caller, which have been read, are not those of its digest any more:
+    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more:
     the prefix cache would keep its states under the name of other weights."""
     for adapter in info.adapters:
         folder = settings.adapters[adapter.name]

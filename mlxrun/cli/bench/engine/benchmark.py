@@ -94,7 +94,7 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
 
 def _make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:
     """Functions that load each side. Ours computes in the dtype of the file, as mlx-lm does."""
-    from mlxrun.cli.bench.engine.contenders import MlxrunContender
+    from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
 
     settings = replace(plan.config.model, path=str(model.folder))
     if settings.dtype == "auto" and model.dtype is not None:
@@ -102,7 +102,7 @@ def _make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:
     config = replace(plan.config, model=settings)
     openers: dict[str, Opener] = {OURS: lambda: MlxrunContender.open(config)}
     if plan.peer:
-        from mlxrun.cli.bench.engine.contenders import MlxLmContender
+        from mlxrun.cli.bench.engine.mlx_lm_contender import MlxLmContender
 
         openers[PEER] = lambda: MlxLmContender.open(model.folder)
     return openers
@@ -117,7 +117,7 @@ def _collect_settings(plan: EnginePlan) -> dict[str, Any]:
         "scheduler": asdict(plan.config.scheduler),
     }
     if plan.peer:
-        from mlxrun.cli.bench.engine.contenders import SETTINGS
+        from mlxrun.cli.bench.engine.mlx_lm_contender import SETTINGS
 
         settings[PEER] = dict(SETTINGS)
     return settings
@@ -130,7 +130,7 @@ def _measure_chunk(
     if the chunk cannot be computed."""
     if workload.long_id is None:
         return {}
-    from mlxrun.cli.bench.engine.contenders import measure_chunk
+    from mlxrun.cli.bench.engine.mlx_lm_contender import measure_chunk
 
     prompt, chunk = (
         workload.find_request(workload.long_id).prompt,

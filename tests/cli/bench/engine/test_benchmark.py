@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 from mlxrun.cli.bench.engine import benchmark
 from mlxrun.cli.bench.engine.benchmark import BenchMeter, alternate, measure_workload, summarize_workload
-from mlxrun.cli.bench.engine.contenders import MlxrunContender
 from mlxrun.cli.bench.engine.measurement import (
     RequestOutput,
     Trace,
@@ -25,6 +24,7 @@ from mlxrun.cli.bench.engine.measurement import (
     compute_ratios,
     run_workload,
 )
+from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
 from mlxrun.cli.bench.engine.workloads import (
     STAGGERED_BEFORE,
     WORKLOADS,

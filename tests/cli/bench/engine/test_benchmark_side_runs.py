@@ -131,7 +131,8 @@ def test_a_failed_engine_leaves_no_memory_to_the_next_one(monkeypatch: pytest.Mo
     """Both engines fail in the middle of a real run; the bytes in use are what they were before."""
     from mlx_lm.generate import BatchGenerator
 
-    from mlxrun.cli.bench.engine.contenders import MlxLmContender, MlxrunContender
+    from mlxrun.cli.bench.engine.mlx_lm_contender import MlxLmContender
+    from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
     from mlxrun.engine.engine import Engine
 
     meter, before, held = make_meter(), [], []

@@ -1,7 +1,7 @@
-"""The contenders: mlxrun's Engine, stepped directly and without its thread, and mlx-lm's BatchGenerator.
+"""mlx-lm's BatchGenerator as a contender, in a module that is not imported while mlxrun is measured alone.
 
-mlx-lm's BatchGenerator runs with the defaults of its library and of its server: 32 rows decode, 8 prompts
-prefill together, 2048 tokens at a time; greedy. Its server calls `insert` and `next` in the same way.
+It runs with the defaults of its library and of its server: 32 rows decode, 8 prompts prefill together, 2048
+tokens at a time; greedy. Its server calls `insert` and `next` in the same way.
 """
 
 from __future__ import annotations
@@ -10,71 +10,17 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mlxrun.model  # noqa: F401  OpenBLAS goes before mlx
 from mlxrun.cli.bench.engine.measurement import RequestOutput
 from mlxrun.cli.bench.engine.workloads import BenchRequest
-from mlxrun.config.settings import Config
-from mlxrun.core.errors import MlxrunError
-from mlxrun.core.request import Request, SamplingParams
 
 # isort: split
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 from mlx_lm.utils import load_model
-
-if TYPE_CHECKING:
-    from mlxrun.engine.engine import Engine
-
-
-class MlxrunContender:
-    """Runs greedy requests without stop ids on an Engine."""
-
-    name = "mlxrun"
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    @classmethod
-    def open(cls, config: Config) -> MlxrunContender:
-        """Load the model that the config names."""
-        from mlxrun.engine.build import build_engine
-
-        return cls(build_engine(config))
-
-    def add(self, requests: Sequence[BenchRequest]) -> None:
-        """Add the requests."""
-        for request in requests:
-            self._engine.add(Request(request.id, request.prompt, SamplingParams(max_tokens=request.output)))
-
-    def step(self) -> list[RequestOutput]:
-        """One engine step. Prefill progress is skipped; MlxrunError if a request fails."""
-        if not self._engine.busy:
-            raise MlxrunError("bench: the engine is idle but has unfinished requests")
-        outputs = []
-        for event in self._engine.step():
-            if event.error is not None:
-                raise event.error
-            if event.tokens or event.finish is not None:
-                outputs.append(RequestOutput(event.request_id, event.tokens, event.finish is not None))
-        return outputs
-
-    def abort(self, request_id: str) -> None:
-        """Cancel a request; its row is freed in the next step."""
-        self._engine.abort(request_id)
-
-    def settle(self) -> None:
-        """Step until the engine has nothing to do: the row of an ended request is freed in the next step."""
-        while self._engine.busy:
-            self._engine.step()
-
-    def close(self) -> None:
-        """Release the engine. Its own close() would end this thread's MLX streams, which the next side
-        needs."""
-        del self._engine
-
 
 SETTINGS = {"completion_batch_size": 32, "prefill_batch_size": 8, "prefill_step_size": 2048}
 
