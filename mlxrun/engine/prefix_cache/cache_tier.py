@@ -40,7 +40,7 @@ class CacheTier(Protocol):
         ...
 
     def is_stored(self, entry: CacheEntry) -> bool:
-        """Whether a read would find it after a restart; False while it is yet to be written."""
+        """Whether its write is complete: a read finds it, after a restart too if the tier survives one."""
         ...
 
     def read(self, entry: CacheEntry) -> SerializedPayload | None:

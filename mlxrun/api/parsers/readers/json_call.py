@@ -75,6 +75,7 @@ def make_json_family(
     **fields: Any,
 ) -> ToolCallFamily:
     """Make the family of a format of objects between `tags`: openers, each with its end tag or "".
+    The objects have the keys of NAMES and ARGUMENTS; `read_object` reads others.
 
     `other_ends`: what models write in place of an end tag. `behind`: texts of which one must follow an
     opener. `repeats`: models repeat the opener, and write blocks without a call, which are left out.
