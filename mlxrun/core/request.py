@@ -163,7 +163,7 @@ class Request:
     def all_cache_positions(self) -> tuple[int, ...]:
         """`cache_positions`; the end of the last image if none is behind it, where questions about images
         part; and where the answers to one question part: before the token that predicts the first wanted one
-        of a prompt whose beginning is not scored."""
+        of a prompt whose first logprobs are not wanted."""
         points, size = set(self.cache_positions), len(self.prompt)
         points |= {stop for _, stop in self.image_spans[-1:] if max(points, default=0) < stop < size}
         if self.params.prompt_logprobs is not None and 1 < self.logprobs_from < size:

@@ -208,9 +208,9 @@ class StepCosts:
         return 1 << (budget.bit_length() - 1)
 
     def get_max_sampling_chunk(self, request: Request) -> int:
-        """The most tokens after a hit that are computed by one forward that also samples. A read for logprobs
-        prompt with one token of output would join the decode batch, with a copy of all its keys, for one
-        step."""
+        """The most tokens after a hit that are computed by one forward that also samples. A prompt
+        with logprobs and one token of output would join the decode batch, with a copy of all its keys, for
+        one step."""
         params = request.params
         is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
         return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk

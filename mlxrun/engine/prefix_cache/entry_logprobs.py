@@ -2,7 +2,7 @@
 
 A token's logits give the logprob and rank of the next token, and the likeliest one. So an entry of tokens
 [first, stop) has those of tokens first + 1 to stop: its own ones, and what followed it in the prompts that
-were read for logprobs. NaN stands for what is not known.
+had theirs computed. NaN stands for what is not known.
 """
 
 from __future__ import annotations

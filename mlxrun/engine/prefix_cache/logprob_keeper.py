@@ -17,8 +17,9 @@ from mlxrun.engine.prefix_cache.tracked_request import MIN_SHARED, TrackedReques
 class LogprobKeeper:
     """`grid_only`: see PrefixCache.
 
-    Scored prompts often part at a place that nobody knows beforehand, such as the choices of a question. So
-    a request waits for a running one that is about to end and has more in common with it than the cache has.
+    Prompts with logprobs often part at a place that nobody knows beforehand, such as the choices of a
+    question. So a request waits for a running one that is about to end and has more in common with it than
+    the cache has.
     """
 
     def __init__(self, index: RadixIndex, store: EntryStore, grid_only: bool) -> None:

@@ -1,8 +1,8 @@
 """Compares single operations with those of the library in float32, on random arrays.
 
 A fault of some percent in attention disappears in the rounding that half precision adds layer by layer, and
-in scores that are all alike. So the engine's attention over plain arrays, and the attention kernel of pages,
-are each compared by itself when they meet a new shape, on arrays whose scores spread. The load check's
+in logits that are all alike. So the engine's attention over plain arrays, and the attention kernel of pages,
+are each compared by itself when they meet a new shape, on arrays whose logits spread. The load check's
 prompts are shorter than a page, and nobody has seen the kernel on every GPU: its rows end on both sides of a
 page, a row must give the same bits alone, and the kernel must not be the slower one.
 
@@ -37,7 +37,7 @@ from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import widen
 from mlxrun.model.machine.device import may_shorten_float32
 
-SPREAD = 2.0  # the standard deviation of scores
+SPREAD = 2.0  # the standard deviation of logits
 # Root mean square of differences, in units of that of the result: so many times that of the library in the
 # same precision, and at least so much.
 FACTOR = 2.0

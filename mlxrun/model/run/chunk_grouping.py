@@ -5,7 +5,7 @@ padded on the right stay exact where attention is the only state (causal: no tok
 it); recurrent layers would take the padding in, so there only equal lengths share. Consecutive chunks of one
 request may be merged: the grid of chunks only matters for the prefix cache and for reproducible results.
 
-Tails are what is left of prompts after a hit, where nothing follows: the rows are scored and never decode.
+Tails are what is left of prompts after a hit, where nothing follows: the rows want logprobs and never decode.
 Those of rows with equally long caches share a forward too, for which the caches are stacked.
 """
 

@@ -115,7 +115,7 @@ def find_hidden_hook(caller: ModelCaller) -> HiddenStateHook | None:
         except Exception as error:  # a library's model may raise anything for what it was not made for
             log.debug("no hidden states at %s: %s", ".".join(path), error)
     name = type(caller.text_model).__module__
-    log.warning("prompt scoring: %s does not give hidden states; scored chunks take smaller forwards", name)
+    log.warning("prompt logprobs: %s does not give hidden states; such chunks take smaller forwards", name)
     return None
 
 

@@ -126,7 +126,7 @@ class PromptLogprobReader:
 
     @cached_property
     def hook(self) -> HiddenStateHook | None:
-        """Looked for when the first prompt is read for logprobs."""
+        """Looked for when the first prompt wants logprobs."""
         return find_hidden_hook(self._caller)
 
     def forward(self, forward: PrefillForward, parts: Sequence[LogprobPart]) -> LogprobForward:
@@ -202,8 +202,8 @@ class PromptLogprobReader:
     def _reduce(
         self, logits: mx.array, tokens: Sequence[tuple[str, int]], parts: Sequence[LogprobPart]
     ) -> LogprobSlice:
-        scorings = {part.chunk.request_id: part.logprobs for part in parts}
-        own = [(scorings[rid], at) for rid, at in tokens]
+        by_request = {part.chunk.request_id: part.logprobs for part in parts}
+        own = [(by_request[rid], at) for rid, at in tokens]
         # A slice that is aligned may end after the prompt; nothing is read of that.
         targets = [wanted.prompt[at] if at < len(wanted.prompt) else 0 for wanted, at in own]
         count = max(wanted.count for wanted, _ in own)
@@ -259,7 +259,7 @@ def read_prompt_logprobs(
 
 
 def _list_runs(request_id: str, logprobs: Mapping[int, TokenLogprob]) -> Iterator[PromptLogprobs]:
-    """Scores by position, as runs of consecutive tokens."""
+    """Logprobs by position, as runs of consecutive tokens."""
     positions = sorted(logprobs)
     starts = [at for at in positions if at - 1 not in logprobs]
     for start in starts:

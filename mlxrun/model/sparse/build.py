@@ -124,7 +124,7 @@ def _make_error(reason: str) -> ConfigError:
 
 
 def _find_cache_problem(caller: ModelCaller) -> str | None:
-    """Why tokens cannot be left out or scored. Recurrent layers know no positions, so they may be there."""
+    """Why tokens cannot be left out or weighed. Recurrent layers know no positions, so they may be there."""
     kinds = {get_kind(layer) for layer in flatten_caches(caller.make_cache())}
     problem = next((problem for kind, problem in _OTHER_CACHES.items() if kind in kinds), None)
     return problem or (None if LayerKind.KV in kinds else "has no attention")
