@@ -24,9 +24,8 @@ from mlxrun.api.text.ignored_fields import CACHE_HINT
 from mlxrun.core.field_errors import reject
 
 MESSAGES, COUNT_TOKENS = "/v1/messages", "/v1/messages/count_tokens"
-THREAD_UNSUPPORTED = (
-    "thread_unsupported_request"  # the error on which Anthropic's SDK goes on without a thread
-)
+# The error on which Anthropic's SDK goes on without a thread
+THREAD_UNSUPPORTED = "thread_unsupported_request"
 
 _TOOL_NAME: Schema = {"type": "string", "pattern": "^[a-zA-Z0-9_-]{1,128}$"}
 _EFFORT: Schema = {"enum": ["low", "medium", "high", "xhigh", "max"]}

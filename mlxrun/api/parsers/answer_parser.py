@@ -51,9 +51,8 @@ class AnswerParser:
         # Text that passes this test is returned without a reader, as more of one of the three below.
         self._is_plain: Callable[[str], bool] | None = None
         self._kind: TextKind = "content"
-        self._call: ArgumentWriter | None = (
-            None  # the call whose argument, an open string, the text continues
-        )
+        # The call whose argument, an open string, the text continues
+        self._call: ArgumentWriter | None = None
         self._sink: Callable[[str], None] | None = None  # takes text of which no delta is made yet
         self._reasoned = False  # whether there was reasoning
         self._mentioned = 0  # tags of reasoning that are text, and not closed by text yet

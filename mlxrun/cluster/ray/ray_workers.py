@@ -30,9 +30,8 @@ from mlxrun.jobs.lines.line_keys import find_local_images, is_local_path
 from mlxrun.jobs.run.line_answerer import count_lines_at_once
 
 log = logging.getLogger(__name__)
-WORKERS_A_LINGER = (
-    20  # so many report each 10 ms at most; more of them wait longer, so that the driver keeps up
-)
+# So many workers report each 10 ms at most; more of them wait longer, so that the driver keeps up
+WORKERS_A_LINGER = 20
 
 
 class RayWorker(RayActor):

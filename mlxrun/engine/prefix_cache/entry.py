@@ -43,25 +43,21 @@ class CacheEntry:
     ids: array[int]
     payload: Any = None  # in memory; None while the entry is only in a tier
     nbytes: int = 0  # of the payload in memory
-    at_cache_position: bool = (
-        False  # a state at a position that other prompts are likely to share: evicted last
-    )
+    # A state at a position that other prompts are likely to share: evicted last
+    at_cache_position: bool = False
     in_tier: bool = False
     last_used: int = 0  # in ticks of the store's clock
     pins: int = 0  # running requests that use it
     from_prompt: bool = False  # computed for a prompt, or used by one: outlasts the ends of answers
     durable: bool = False  # of a planned entry: it is to be written to a tier, after all that it depends on
-    prompt_end: CacheEntry | None = (
-        None  # of a planned entry that goes beyond the end of its prompt: that end
-    )
+    # Of a planned entry that goes beyond the end of its prompt: that end
+    prompt_end: CacheEntry | None = None
     hit_count: int = 0  # requests whose hit ended with it
-    obsolete_states: Sequence[
-        CacheEntry
-    ] = ()  # of a planned entry: states that nobody needs once it is stored
+    # Of a planned entry: states that nobody needs once it is stored
+    obsolete_states: Sequence[CacheEntry] = ()
     logprobs: EntryLogprobs | None = None  # logprobs of its tokens, if a request wanted them
-    book: LogprobBook | None = (
-        None  # of a planned entry: the prompt's logprobs, which may be known before it is stored
-    )
+    # Of a planned entry: the prompt's logprobs, which may be known before it is stored
+    book: LogprobBook | None = None
 
 
 class PayloadCodec(Protocol):

@@ -70,9 +70,7 @@ class Scheduler:
         self._requests: dict[str, RequestState] = {}  # all unfinished requests, in order of arrival
         self._rows_to_free: list[str] = []  # the runner frees them in the next step
         self._final_snapshots: list[SnapshotRequest] = []  # to take of them before that
-        self._found: list[
-            RequestState
-        ] = []  # requests that need no row: the prefix cache knew their logprobs
+        self._found: list[RequestState] = []  # they need no row: the prefix cache knew their logprobs
         self._num_arrivals = 0
 
     # -- requests come and go -------------------------------------------------------------------------

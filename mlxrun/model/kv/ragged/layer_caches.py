@@ -76,9 +76,8 @@ def read_keys_values(layer: Any) -> RowKeysValues:
     return RowKeysValues(merged.keys, merged.values, merged.keys.shape[2])
 
 
-LayerView = (
-    Any  # RowKeysValues of a KV or WINDOW layer, a tuple of arrays of a STATE; any other cache as it is
-)
+# RowKeysValues of a KV or WINDOW layer, a tuple of arrays of a STATE; any other cache as it is
+LayerView = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,8 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 BUFFER_STEP = 256  # buffers grow by this many tokens, as the libraries' caches do
-SPARE_TOKENS = (
-    2048  # a buffer has space for more rows of up to this many tokens in all, or for a quarter more
-)
+# A buffer has space for more rows of up to this many tokens in all, or for a quarter more
+SPARE_TOKENS = 2048
 
 KeysValues = tuple[mx.array, mx.array]
 
