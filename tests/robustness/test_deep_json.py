@@ -57,7 +57,7 @@ def nest(levels: int, kind: str = "array") -> str:
 
 
 @pytest.mark.usefixtures("fake_engine")
-def test_deep_lines_fail_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deep_lines_contain_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     deep = [
         f'{{"id": "{name} {levels} {kind}", {text % nest(levels, kind)}}}'
         for name, text in LINES.items()

@@ -31,7 +31,7 @@ def _small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work_budget, "BASE_BYTES", 1 << 20)
 
 
-async def test_requests_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_contain_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """No template is rendered by the thread of the event loop."""
     threads: set[threading.Thread] = set()
     own = template.apply_limits
@@ -54,7 +54,7 @@ async def test_requests_fail_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("fake_engine")
-def test_lines_fail_alone(
+def test_lines_contain_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeModelInfo, "__init__", _init_with_template)
@@ -73,7 +73,7 @@ def _init_with_template(self: FakeModelInfo, *args: Any, **kwargs: Any) -> None:
     _own_init(self, *args, **{"chat_template": TEMPLATE, **kwargs})
 
 
-def test_rows_fail_alone_in_templates_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_contain_error_in_templates_of_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text("a\n1\n2\n")
     endless = "{% for x in range(9999) %}{% for y in range(9999) %}{{ a }}{% endfor %}{% endfor %}"
     arguments = ["job", "make", str(tmp_path / "t.csv"), "-o", str(tmp_path / "o.jsonl"), "--prompt"]

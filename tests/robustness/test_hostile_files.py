@@ -202,7 +202,7 @@ def test_a_job_with_a_mark_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_engine")
-def test_deep_lines_fail_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_deep_lines_contain_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines whose JSON is nested 100,000 deep; the others are answered."""
     deep = '{"id": "deep", "prompt": ' + DEEP + "]" * 100_000 + "}"
     job = write_job(tmp_path, [*chats(2), deep, deep.replace("deep", "d2")[:-1]])

@@ -172,7 +172,7 @@ async def test_bombs_are_refused_and_others_are_answered(served: ModelServer) ->
     assert not len(served.live) and not served.active
 
 
-def test_bombs_fail_alone_in_a_job(tmp_path: Path) -> None:
+def test_bombs_contain_error_in_a_job(tmp_path: Path) -> None:
     """Files, in the folder of the job."""
     (tmp_path / "good.mkv").write_bytes(make_video())
     (tmp_path / "grown.avi").write_bytes(make_avi([SMALL] * 4, total=2**32 - 1))

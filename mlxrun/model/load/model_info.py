@@ -171,26 +171,11 @@ def load_model_info(
     if weights and announce:
         log_weights(settings, folder)
     if gguf is None:
-        if weights:
-            if not list_weight_files(folder):
-                raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
-            check_shards(folder)
-        config = read_json(folder / "config.json")
-        check_architecture(config, folder)
-        check_remote_code(settings, config, folder)
-        if weights:
-            check_config(config, folder)
-        kind, generation = choose_kind(settings, config, folder), read_json(folder / GENERATION)
-        tokenizer = load_tokenizer(folder, settings)
+        config, kind = _read_folder(settings, folder, weights)
+        generation, tokenizer = read_json(folder / GENERATION), load_tokenizer(folder, settings)
     else:
-        check_tensor_types(gguf)
-        config = make_config(gguf)
-        check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, folder)
-        if settings.kind != "text" and settings.kind != "auto":  # a vision tower is in a file of its own
-            raise ModelLoadError(
-                f"model.kind: {settings.kind}, but GGUF files are loaded as text models only"
-            )
-        kind, generation, tokenizer = ModelKind(False), {}, make_tokenizer(gguf)
+        config, kind = _read_gguf(settings, gguf, folder), ModelKind(False)
+        generation, tokenizer = {}, make_tokenizer(gguf)
     own_name = _get_own_name(settings, folder)
     template = read_template(folder, settings, tokenizer)
     pooled = read_pooled_model(folder, config, settings, tokenizer)
@@ -222,6 +207,31 @@ def load_model_info(
         video_sampling=read_video_sampling(processor, config) if kind.vision else None,
         processor_digest=_digest_processor(folder) if kind.vision else b"",
     )
+
+
+def _read_folder(settings: ModelSettings, folder: Path, weights: bool) -> tuple[dict[str, Any], ModelKind]:
+    """The config of a model folder, checked, and whether it is loaded as a text model. `weights`: they are
+    there too."""
+    if weights:
+        if not list_weight_files(folder):
+            raise ModelLoadError(f"no *.safetensors in {folder}: the model has no weights")
+        check_shards(folder)
+    config = read_json(folder / "config.json")
+    check_architecture(config, folder)
+    check_remote_code(settings, config, folder)
+    if weights:
+        check_config(config, folder)
+    return config, choose_kind(settings, config, folder)
+
+
+def _read_gguf(settings: ModelSettings, gguf: GgufHeader, file: Path) -> dict[str, Any]:
+    """The config of a GGUF file, checked."""
+    check_tensor_types(gguf)
+    config = make_config(gguf)
+    check_sizes(config, {name: tensor.shape for name, tensor in gguf.tensors.items()}, file)
+    if settings.kind != "text" and settings.kind != "auto":  # a vision tower is in a file of its own
+        raise ModelLoadError(f"model.kind: {settings.kind}, but GGUF files are loaded as text models only")
+    return config
 
 
 def log_weights(settings: ModelSettings, folder: Path) -> None:

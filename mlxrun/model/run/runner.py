@@ -160,12 +160,12 @@ class ModelRunner:
         """Make rows. Returns the errors of requests that cannot start."""
         errors: dict[str, Exception] = {}
         for admission in admissions:
-            with self._fail_alone(admission.request.id, errors):
+            with self._contain_error(admission.request.id, errors):
                 self._rows[admission.request.id] = self._start_row(admission)
         return errors
 
     @contextmanager
-    def _fail_alone(
+    def _contain_error(
         self, rid: str, errors: dict[str, Exception], text: str = "request %s cannot start: %s"
     ) -> Iterator[None]:
         """Whatever is raised meanwhile becomes the error of a request, whose row is dropped: what one
@@ -194,7 +194,7 @@ class ModelRunner:
                 row.cache, row.cached = restored, hit.length
                 continue
             invalid_hits.append(rid)
-            with self._fail_alone(rid, errors):
+            with self._contain_error(rid, errors):
                 if row.media is not None:  # images of the hit were left out
                     prompt = row.tokens[: row.prompt_length]
                     row.inputs = self._caller.prepare_inputs(prompt, row.media)
@@ -209,7 +209,7 @@ class ModelRunner:
         for chunk in chunks:
             row = self._rows.get(chunk.request_id)
             if row is not None:
-                with self._fail_alone(
+                with self._contain_error(
                     chunk.request_id, errors, "the images of request %s cannot be encoded: %s"
                 ):
                     row.inputs = self._caller.encode_images(row.inputs, chunk.start, chunk.stop)

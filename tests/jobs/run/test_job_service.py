@@ -151,7 +151,7 @@ async def check(folder: Path, lines: list[Any], **settings: Any) -> list[tuple[i
     return [(problem.line, problem.param) for problem in checked.problems]
 
 
-async def test_lines_that_can_fail_alone_do_not_fail_the_file(tmp_path: Path) -> None:
+async def test_lines_that_can_contain_error_do_not_fail_the_file(tmp_path: Path) -> None:
     alone = [STREAMED, {**chat("m", "x"), "method": "GET"}, {**chat("b", "x"), "body": 3}]
     lines = [*alone, *chats(2)]
     assert await check(tmp_path, lines) == []

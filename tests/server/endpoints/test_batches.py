@@ -107,7 +107,7 @@ async def test_no_id_is_in_two_batches(place: ServerSetup) -> None:
         ({"priority": 1}, "priority"),
     ],
 )
-async def test_lines_that_fail_alone(place: ServerSetup, change: dict[str, Any], param: str) -> None:
+async def test_lines_that_contain_error(place: ServerSetup, change: dict[str, Any], param: str) -> None:
     """The error has their custom_id and number; all other lines are answered."""
     async with place.run() as site:
         lines = [*chats(2), {**chat("x", "hello"), **change}]
