@@ -160,9 +160,8 @@ class EngineClient:
                 event = await collector.get()
                 finished = event.finish is not None
                 if event.error is not None:
-                    if (
-                        event.tokens or event.prompt_logprobs
-                    ):  # they came before the error, and were merged with it
+                    # They came before the error, and were merged with it.
+                    if event.tokens or event.prompt_logprobs:
                         yield event._replace(finish=None, error=None)
                     raise event.error
                 yield event

@@ -86,9 +86,8 @@ class GenerationSteps:
             self.prefix_cache.store_snapshot(snapshot)
         for request_id in result.invalid_hits:
             self.prefix_cache.invalidate_hit(request_id)
-        if (
-            result.tokens or result.prompt_logprobs
-        ):  # only these prove that a step succeeded: errors come late
+        # Only these prove that a step succeeded: errors come late.
+        if result.tokens or result.prompt_logprobs:
             self._failures_in_a_row = 0
         events = self.scheduler.update(plan, result)
         if not self.is_busy:  # the time until the next step is that of texts, or nobody's

@@ -61,9 +61,8 @@ def iterate_texts(value: Any) -> Iterator[str]:
             left += reversed(item)
         elif isinstance(item, dict):
             left += [part for pair in reversed(item.items()) for part in reversed(pair)]
-        elif isinstance(item, str) and item.startswith(
-            "data:"
-        ):  # files of one type have equal first characters
+        elif isinstance(item, str) and item.startswith("data:"):
+            # Files of one type have equal first characters.
             yield f"data {_hash(item)}\n"
         elif item is not None:
             yield f"{item}\n"
