@@ -171,6 +171,7 @@ class EntryStore:
         while self.nbytes > max_bytes and (entry := self._memory_order.pop()) is not None:
             self._evict_from_memory(entry)
             self.counters.evicted += 1
+            self._shrink_tier()  # after each, so that the tier never holds all of memory
         self._shrink_tier()
         self._update_counters()
 

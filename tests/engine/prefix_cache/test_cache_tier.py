@@ -8,8 +8,9 @@ from typing import get_args, get_type_hints
 import pytest
 
 from mlxrun.config.settings import CacheSettings
+from mlxrun.core.step_plan import SerializedPayload
 from mlxrun.engine.prefix_cache.cache_tier import TIERS, CacheTier
-from mlxrun.engine.prefix_cache.entry import CacheCounters
+from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry
 from tests.helpers.cache_fakes import list_entries, make_cache, serve
 from tests.helpers.cache_files import ROOT, make_entry
 from tests.helpers.command_processes import wait_until
@@ -75,3 +76,30 @@ def test_a_tier_has_a_budget(name: str, tmp_path: Path) -> None:
         serve(cache, str(n), [n, *LONG])
     cache.shutdown()
     assert cache.counters.evicted_disk > 0 and 0 < tier.nbytes <= tier.max_bytes
+
+
+@pytest.mark.parametrize("name", TIERS)
+def test_emptied_memory_does_not_flood_the_tier(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It exceeds its budget by one entry and what that depends on, which is four chunks here."""
+    tier = open_tier(name, tmp_path)
+    cache, write = make_cache(tier=tier), tier.write
+    monkeypatch.setattr(tier, "write", lambda entry, payload: False)
+    for n in range(10):
+        serve(cache, str(n), [n, *LONG])
+    written, most = [], 0
+
+    def write_and_note_size(entry: CacheEntry, payload: SerializedPayload) -> bool:
+        nonlocal most
+        before, accepted = tier.nbytes, write(entry, payload)
+        written.append(tier.nbytes - before)
+        most = max(most, tier.nbytes)
+        return accepted
+
+    monkeypatch.setattr(tier, "write", write_and_note_size)
+    tier.max_bytes = 500
+    cache.shrink(0)
+    assert len(written) >= 20 and sum(written) > 3 * tier.max_bytes
+    assert most <= tier.max_bytes + 4 * max(written) and 0 < tier.nbytes <= tier.max_bytes
+    cache.shutdown()
