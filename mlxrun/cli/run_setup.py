@@ -89,7 +89,8 @@ def make_run_setup(
     run: RunFolder, model: str | None, choose_engine_config: Callable[[Config], Config]
 ) -> JobSetup:
     """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
-    those of the run. `model`: instead of the recorded model.path."""
+    those of the run. `model`: instead of the recorded model.path. The model has its name in the run, which is
+    in the records, wherever its files are now."""
     from mlxrun.cli.options import set_up_logging
     from mlxrun.config.setting_fields import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
@@ -99,7 +100,8 @@ def make_run_setup(
     if model is not None:
         config = replace(config, model=replace(config.model, path=model))
     set_up_logging(config.log)
-    model_info, preparer = load_preparer(config, run.paths.job.parent, weights=True)
+    name = run.manifest["model"].get("name")  # missing in runs of versions before it was recorded
+    model_info, preparer = load_preparer(config, run.paths.job.parent, weights=True, name=name)
     check_model(run, collect_settings(config, model_info), config.model.path)
     return _make_setup(config, hash_config(config), model_info, preparer, choose_engine_config)
 
@@ -115,11 +117,16 @@ def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSe
     )
 
 
-def load_preparer(config: Config, folder: Path, *, weights: bool) -> tuple[LoadedModelInfo, LinePreparer]:
+def load_preparer(
+    config: Config, folder: Path, *, weights: bool, name: str | None = None
+) -> tuple[LoadedModelInfo, LinePreparer]:
     """The model of a config, and what prepares lines for it. `folder`: image paths are relative to it;
-    `weights`: whether their files must be there too. ModelLoadError if there is no such model."""
+    `weights`: whether their files must be there too; `name`: instead of the model's own one. ModelLoadError
+    if there is no such model."""
     # A job whose lines are all done loads no weights, so that `start` announces them.
     model_info = read_model(config.model, weights=weights, announce=False)
+    if name is not None and name != model_info.name:
+        model_info = replace(model_info, name=name, aliases=(*model_info.aliases, model_info.name))
     from mlxrun.api.parsers.registry import detect_formats
     from mlxrun.jobs.run.line_answerer import LinePreparer
 

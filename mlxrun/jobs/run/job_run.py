@@ -249,14 +249,18 @@ class JobRun:
 
     def _collect_facts(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the manifest records of the config and the model, and the settings that change answers."""
-        config, digests = self.setup.config, self.setup.model_info.digests
+        config, model_info = self.setup.config, self.setup.model_info
         names = {"fingerprint": "model", "tokenizer_sha256": "tokenizer", "template_sha256": "template"}
         stamp, scoring = self.setup.preparer.stamp, self.setup.evals.describe()
         return {
             **({} if stamp is None else {"batch": asdict(stamp)}),
             "config": to_plain(config),
             "config_hash": self.setup.config_hash,
-            "model": {"path": config.model.path, **{name: digests[key] for name, key in names.items()}},
+            "model": {
+                "path": config.model.path,
+                "name": model_info.name,
+                **{name: model_info.digests[key] for name, key in names.items()},
+            },
             "settings": settings,
             **({"scoring": scoring} if scoring else {}),
         }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlxrun.cli.main import main
-from tests.helpers.batch_fakes import MIXED, FakeClient, chats, edit_line, write_job
+from tests.helpers.batch_fakes import MIXED, FakeClient, chat, chats, edit_line, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
 pytestmark = pytest.mark.thorough
@@ -43,6 +43,20 @@ def test_a_run_is_verified(tmp_path: Path, fake_engine: list[Any], capsys: Print
     assert {path: path.read_bytes() for path in files} == files
     assert {config.cache.backend for config in fake_engine[1:]} == {"none"}
     assert {config.scheduler.max_running for config in fake_engine[1:]} == {1}
+
+
+@pytest.mark.parametrize("command", ["verify", "replay"])
+def test_a_model_is_known_by_its_files_and_not_by_its_name(
+    tmp_path: Path, fake_engine: list[Any], capsys: Prints, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Elsewhere its folder has another name, and lines of the job name it as it was called."""
+    job = run_job(tmp_path, lines=[*chats(3), chat("named", "hello", model="fake")])
+    moved = FakeModelInfo(name="moved", names=("moved", "alias"), vision=True)
+    monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", lambda settings, **_: moved)
+    capsys.readouterr()
+    assert main([command, str(job), "--model", str(tmp_path / "moved")]) == 0
+    out = capsys.readouterr().out
+    assert "4 equal, 0 different" in out or "4 of 4 records equal" in out
 
 
 def pretend_reproducible(out: Path) -> None:

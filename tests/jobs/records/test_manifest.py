@@ -79,6 +79,7 @@ async def test_the_manifest(tmp_path: Path) -> None:
         assert run["config"] == {"scheduler.max_running": 4}
     assert found["model"] == {
         "path": "embedded",
+        "name": "fake",
         "fingerprint": DIGESTS["model"],
         "tokenizer_sha256": DIGESTS["tokenizer"],
         "template_sha256": DIGESTS["template"],
