@@ -176,11 +176,12 @@ def compile_parts(
         except JobError as error:
             return error
 
+    has_images = task.images is not None  # then the question may be the same for each of them
     if task.prompt is not None:
         text: Any = task.prompt if is_completion else [{"role": "user", "content": task.prompt}]
-        yield "prompt", compile("prompt", {text_key: text})
+        yield "prompt", compile("prompt", {text_key: text}, has_images)
     if task.messages:
-        yield "messages", compile("messages", {"messages": list(task.messages)})
+        yield "messages", compile("messages", {"messages": list(task.messages)}, has_images)
     if task.template is not None:
         yield "template", _read_file(folder / Path(task.template).expanduser(), is_completion)
     if task.system is not None:

@@ -102,6 +102,8 @@ def _compute_value(compute: Callable[..., Any], columns: Mapping[str, Any], is_t
 def check_cell(value: Any, name: str) -> Any:
     """The value; RowError for one that becomes no sensible text. `name`: for messages."""
     problem = _find_no_text(value)
+    if isinstance(value, list | Mapping):
+        problem = f"a {'list' if isinstance(value, list) else 'mapping'}, which is no single text"
     if problem is not None:
         raise RowError(f"{name}: a value is {problem}")
     return value

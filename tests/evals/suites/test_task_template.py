@@ -103,6 +103,15 @@ def test_examples_are_chosen_by_their_seed(tmp_path: Path) -> None:
         choose_examples(FEW, open_rows("bad.jsonl", None, tmp_path))
 
 
+def test_one_question_about_many_images() -> None:
+    """The rows differ by their images; without those, a question that is always the same is a mistake."""
+    task = replace(ASK, prompt="What is it?", images="image")
+    line = make(task, job_folder=None).render({"image": "https://example.org/a.png"}, 1)
+    assert line["messages"][0]["content"][1] == {"type": "text", "text": "What is it?"}
+    with pytest.raises(JobError, match="the template uses no column"):
+        make(replace(task, images=None))
+
+
 def test_images(tmp_path: Path) -> None:
     """Paths of the data become paths of the job file; URLs and bytes stay images."""
     (tmp_path / "data").mkdir()
@@ -170,6 +179,12 @@ def test_the_expected_choice(value: Any, choices: list[str], found: int | str) -
 def test_choices_that_are_no_list() -> None:
     with pytest.raises(RowError, match="a list of at least two is needed"):
         make(CHOICES).render({**ROW, "options": "Rome"}, 1)
+
+
+@pytest.mark.parametrize("choice, kind", [(["Vatican City"], "list"), ({"text": "Rome"}, "mapping")])
+def test_a_choice_that_is_no_single_text(choice: Any, kind: str) -> None:
+    with pytest.raises(RowError, match=f"choices: a value is a {kind}, which is no single text"):
+        make(CHOICES).render({**ROW, "options": [choice, "Paris"]}, 1)
 
 
 def test_the_eval_of_lines() -> None:
