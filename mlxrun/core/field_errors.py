@@ -98,7 +98,7 @@ def check_type(value: Any, expected: type, param: str) -> Any:
 
 
 def get_required(value: dict[str, Any], key: str, expected: type, param: str) -> Any:
-    """Returns a field that an object must have. RequestError if it is missing, null, or of another JSON type."""
+    """Returns a field of an object. RequestError if it is missing, null, or of another JSON type."""
     if value.get(key) is None:
         reject(f"{param}.{key}", "missing", code="missing_field")
     return check_type(value[key], expected, f"{param}.{key}")
@@ -114,7 +114,7 @@ def check_keys(value: Mapping[str, Any], allowed: Iterable[str], param: str) -> 
 
 
 def iterate_strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
-    """Yields every string in a JSON value with its path, object keys included. The value may have any depth."""
+    """Yields every string in a JSON value of any depth with its path, object keys included."""
     stack: list[tuple[str, Any]] = [(param, value)]
     while stack:
         path, item = stack.pop()

@@ -1,4 +1,4 @@
-"""Computes how many bytes rows take. It is integer arithmetic, so admission can be tested without a device."""
+"""Computes how many bytes rows take: integer arithmetic, so that admission can be tested without a device."""
 
 from __future__ import annotations
 
