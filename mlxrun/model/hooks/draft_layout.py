@@ -44,8 +44,8 @@ class LayerCall:
     """One call of a recurrent layer.
 
     `sources`: the rows of the forward that it computes; each row of the call has `tokens` consecutive ones.
-    `begin`: the rows of the batch whose states the call's rows start with. With `previous`, they start with
-    these final states of the call before. `owners`: the rows of the batch whose state the call may leave;
+    `begin`: the rows of the batch whose states the call's rows start with. With `previous`, they start where
+    these rows of the call before ended. `owners`: the rows of the batch whose state the call may leave;
     `kept`: their places in the call; `ends`: how many of their tokens are computed then.
     """
 
@@ -128,7 +128,7 @@ def lay_out_drafts(
     recurrence: DraftRecurrence, counts: Sequence[int], total: int, width: int = 0
 ) -> DraftLayout:
     """The layout for rows with `counts` tokens, of which at least one has a draft. `width`: rows of each of
-    the `wide_passes`; fewer than there are rows count as that many."""
+    the `wide_passes`, at least one for each row."""
     width = max(width if recurrence == "wide_passes" else 0, len(counts))
     if recurrence == "blocks":
         plain = [row for row, count in enumerate(counts) if count == 1]
