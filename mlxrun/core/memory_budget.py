@@ -16,8 +16,8 @@ class Footprint:
 
     `per_token`: bytes for each token; `fixed`: bytes of every row (recurrent state); `windows`: (window,
     bytes per token) of layers that keep at most a window of tokens. `packed_per_token`: bytes for each token
-    of a quantized row, None if rows are not quantized. A row in the decode batch is quantized by the first
-    step that finds more than `packed_from` tokens in it.
+    of a quantized row, None if rows are not quantized. A row of the decode batch is quantized by the first
+    step that begins with `packed_from` tokens or more in it.
     """
 
     per_token: int = 0

@@ -139,7 +139,7 @@ def ignore_error(result: asyncio.Future[Any]) -> None:
 LONG_TEXTS = Lane("long-texts", max(1, min(4, _CPUS // 2)))
 HUGE_TEXTS = Lane("huge-texts", max(1, min(4, _CPUS // 4)))
 IMAGES = Lane("images", max(1, min(8, _CPUS // 2)))
-PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see pdf_process.py
+PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see api/text/media/pdf_process.py
 VIDEOS = Lane("videos", 2)  # of which each may take 4 GB, see api/text/media/videos.py
 
 
