@@ -230,8 +230,8 @@ def check_drafting(config: Config) -> None:
 
 
 def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
-    """The model of `model.draft`, or None if nothing uses it. ConfigError if its files show that it cannot
-    draft, or if the target model (`info`) does not support drafts."""
+    """The model of `model.draft`, or None if nothing uses it. ConfigError if its files show that it cannot be
+    used, or if the target model (`info`) is of a kind that cannot use it."""
     settings, method = config.model, config.speculation.method
     drafts = method == "draft" or (method == "auto" and not names_split_head(settings))
     is_sparse = config.prefill.sparse != "off"
@@ -334,7 +334,7 @@ def build_prefix_cache(
 
 
 def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec) -> bytes:
-    """Return a digest of all that decides what an entry holds for given tokens."""
+    """Return a 32-byte digest of all that decides what an entry holds for given tokens."""
     parts = {
         "format": FORMAT_VERSION,
         "model": model_info.digests["model"],

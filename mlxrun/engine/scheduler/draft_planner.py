@@ -38,8 +38,8 @@ class DraftCounts:
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """The rows that draft, shortest wish first. `modelled`: the ids of those for which the source drafts;
-    `depth`: the most tokens of these."""
+    """The rows that draft, those with the shortest drafts first. `modelled`: the ids of those for which the
+    source drafts; `depth`: the most tokens of these."""
 
     rows: Sequence[RequestState] = ()
     modelled: frozenset[str] = frozenset()
