@@ -33,8 +33,8 @@ class LogprobKeeper:
         return bool(self._owners)
 
     def add_owner(self, tracked: TrackedRequest) -> None:
-        """Note a request that begins to run. Nobody waits for it if hits end on the grid. Neither does a
-        model with states wait, since its states cannot be used where prompts diverge."""
+        """Note a request that begins to run. No request waits for it if hits end on the grid, or if the model
+        has states, which cannot be used where prompts diverge."""
         ends_soon = tracked.book is not None and tracked.request.params.max_tokens <= 1
         if ends_soon and not self._grid_only and not self._index.has_states:
             self._owners[tracked.request.id] = tracked
