@@ -51,11 +51,20 @@ COMMANDS = {
     "cache": "List, verify and delete the entries of the prefix cache on disk.",
     "doctor": "Check this machine and the model.",
     "bench": "Measure the engine, against its peers too.",
+    "pull": "Download a model from the hub, and say first what it is.",
+    "list": "List the models in the local cache of the hub.",
+    "show": "Show what a model is: its architecture, size, context and licence.",
+    "rm": "Remove a model from the local cache of the hub.",
 }
+# The folder of a command's module below mlxrun/cli/commands, where it is not that folder itself.
+FOLDERS = dict.fromkeys(("pull", "list", "show", "rm"), "models.") | dict.fromkeys(
+    ("score", "verify", "replay", "report", "export", "compare"), "runs."
+)
 
 EPILOG = """\b
 Examples:
   mlxrun serve                                    the built-in model on http://127.0.0.1:8000
+  mlxrun serve qwen3-8b-4bit                      a model of the hub, downloaded first
   mlxrun serve -c prod.yaml                       the model of a config file
   mlxrun batch jobs/eval.jsonl                    run a job on the built-in model
   mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on the model of a config file
@@ -83,7 +92,8 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"mlxrun.cli.commands.{cmd_name}").command
+        module = f"mlxrun.cli.commands.{FOLDERS.get(cmd_name, '')}{cmd_name}"
+        command = importlib.import_module(module).command
         assert isinstance(command, click.Command)
         return command
 

@@ -52,6 +52,34 @@ def add_config_options(function: F) -> F:
     return config(sets(function))
 
 
+def add_model_argument(function: F) -> F:
+    """Add `[MODEL]` (model: str | None); the command passes it to `name_model`."""
+    return click.argument("model", required=False, metavar="[MODEL]")(function)
+
+
+def add_model_option(function: F) -> F:
+    """Add `--model MODEL` (model: str | None); the command passes it to `name_model`."""
+    text = "The model: a folder, a hub id or its last part, such as qwen3-8b-4bit. As --set model.path=MODEL."
+    return click.option("--model", metavar="MODEL", help=text)(function)
+
+
+def name_model(model: str | None, sets: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of `--set` with the model that a command was given. ModelLoadError for an unknown name."""
+    return sets if model is None else (*sets, f"model.path={find_model(model)}")
+
+
+def find_model(model: str) -> str:
+    """A model as the config names it: a short name becomes a full one, which is said. ModelLoadError for an
+    unknown name."""
+    from mlxrun.model.load.hub import find_hub_id, is_short_name
+
+    if not is_short_name(model):
+        return model
+    found = find_hub_id(model)
+    say(f"{model} is {found}")
+    return found
+
+
 def add_ray_option(function: F) -> F:
     """Add `--ray [ADDRESS]` (ray_address: str | None)."""
     return click.option(

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import add_config_options, add_ray_option, list_first, load_command_config, say
+from mlxrun.cli.options import (
+    add_config_options,
+    add_model_option,
+    add_ray_option,
+    list_first,
+    load_command_config,
+    name_model,
+    say,
+)
 from mlxrun.cli.run_setup import load_preparer, make_command_setup
 from mlxrun.core.terminal import print_line
 
@@ -24,6 +32,7 @@ Examples:
   mlxrun batch jobs/eval.jsonl                     answers in jobs/eval.out.jsonl, scores on the screen
   mlxrun batch jobs/eval.jsonl                     again: continues where it was killed or interrupted
   mlxrun batch jobs/eval.jsonl --dry-run           counts lines, tokens, images; loads no weights
+  mlxrun batch jobs/eval.jsonl --model qwen3-8b-4bit     a model of the hub, or of a folder
   mlxrun batch big.jsonl -c prod.yaml -o /data/big.out.jsonl --limit 100
   mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
   mlxrun batch big.jsonl --ray                     a worker on each GPU of this machine (docs/scale.md)
@@ -59,6 +68,7 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 
 @click.command(epilog=EPILOG)
 @click.argument("jobs", type=click.Path())
+@add_model_option
 @add_config_options
 @click.option(
     "-o",
@@ -83,6 +93,7 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
     jobs: str,
+    model: str | None,
     config_path: Path | None,
     sets: tuple[str, ...],
     output: str | None,
@@ -106,6 +117,7 @@ def command(
         evals = make_eval_reader(paths.job, scorer)
         if scorer is not None:
             report_likelihood_lines(paths.job, str(jobs), say)
+        sets = name_model(model, sets)
         loaded = load_command_config(config_path, sets)
         options = JobOptions(**flags)
         if dry_run:

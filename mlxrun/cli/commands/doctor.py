@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.cli.options import add_config_options, add_model_argument, load_command_config, name_model
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.terminal import open_console, print_json
 
@@ -27,18 +27,25 @@ _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
-    "--model/--no-model", default=True, show_default=True, help="Load the model and run its load check."
+    "--model/--no-model",
+    "loads_model",
+    default=True,
+    show_default=True,
+    help="Load the model and run its load check.",
 )
+@add_model_argument
 @add_config_options
-def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[str, ...]) -> int:
+def command(
+    as_json: bool, loads_model: bool, model: str | None, config_path: Path | None, sets: tuple[str, ...]
+) -> int:
     """Check this machine and the model.
 
     "note" marks what works but could be better, "off" what must be fixed.
     The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
     the folder of a model, ends it before anything is checked, with exit code 2.
     """
-    config = load_command_config(config_path, sets).config
-    findings = list(list_findings(config if model else None))
+    config = load_command_config(config_path, name_model(model, sets)).config
+    findings = list(list_findings(config if loads_model else None))
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]

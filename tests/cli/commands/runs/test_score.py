@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.commands import score
+from mlxrun.cli.commands.runs import score
 from mlxrun.cli.main import main
 from tests.helpers.batch_fakes import Bench, chat, chats, edit_line, read, write_job
 
