@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.long_runs import raise_open_files
 from mlxrun.cli.options import add_config_options, add_ray_option, load_command_config
 from mlxrun.core.terminal import print_line
 
@@ -64,6 +65,7 @@ def command(
     given = {"host": host, "port": port}
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
     loaded = load_command_config(config_path, sets, options)
+    raise_open_files()
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 
