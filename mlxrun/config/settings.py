@@ -232,6 +232,9 @@ class BatchSettings:
     """How often a line is retried after a transient error. Deterministic errors are not retried."""
     max_file_bytes: Annotated[int, Bytes(), Range(1, None)] = 1_000_000_000
     """Maximum size of a file that is uploaded to the server, and of the requests of a message batch."""
+    keep_awake: Literal["auto", "always", "never"] = "auto"
+    """Keep the machine awake while `mlxrun batch` or `mlxrun eval` runs; the display may go dark. `auto`: on
+    macOS, by caffeinate. `always`: on Linux too, by systemd-inhibit, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxrun.cli.long_runs import keep_awake, raise_open_files
 from mlxrun.cli.options import (
     add_config_options,
     add_model_option,
@@ -122,7 +123,9 @@ def command(
         options = JobOptions(**flags)
         if dry_run:
             return run_async(_dry_run(loaded, paths, options))
-        return run_async(_run(ray_address, loaded, sets, paths, options, evals))
+        raise_open_files()
+        with keep_awake(loaded.config.batch.keep_awake):
+            return run_async(_run(ray_address, loaded, sets, paths, options, evals))
 
 
 async def _run(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.long_runs import raise_open_files
 from mlxrun.cli.options import (
     add_config_options,
     add_model_argument,
@@ -78,6 +79,7 @@ def command(
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
     sets = name_model(model, sets)
     loaded = load_command_config(config_path, sets, options)
+    raise_open_files()
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 

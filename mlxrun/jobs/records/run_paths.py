@@ -23,6 +23,7 @@ from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
+from mlxrun.core.durable_writes import sync_handle
 from mlxrun.core.errors import DiskFailed, JobError
 
 # A quota or a limit of the process looks like a full disk to a writer, and is mended like one.
@@ -150,14 +151,14 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
 def sync_file(file: BinaryIO) -> None:
     """Make what was written to an open file durable."""
     file.flush()
-    os.fsync(file.fileno())
+    sync_handle(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
     """Make renames in `folder` durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        sync_handle(handle)
     finally:
         os.close(handle)
 
@@ -189,7 +190,7 @@ class Appender:
         """Make what was written durable."""
         if self._handle is not None:
             with wrap_write_errors(self.path):
-                os.fsync(self._handle)
+                sync_handle(self._handle)
 
     def close(self) -> None:
         """Close the file; the next `append` opens it again."""

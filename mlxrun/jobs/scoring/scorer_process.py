@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
+from mlxrun.core.child_memory import limit_own_memory, watch_memory
 from mlxrun.core.processes import STEP, RunningClock, start_module
 
 START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
@@ -56,7 +57,7 @@ class _Suspended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScorerLimits:
-    """Of one call: `seconds` that it may take, and bytes of memory of its process, on Linux."""
+    """Of one call: `seconds` that it may take, and bytes of memory of its process."""
 
     seconds: float
     memory: int
@@ -129,7 +130,16 @@ class _Child:
         self._clock = RunningClock()
 
     def call(self, request: bytes) -> bytes:
-        """The reply to a request, within the limit of time."""
+        """The reply to a request, within the limits."""
+        with watch_memory(self._process.pid, self._limits.memory, self.kill) as exceeded:
+            try:
+                return self._exchange(request)
+            except ScorerEnded as error:
+                if exceeded.is_set():
+                    raise ScorerEnded(self._describe_excess()) from error
+                raise
+
+    def _exchange(self, request: bytes) -> bytes:
         end = float("inf")
         try:
             if not self._is_ready:
@@ -181,9 +191,12 @@ class _Child:
         if code == -signal.SIGALRM:
             return f"it took more than {limits.seconds:g} s"
         if code == OUT_OF_MEMORY:
-            return f"it took more than {limits.memory / 1e9:g} GB of memory"
+            return self._describe_excess()
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
         return f"its process ended {how} (it may take {limits.memory / 1e9:g} GB of memory)"
+
+    def _describe_excess(self) -> str:
+        return f"it took more than {self._limits.memory / 1e9:g} GB of memory"
 
     def kill(self) -> None:
         """Kill the process, and what it has started."""
@@ -207,8 +220,7 @@ _GRACE = 1.0  # seconds in which the parent ends a call that takes too long, bef
 def main(channel: socket.socket, memory: int) -> None:
     """Answer requests until the parent has gone."""
     os.nice(NICENESS)
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+    limit_own_memory(resource.RLIMIT_DATA, memory)
     requests: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(channel.makefile("rb"), requests), daemon=True).start()
     channel.sendall(READY)
