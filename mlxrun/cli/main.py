@@ -38,6 +38,7 @@ SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 # The commands, each in a module of its name, and their lines in `mlxrun --help`.
 COMMANDS = {
     "serve": "Serve a model over HTTP with the APIs of OpenAI and Anthropic.",
+    "chat": "Talk with a model at the terminal.",
     "batch": "Run a batch job from a JSONL file, or resume it.",
     "job": "Make job files from CSV, JSONL or Parquet tables.",
     "eval": "Run a suite: models x tasks x seeds, resumable, with one manifest.",
@@ -66,6 +67,7 @@ Examples:
   mlxrun serve                                    the built-in model on http://127.0.0.1:8000
   mlxrun serve qwen3-8b-4bit                      a model of the hub, downloaded first
   mlxrun serve -c prod.yaml                       the model of a config file
+  mlxrun chat                                     talk with the server's model, or the built-in one
   mlxrun batch jobs/eval.jsonl                    run a job on the built-in model
   mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on the model of a config file
   mlxrun eval jobs/suite.yaml                     every model of a suite on every task, as a matrix of scores
