@@ -1,8 +1,8 @@
 """Every option of mlxrun with its default, its range and its description.
 
-The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
-server_settings.py and media_settings.py: the string under a field is its description, `Annotated` metadata is
-its range. Byte sizes are ints or "4GB" strings.
+The string under a field is its description; its `Annotated` metadata is its range. Byte sizes are ints or
+"4GB" strings. The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
+server_settings.py and media_settings.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Compares single operations with those of the library in float32, on random arrays.
 
-A fault of some percent in attention disappears in the rounding that half precision adds layer by layer, and
-in logits that are all alike. So the engine's attention over plain arrays, and the attention kernel of pages,
-are each compared by itself when they meet a new shape, on arrays whose logits spread. The load check's
-prompts are shorter than a page, and nobody has seen the kernel on every GPU: its rows end on both sides of a
-page, a row must give the same bits alone, and the kernel must not be the slower one.
+In logits that are all alike, or amid the rounding of half precision, a fault of some percent in attention
+disappears. So the engine's attention over plain arrays, and the attention kernel of pages, are compared by
+themselves. That is done at each new shape, on arrays whose logits spread.
 
-While the other checks run, half precision multiplies as the library does. So what serving multiplies
-quantized weights by is compared here, one layer of each shape.
+The load check's prompts are shorter than a page, and the kernel is not tested on every GPU. So its rows end
+on both sides of a page, a row must give the same bits alone, and the kernel must not be slower.
+
+While the other checks run, half precision multiplies as the library does. So the products of serving are
+compared here, for one quantized layer of each shape.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SLOWER = 1.5  # times the library's time that the kernel may take
 
 
 def find_limit(dtype: mx.Dtype, limits: Mapping[mx.Dtype, float]) -> float | None:
-    """The limit of this type; None for other types."""
+    """The limit of this dtype; None for other dtypes."""
     return SHORTENED if dtype == mx.float32 and may_shorten_float32() else limits.get(dtype)
 
 
@@ -81,12 +82,12 @@ def _make_random(size: int, like: mx.array, seed: int) -> mx.array:
 
 
 class AttentionError(RuntimeError):
-    """The engine's attention computes something else than the library's."""
+    """The engine's attention differs from the library's."""
 
 
 class AttentionCheck:
-    """To be called with the arguments of each call of `attention.attend_plain`. AttentionError if it differs
-    for such shapes."""
+    """Called with the arguments of each call of `attention.attend_plain`. AttentionError if the results
+    differ for such shapes."""
 
     def __init__(self) -> None:
         self._compared: dict[tuple[Any, ...], str] = {}  # the problem by kind of call, empty: none
@@ -151,11 +152,11 @@ def _find_seen(exact: mx.array, mask: Any) -> Any:
 
 
 class KernelError(RuntimeError):
-    """The kernel computes something else than the library, or takes longer."""
+    """The kernel differs from the library, or is slower."""
 
 
 class KernelCheck:
-    """`attend_pages`, which is compared when it is called with a new shape. KernelError if it differs."""
+    """`attend_pages`, with a comparison at each new shape. KernelError if the results differ."""
 
     def __init__(self, attend: Attend = attend_pages, timed: bool = True) -> None:
         self._attend = attend
@@ -268,7 +269,7 @@ def _measure(compute: Callable[[], mx.array]) -> float:
 
 
 def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
-    """The check of all methods that are not the library's; none if there are none. What differs is set back
+    """The check of all methods that are not the library's, empty if there are none. Layers that differ return
     to the library's."""
     routed = [layer for layer in list_routed(model) if layer.table != MethodTable()]
     kinds = {_describe_kind(layer): layer for layer in reversed(routed)}  # the first of each

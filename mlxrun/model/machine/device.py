@@ -1,7 +1,7 @@
 """The device that MLX computes on, its memory, and the settings that depend on it.
 
-What the last digits of results depend on besides model, settings and versions (device, BLAS, compiler) is
-described here too.
+It also describes what decides the last digits of results besides model, settings and versions: device, BLAS,
+compiler.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def uses_gpu() -> bool:
 
 
 def may_shorten_float32() -> bool:
-    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16, as NVIDIA's and
-    the newest of Apple's do unless the environment has MLX_ENABLE_TF32=0."""
+    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16. NVIDIA's and
+    Apple's newest GPUs do, unless the environment has MLX_ENABLE_TF32=0."""
     return uses_gpu() and os.environ.get("MLX_ENABLE_TF32", "1") != "0"
 
 
@@ -76,8 +76,8 @@ def resolve_config(config: Config) -> Config:
 
 
 def get_memory_limit() -> int:
-    """Bytes that may be used, those that arrays have already included: the device's recommendation, or most
-    of what is free; 0 if unknown."""
+    """The usable bytes, those of arrays included: the device's recommendation, or most of the free memory. 0
+    if unknown."""
     info = mx.device_info()
     if uses_gpu():
         for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
@@ -89,7 +89,8 @@ def get_memory_limit() -> int:
 
 
 def get_total_memory() -> int:
-    """Bytes that the device has, or that this process may have of them, whatever is in use; 0 if unknown."""
+    """The bytes that the device has, or that this process may use of them, however many are in use. 0 if
+    unknown."""
     if uses_gpu():
         return get_memory_limit()
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -97,13 +98,13 @@ def get_total_memory() -> int:
 
 
 def read_free_memory() -> int:
-    """Bytes that this process may still take: of what Linux reports as available, and of its own limits; 0
-    on other systems."""
+    """The bytes that this process may still take, by Linux's available memory and its own limits. 0 on other
+    systems."""
     return find_free_memory(list_limits(), count_reserved_bytes(loaded=True))
 
 
 def choose_blas_threads(settings: EngineSettings) -> int | None:
-    """The threads of OpenBLAS that an engine computes with; None: those that there are, nothing is fixed."""
+    """The number of OpenBLAS threads of an engine; None: it is not fixed."""
     if settings.blas_threads is None and settings.reproducible:
         return REPRODUCIBLE_THREADS
     return settings.blas_threads
@@ -111,7 +112,7 @@ def choose_blas_threads(settings: EngineSettings) -> int | None:
 
 def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
     """The device and its backend, with MLX's own names for byte counts, and without serial numbers.
-    `settings`: of an engine, whose BLAS threads are then described, and not those of the process."""
+    `settings`: of an engine, whose BLAS threads are described instead of the process's."""
     info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
     facts = {"backend": get_backend(), "name": name} | info | {"compile": _compiles()}
@@ -126,7 +127,7 @@ def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
 
 
 def describe_rounding(settings: EngineSettings) -> dict[str, Any]:
-    """The decisive facts of an engine with these settings."""
+    """The facts that decide the rounding of an engine with these settings."""
     found = describe_device(settings)
     return {key: found[key] for key in DECISIVE if key in found}
 
@@ -139,7 +140,8 @@ def _compiles() -> bool:
 
 
 def start_measuring(drop_pool: bool) -> int:
-    """Collect garbage, drop the pool of free buffers if wanted, and reset the peak; returns bytes in use."""
+    """Collect garbage, drop the pool of free buffers if `drop_pool`, and reset the peak. Returns the bytes in
+    use."""
     gc.collect()
     mx.synchronize()
     if drop_pool:
