@@ -128,7 +128,8 @@ def _describe_cell(cell: Cell, known: Mapping[str, Any]) -> Record:
         "task": cell.task_name,
         "variant": cell.variant,
         "settings": dict(cell.settings),
-        "config_hash": cell.config_hash,
+        # That of the answers that are there: this start may be refused.
+        "config_hash": known.get("config_hash", cell.config_hash),
         "job": f"{cell.name}/job.jsonl",
         **{key: known.get(key, default) for key, default in _EMPTY.items()},
     }
@@ -166,7 +167,7 @@ def print_matrix(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
 def _format_score(record: Mapping[str, Any]) -> str:
     """A score with its interval if there is one, and what is missing."""
     scores, state = record["scores"], str(record["state"])
-    if scores is None:
+    if state == "failed" or scores is None:  # scores of a failed cell are those of an earlier start
         return f"{record['done']} lines" if state == "done" else state
     total = scores["total"]
     text = f"{100 * total['share']:.1f} %"

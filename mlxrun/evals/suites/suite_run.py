@@ -229,6 +229,7 @@ class SuiteRun:
         self._exits.append(outcome.exit_code)
         self.manifest.update(
             cell,
+            config_hash=cell.config_hash,
             state="done" if _is_complete(meter) else "todo",  # with --limit, lines are left
             lines=meter.lines,
             done=meter.done,
