@@ -164,8 +164,8 @@ def compute_equivalence(
     clusters: Sequence[object] | None = None,
 ) -> Equivalence:
     """Test whether the scores of two runs differ by less than `margin`. Lines that are all equal prove no
-    more than their number allows. So the p value is at least (1 - margin)^units: the probability of seeing no
-    difference if a share of lines as large as the margin differs."""
+    more than their number allows. So the p value is at least (1 - margin)^units. This is the probability of
+    seeing no difference if a share of lines as large as the margin differs."""
     import numpy as np
     from scipy.special import stdtr
 

@@ -1,8 +1,8 @@
 """The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe, on standard
 error.
 
-The remaining time is estimated from tokens at the rates of this run so far: those of waiting lines, and those
-that running lines still need. The clock is a parameter, so that tests need not wait.
+The remaining time is estimated from tokens, at the rates of this run so far. Counted are the tokens of
+waiting lines and the missing ones of running lines. The clock is a parameter, so that tests need not wait.
 """
 
 from __future__ import annotations

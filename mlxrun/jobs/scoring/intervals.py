@@ -1,12 +1,12 @@
 """95 % confidence intervals of a mean score.
 
 - Every score is 0 or 1, and lines are independent: Wilson's interval (Wilson 1927, "Probable Inference, the
-Law of Succession, and Statistical Inference").
+  Law of Succession, and Statistical Inference").
 - Scores are fractions, and lines are independent: Student's t.
 - Lines share clusters, such as questions about one text: Student's t with clustered standard errors (Miller
-2024, "Adding Error Bars to Evals", section 2.2). Its square is multiplied by G/(G-1), with G-1 degrees of
-freedom (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", section VI). G is the
-number of clusters; a line without one is a cluster of its own.
+  2024, "Adding Error Bars to Evals", section 2.2). Its square is multiplied by G/(G-1), with G-1 degrees of
+  freedom (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", section VI). G is
+  the number of clusters; a line without one is a cluster of its own.
 
 Where scores or clusters do not vary, these intervals would be a point. Wilson's is used then, as if each
 line, or each cluster, had been one trial. A score between 0 and 1 varies less than a trial, so this is on the
