@@ -61,11 +61,8 @@ class RunComparison:
 
 def rebuild_config(run: RunFolder) -> Config:
     """Rebuild the config of the last run of a job. JobError if the manifest has none, if it was edited, or if
-    the run is a batch of a server.
-
-    Keys that the run's version did not know get their defaults, which change no answer. Only the number of
-    BLAS threads, which the environment decided then, is the recorded one.
-    """
+    the run is a batch of a server. Keys that the run's version did not know get their defaults, which change
+    no answer. Only the number of BLAS threads, which the environment decided then, is the recorded one."""
     if run.manifest.get("batch"):
         raise JobError(f"{run.name}: is a batch of a server; its answers have ids that only the server gives")
     try:

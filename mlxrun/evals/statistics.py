@@ -28,12 +28,9 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """McNemar's test of the lines that only one of two runs got right.
-
-    `exact` is the exact two-sided p value, with fewer than 5 % false alarms. `mid` (mid-p) counts the
-    observed outcome by half, and comes close to 5 % (Fagerland, Lydersen and Laake, "The McNemar test for
-    binary matched-pairs data", 2013).
-    """
+    """McNemar's test of the lines that only one of two runs got right. `exact` is the exact two-sided p
+    value, with fewer than 5 % false alarms. `mid` (mid-p) counts the observed outcome by half, and comes
+    close to 5 % (Fagerland, Lydersen and Laake, "The McNemar test for binary matched-pairs data", 2013)."""
 
     better: int
     worse: int

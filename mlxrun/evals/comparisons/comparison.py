@@ -48,12 +48,9 @@ _OF_MODEL = {
 @dataclass(frozen=True, slots=True)
 class ComparedGroup:
     """The lines of one group, or all lines. `first`, `second`: intervals of the scores, None for too few
-    lines.
-
-    `adjusted_p`: the p value, adjusted for the number of compared groups, or of cells for all lines
+    lines. `adjusted_p`: the p value, adjusted for the number of compared groups, or of cells for all lines
     (`adjust_p_values`). `failed`: lines of the second side that failed; `unscored`: lines that could not be
-    scored on a side, as a scorer, a judge or a pattern failed. Such lines score 0.
-    """
+    scored on a side, as a scorer, a judge or a pattern failed. Such lines score 0."""
 
     name: str
     result: PairedDifference
@@ -100,11 +97,9 @@ class Flip:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """Two runs, or the runs of one cell. `better`, `worse`: lines that score more or less on the second side,
-    in the order of the job.
-
-    `unscored`: lines without a score; `unknown`: lines whose prompts could not be compared, as a job file has
-    changed; `left_out`: lines that are not the same; `unclustered`: lines that `--cluster` gives no cluster.
-    """
+    in the order of the job. `unscored`: lines without a score; `unknown`: lines whose prompts could not be
+    compared, as a job file has changed; `left_out`: lines that are not the same; `unclustered`: lines that
+    `--cluster` gives no cluster."""
 
     cell: CellPair
     total: ComparedGroup

@@ -73,13 +73,10 @@ def remove_seed(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PairingRules:
-    """Which lines are paired, and which scores are compared.
-
-    `common`: pair the lines that are the same on both sides, and raise no error for others; `any_prompt`:
-    prompts may differ; `metric`: the name of a score in the records' `scores`, None for their `score`.
-    `cluster`: what lines of one cluster share: `group`, or the (first group of the) match of a pattern in
-    their ids; None for their `eval.cluster`.
-    """
+    """Which lines are paired, and which scores are compared. `common`: pair the lines that are the same on
+    both sides, and raise no error for others; `any_prompt`: prompts may differ; `metric`: the name of a score
+    in the records' `scores`, None for their `score`. `cluster`: what lines of one cluster share: `group`, or
+    the (first group of the) match of a pattern in their ids; None for their `eval.cluster`."""
 
     common: bool = False
     any_prompt: bool = False

@@ -24,11 +24,9 @@ INSPECT, LM_EVAL, EVERY_EVAL_EVER, MODEL_CARD = FORMATS = (
 def export_runs(
     path: Path, form: str, out: Path | None, names: ExportNames, *, partial: bool = False
 ) -> list[Path]:
-    """Write the runs that `path` names in one of FORMATS, and return the paths of the files.
-
-    `out`: a file if the format is one file, else a folder; None for the run folder, or the folder of a suite.
-    `partial`: export unfinished runs too. JobError if a run cannot be exported, or a file cannot be written.
-    """
+    """Write the runs that `path` names in one of FORMATS, and return the paths of the files. `out`: a file if
+    the format is one file, else a folder; None for the run folder, or the folder of a suite. `partial`:
+    export unfinished runs too. JobError if a run cannot be exported, or a file cannot be written."""
     runs = [ExportedRun.check(run, names, partial=partial) for run in open_runs(path)]
     if len(runs) > 1 and names.task is not None:
         raise JobError(f"{path}: contains {len(runs)} runs, and --task names the task of one")

@@ -27,11 +27,9 @@ _MODEL_INDEX = re.compile(r"^model-index:.*\n(?:(?:[ \t-].*)?\r?\n)*", re.MULTIL
 
 
 def write_model_card(runs: Sequence[ExportedRun], path: Path) -> None:
-    """Write the results of runs: a README's metadata if `path` ends in .md, else the newer format.
-
-    In an existing README only the `model-index` is replaced; a file of the newer format is replaced whole.
-    JobError for another suffix, a missing name, runs of several models, or a README that cannot be changed.
-    """
+    """Write the results of runs: a README's metadata if `path` ends in .md, else the newer format. In an
+    existing README only the `model-index` is replaced; a file of the newer format is replaced whole. JobError
+    for another suffix, a missing name, runs of several models, or a README that cannot be changed."""
     if path.suffix not in SUFFIXES:
         raise JobError(f"{path}: the name of a model card's scores ends in {', '.join(SUFFIXES)}")
     if path.suffix == ".md":

@@ -55,13 +55,10 @@ Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, or None; id
 
 @register_model("mlxrun")
 class LmEvalModel(TemplateLM):
-    """A model of this process.
-
-    `config`: a config file, `default`, or the path or hub id of a model; `pretrained`: another name for it;
-    `settings`: values of the config by key, such as `scheduler.max_running=8`. `add_bos_token`: whether the
-    tokenizer's special tokens stand before each text. None adds them if there is no chat template and the
-    text does not begin with them.
-    """
+    """A model of this process. `config`: a config file, `default`, or the path or hub id of a model;
+    `pretrained`: another name for it; `settings`: values of the config by key, such as
+    `scheduler.max_running=8`. `add_bos_token`: whether the tokenizer's special tokens stand before each text.
+    None adds them if there is no chat template and the text does not begin with them."""
 
     def __init__(
         self,

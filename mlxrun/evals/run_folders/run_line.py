@@ -170,8 +170,8 @@ class RunLine:
 
 
 def _extract_reasoning(body: Mapping[str, Any]) -> str | None:
-    """The reasoning of a response body's first choice, of a response or of a message; embeddings and scores
-    have none."""
+    """The reasoning of a response body's first choice, of a response or of a message; embeddings and
+    reranking have none."""
     if "choices" in body:
         found = (body["choices"][0].get("message") or {}).get("reasoning_content")
         return found if isinstance(found, str) else None

@@ -144,12 +144,10 @@ class LineTimes:
 
 @dataclass(frozen=True, slots=True)
 class LineTiming:
-    """An entry of timings.jsonl. `started`: seconds since 1970.
-
-    `waited`, `first` and `took`: seconds from the start until the first prompt tokens were computed, the
-    first output token came and the line was finished. `computed`, `reused`: prompt tokens; `output`: output
-    tokens of this run, of all tries together.
-    """
+    """An entry of timings.jsonl. `started`: seconds since 1970. `waited`, `first` and `took`: seconds from
+    the start until the first prompt tokens were computed, the first output token came and the line was
+    finished. `computed`, `reused`: prompt tokens; `output`: output tokens of this run, of all tries
+    together."""
 
     run: int
     key: str

@@ -83,12 +83,9 @@ class JobState:
 
 
 class Reconciler:
-    """Call `read_journal`, then `rewrite`. Both block, so call them off the event loop.
-
-    `retry`: failed lines before this position run again; `check_stop`: raises if the run is to end, as
-    scoring an answer again may take a second; `score_all`: score all answers again, also those with the same
-    `eval`.
-    """
+    """Call `read_journal`, then `rewrite`. Both block, so call them off the event loop. `retry`: failed lines
+    before this position run again; `check_stop`: raises if the run is to end, as scoring an answer again may
+    take a second; `score_all`: score all answers again, also those with the same `eval`."""
 
     def __init__(
         self,

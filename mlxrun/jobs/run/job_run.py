@@ -49,10 +49,8 @@ log = logging.getLogger(__name__)
 class JobSetup:
     """What a job runs on. `start`: starts the engine if a line is left to run; `device`: describes the
     machine; `evals`: reads the `eval` of lines; `pool`: answers the lines in place of the engine of `start`.
-
     With `shared_engine`, requests yield to those of other clients, and the engine stays open. With
-    `keep_engine`, it stays open for later jobs.
-    """
+    `keep_engine`, it stays open for later jobs."""
 
     config: Config
     config_hash: str

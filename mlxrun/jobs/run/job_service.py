@@ -143,11 +143,9 @@ class JobService:
         stamp: BatchStamp | None = None,
     ) -> JobCounts:
         """Run the rest of a validated job. `on_progress` is called several times a second; `read_file` reads
-        the files that lines may name. With another `stamp`, finished lines would run again.
-
-        Cancelling keeps finished lines; the next call continues. EngineDead if the engine ends, JobError if
-        the job's files cannot be written.
-        """
+        the files that lines may name. With another `stamp`, finished lines would run again. Cancelling keeps
+        finished lines; the next call continues. EngineDead if the engine ends, JobError if the job's files
+        cannot be written."""
         setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, read_file))
         return await self._run_job(path, setup, JobOptions(), on_progress)
 

@@ -48,12 +48,10 @@ def derive_line_seed(base: int, custom_id: str) -> int:
 
 
 class LinePreparer:
-    """Turns lines into Requests. It needs no engine, so `--dry-run` and `--strict` use it too.
-
-    `folder`: the folder of relative image paths, None to refuse paths; `max_tokens`: the limit of answers
-    where neither line nor config sets one, None for the context's end; `stamp`: the stamp of the lines' batch
-    in a server.
-    """
+    """Turns lines into Requests. It needs no engine, so `--dry-run` and `--strict` use it too. `folder`: the
+    folder of relative image paths, None to refuse paths; `max_tokens`: the limit of answers where neither
+    line nor config sets one, None for the context's end; `stamp`: the stamp of the lines' batch in a
+    server."""
 
     stamp: BatchStamp | None = None
 

@@ -113,11 +113,9 @@ class ProgressMeter:
 
     def estimate_eta(self) -> float | None:
         """Estimate the seconds until the job is finished. None until this run has lasted SURE_SECONDS and has
-        answered SURE_LINES: before, it has hardly decoded.
-
-        Prompt tokens and output tokens have a rate each, and the slower kind counts. A prompt token takes a
-        small part of the time of an output token. A running answer may end at once or become long: see MORE.
-        """
+        answered SURE_LINES: before, it has hardly decoded. Prompt tokens and output tokens have a rate each,
+        and the slower kind counts. A prompt token takes a small part of the time of an output token. A
+        running answer may end at once or become long: see MORE."""
         if self.total and self.done + self.failed >= self.total:
             return 0.0
         lines, prompts, _ = self._prepared

@@ -55,13 +55,10 @@ class EvalSpec:
 
 @dataclass(frozen=True, slots=True)
 class EvalReader:
-    """Reads the `eval` of lines.
-
-    `scorers`: the loaded scorers that lines may name, by name. It is empty in a server, which runs no code of
-    clients; None reads any name and loads nothing. `changes`: keys that replace those of every line;
-    `scorer`: scores every line, with or without an `eval`. Lines with the match `likeliest` keep it: they
-    have no answer text for a scorer or another match.
-    """
+    """Reads the `eval` of lines. `scorers`: the loaded scorers that lines may name, by name. It is empty in a
+    server, which runs no code of clients; None reads any name and loads nothing. `changes`: keys that replace
+    those of every line; `scorer`: scores every line, with or without an `eval`. Lines with the match
+    `likeliest` keep it: they have no answer text for a scorer or another match."""
 
     scorers: Mapping[str, Scorer] | None = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)

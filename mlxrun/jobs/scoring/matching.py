@@ -30,13 +30,10 @@ _SCALARS = {"string", "number", "integer", "boolean", "null"}  # types of a JSON
 
 
 def match_answer(spec: EvalSpec, answer: str) -> Verdict:
-    """Compare an answer. A pattern that takes too long scores 0, with a note.
-
-    `extracted` is what was compared. For `exact` it is the answer without outer white space. For `contains`
-    it is the first alternative found, for `contains_all` the list of all. For `regex` it is the matched or
-    captured text. Else it is a JSON value, a number, or a letter (a list of letters if the choice is
-    ambiguous).
-    """
+    """Compare an answer. A pattern that takes too long scores 0, with a note. `extracted` is what was
+    compared. For `exact` it is the answer without outer white space. For `contains` it is the first
+    alternative found, for `contains_all` the list of all. For `regex` it is the matched or captured text.
+    Else it is a JSON value, a number, or a letter (a list of letters if the choice is ambiguous)."""
     if spec.after is not None:
         answer = answer.rpartition(spec.after)[2] if spec.after in answer else ""
     try:

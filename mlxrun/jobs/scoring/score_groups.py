@@ -17,13 +17,10 @@ _DIGITS = 10  # so many that a share which is printed with fewer is not rounded 
 
 @dataclass(slots=True)
 class ScoreGroup:
-    """The scores of one group.
-
-    `correct`: lines that score 1; `failed`: lines that failed, which score 0; `cut_by_length`: answers cut by
-    their limit of tokens; `unscored`: answers on which a scorer, a judge or a pattern failed, which score 0;
-    `waiting`: those of them that a judge is to score; `metrics`: further scores by name; `matches`: how the
-    lines are scored.
-    """
+    """The scores of one group. `correct`: lines that score 1; `failed`: lines that failed, which score 0;
+    `cut_by_length`: answers cut by their limit of tokens; `unscored`: answers on which a scorer, a judge or a
+    pattern failed, which score 0; `waiting`: those of them that a judge is to score; `metrics`: further
+    scores by name; `matches`: how the lines are scored."""
 
     lines: int = 0
     correct: int = 0
