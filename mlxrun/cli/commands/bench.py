@@ -40,7 +40,7 @@ class BenchGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; one that has moved is an error with its new name."""
+        """Find the command. A benchmark that has moved is an error with its new name."""
         if args[0] in MOVED:
             new = f"python -m benchmarks {MOVED[args[0]]}"
             ctx.fail(f"`mlxrun bench {args[0]}` is now called `{new}`, in a checkout")
@@ -272,9 +272,8 @@ def engine(
     interactive  a prompt of 256 tokens alone, behind one of 16384, and as one of 16384 is abandoned
 
     Each answer has 128 tokens (256 in staggered, 8 at most in interactive). "times better" is above 1 where
-    mlxrun is better. Where a side fails, the table and the JSON say so, and all else is measured; the exit
-    code is 1 if it was mlxrun's side. Ctrl-C ends it with the table of what was measured until then (exit
-    code 130).
+    mlxrun is better. If a side fails, the table and the JSON say so, and all else is measured. The exit code
+    is 1 if mlxrun's side failed. Ctrl-C prints the table of the measurements so far (exit code 130).
     """
     config = load_command_config(config_path, sets).config
     from mlxrun.cli.main import INTERRUPTED_EXIT

@@ -1,7 +1,7 @@
 """`mlxrun bench report`: one file of what a machine does, to compare machines and versions.
 
-It starts the config's own server on a free port, sends chats at several concurrencies and then the workload
-`interactive`, and reads the peak memory from /v1/status. The keys of `concurrency_results` are those of
+It starts the config's own server on a free port, and sends chats at several concurrencies, then the workload
+`interactive`. The peak memory comes from /v1/status. The keys of `concurrency_results` are those of
 SiliconBench's result files (github.com/WindChimeRan/SiliconBench): milliseconds, seconds, tokens a second.
 """
 
@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReportPlan:
-    """`arguments`: the options of `mlxrun serve`. `levels`: requests at a time."""
+    """What to measure. `arguments`: options of `mlxrun serve`; `levels`: numbers of requests at a time."""
 
     arguments: tuple[str, ...]
     requests: int
@@ -46,7 +46,7 @@ class ReportPlan:
 
 
 def run_machine_report(plan: ReportPlan, say: Say) -> dict[str, Any]:
-    """Start the server, measure it, stop it; the report, as `--json` writes it."""
+    """Start the server, measure it, stop it, and return the report as `--json` writes it."""
     with run_server(plan.arguments, say) as url:
         levels = [_measure_level(plan, url, level, say) for level in plan.levels]
         interactive = _measure_interactive(plan, url, say)
@@ -73,7 +73,7 @@ def run_machine_report(plan: ReportPlan, say: Say) -> dict[str, Any]:
 
 @contextmanager
 def run_server(arguments: Sequence[str], say: Say) -> Iterator[str]:
-    """The URL of a server of this installation, which is stopped at the end. MlxrunError if it does not
+    """Run a server of this installation during the block, and give its URL. MlxrunError if it does not
     start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -155,7 +155,7 @@ def _to_ms(seconds: float | None) -> float | None:
 
 
 def print_machine_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """A table with a row for each concurrency, and what the machine is."""
+    """Print a table with a row for each concurrency, and what the machine is."""
     console = make_console(console)
     titles = ("concurrency", "output tok/s", "TTFT p50", "TTFT p99", "inter-token p50", "failed")
     rows = [
