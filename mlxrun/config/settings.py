@@ -71,6 +71,9 @@ class EngineSettings:
     """Make answers independent of what else runs in the batch: prompts are prefilled one at a time in full
     chunks, rows are decoded one at a time on a CPU, which is slower, and in batches of a fixed size,
     `scheduler.max_running`, on a GPU, where it costs time only if few rows run."""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """What computes. `auto`: the GPU if there is one that MLX can use, else the CPU. `gpu`: an error where
+    there is none."""
     blas_threads: Annotated[int | None, Range(1, 64)] = None
     """Threads of OpenBLAS on a CPU, whatever OPENBLAS_NUM_THREADS says. Their number decides the last digits
     of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses."""

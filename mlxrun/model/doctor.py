@@ -7,11 +7,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from mlxrun.config.settings import EngineSettings
+from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
@@ -19,6 +21,7 @@ from mlxrun.model.load_check.report import LoadCheckReport, describe_check, desc
 from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
 from mlxrun.model.machine.device import describe_device
+from mlxrun.model.machine.device_choice import find_gpu_problem
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
 
@@ -26,10 +29,20 @@ MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
 
 
-def check_machine() -> list[Finding]:
-    """All findings that need no model."""
-    facts = describe_device()
-    found = [Finding("device", "backend", "ok", f"{facts['backend']}: {facts['name']}", facts=facts)]
+def check_machine(settings: EngineSettings) -> list[Finding]:
+    """All findings that need no model, on the device of these settings, or on the CPU if there is no such."""
+    problem = ""
+    try:
+        facts = describe_device(settings)
+    except ConfigError as error:
+        problem = str(error)
+        facts = describe_device(replace(settings, device="cpu"))
+    refused = "" if problem or settings.device == "cpu" else find_gpu_problem()
+    value = f"{facts['backend']}: {facts['name']} (engine.device: {settings.device})"
+    found = [Finding("device", "backend", "off" if problem else "ok", value, problem, facts)]
+    if refused and mx.is_available(mx.gpu):
+        advice = "the CPU computes, as engine.device: auto says"
+        found.append(Finding("device", "GPU", "note", f"cannot be used: {refused}", advice))
     found.append(check_memory(facts))
     if facts["backend"] == "cpu":
         found += [check_blas(find_loaded_blas(), measure_matmul()), check_compiler()]

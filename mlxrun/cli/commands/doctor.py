@@ -38,7 +38,7 @@ def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[st
     the folder of a model, ends it before anything is checked, with exit code 2.
     """
     config = load_command_config(config_path, sets).config
-    findings = list(list_findings(config if model else None))
+    findings = list(list_findings(config, with_model=model))
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
@@ -48,8 +48,8 @@ def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[st
     return 0 if good else 1
 
 
-def list_findings(config: Config | None) -> Iterator[Finding]:
-    """Yield all findings; without a config none about a model. If mlx cannot be imported, that is one."""
+def list_findings(config: Config, *, with_model: bool) -> Iterator[Finding]:
+    """Yield all findings; about the model only if wanted. If mlx cannot be imported, that is one."""
     from mlxrun.model.machine.versions import Finding, check_versions, read_requirements
 
     yield from check_versions(read_requirements())
@@ -59,8 +59,8 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
         yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
         return
-    yield from check_machine()
-    if config is not None:
+    yield from check_machine(config.engine)
+    if with_model:
         yield from list_model_findings(config)
 
 

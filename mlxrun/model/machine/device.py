@@ -18,6 +18,7 @@ import mlx.core as mx
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.step_plan import DEFAULT_CHUNK, StepCosts
 from mlxrun.model.machine.blas import describe_blas
+from mlxrun.model.machine.device_choice import use_device
 from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_memory, list_limits
 
 CPU_SHARE = 0.8  # of the memory that is free at start
@@ -78,8 +79,8 @@ def resolve_config(config: Config) -> Config:
 def get_memory_limit() -> int:
     """Bytes that may be used, those that arrays have already included: the device's recommendation, or most
     of what is free; 0 if unknown."""
-    info = mx.device_info()
     if uses_gpu():
+        info = mx.device_info(mx.default_device())
         for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
             if isinstance(info.get(key), int):
                 return int(info[key])
@@ -111,7 +112,10 @@ def choose_blas_threads(settings: EngineSettings) -> int | None:
 
 def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
     """The device and its backend, with MLX's own names for byte counts, and without serial numbers.
-    `settings`: of an engine, whose BLAS threads are then described, and not those of the process."""
+    `settings`: of an engine, whose device and BLAS threads are then described, and not those of the process.
+    That device is then MLX's default; ConfigError if it does not exist."""
+    if settings is not None:
+        use_device(settings)
     info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
     facts = {"backend": get_backend(), "name": name} | info | {"compile": _compiles()}

@@ -68,9 +68,9 @@ def test_only_cuda_is_bound_by_launches(backend: str) -> None:
 def test_a_gpu_names_its_memory_in_one_of_three_ways(
     backend: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device.mx, "device_info", lambda: {key: 123, "architecture": "x"})
+    monkeypatch.setattr(device.mx, "device_info", lambda _: {key: 123, "architecture": "x"})
     assert device.get_memory_limit() == 123
-    monkeypatch.setattr(device.mx, "device_info", dict)
+    monkeypatch.setattr(device.mx, "device_info", lambda _: {})
     assert device.get_memory_limit() == 0
 
 
