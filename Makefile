@@ -78,6 +78,7 @@ pictures: .venv/.installed
 # Everything that is made from mlxrun/config/settings.py, the settings of suites and the tables of fields; tests fail when one of these is stale.
 generate: .venv/.installed
 	$(BIN)/python -m tools.config_files
+	$(BIN)/python -m tools.machine_tables
 	$(BIN)/python -m mlxrun.evals.suites.suite_schema
 	$(BIN)/python -m mlxrun.api.field_reference
 

@@ -48,7 +48,7 @@ class ModelSettings:
     """Hold quantized weights as plain numbers, which takes 2 to 8 times the memory. `auto`: where that takes
     at most half of the memory limit and is faster, as on CPUs; products are timed when a model is loaded.
     With engine.reproducible: on CPUs and CUDA, and where they take more than that, the model is refused.
-    Experts stay quantized on a GPU, unless `always`."""
+    On Metal they stay quantized, and experts on every GPU, unless `always`."""
     names: tuple[str, ...] = ()
     """Names that requests may use as `model`, besides the path. Empty: every name is accepted."""
     context_length: Annotated[int | None, Range(16, None)] = None
@@ -113,8 +113,8 @@ class SchedulerSettings:
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
     unless the load check has found padding to be exact."""
     memory_limit: Annotated[int | None, Bytes(), Range(1, None)] = None
-    """Bytes for weights, KV caches and temporary arrays. null: what the device recommends (GPU), or 80 % of
-    the free memory (CPU)."""
+    """Bytes for weights, KV caches and temporary arrays. null: on CUDA the GPU's memory; elsewhere 80 % of
+    what is free at start, on Metal at most what it recommends (docs/machines.md)."""
     memory_headroom: Annotated[float, Range(0.0, 0.9)] = 0.05
     """Fraction of memory_limit that stays free."""
 

@@ -59,7 +59,7 @@ def list_findings(config: Config, *, with_model: bool) -> Iterator[Finding]:
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
         yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
         return
-    yield from check_machine(config.engine)
+    yield from check_machine(config)
     if with_model:
         yield from list_model_findings(config)
 
