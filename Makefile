@@ -79,6 +79,7 @@ pictures: .venv/.installed
 generate: .venv/.installed
 	$(BIN)/python -m tools.config_files
 	$(BIN)/python -m tools.family_results
+	$(BIN)/python -m tools.machine_tables
 	$(BIN)/python -m mlxrun.evals.suites.suite_schema
 	$(BIN)/python -m mlxrun.api.field_reference
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.cli.options import list_first
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error, print_line
 
 if TYPE_CHECKING:
@@ -56,7 +57,12 @@ def report_machine(run: RunFolder) -> list[str]:
     from mlxrun.jobs.records.manifest_checks import RunEnvironment, list_versions
     from mlxrun.model.machine.device import describe_device
 
-    here = RunEnvironment(list_versions(), describe_device(read_engine_settings(run)))
+    settings = read_engine_settings(run)
+    try:
+        device = describe_device(settings)
+    except ConfigError:  # a GPU, which is not here
+        device = describe_device(replace(settings, device="auto"))
+    here = RunEnvironment(list_versions(), device)
     found = list_machine_differences(run.manifest, here)
     for text in found:
         print_line(f"{run.name}: differs here: {text}")

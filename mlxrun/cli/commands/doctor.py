@@ -45,7 +45,7 @@ def command(
     not the folder of a model, nothing is checked and the exit code is 2.
     """
     config = load_command_config(config_path, name_model(model, sets)).config
-    findings = list(list_findings(config if loads_model else None))
+    findings = list(list_findings(config, with_model=loads_model))
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
@@ -55,8 +55,8 @@ def command(
     return 0 if good else 1
 
 
-def list_findings(config: Config | None) -> Iterator[Finding]:
-    """Yield all findings; without a config, none about a model. If mlx cannot be imported, this is the last
+def list_findings(config: Config, *, with_model: bool) -> Iterator[Finding]:
+    """Yield all findings; about the model only if wanted. If mlx cannot be imported, this is the last
     finding."""
     from mlxrun.model.machine.versions import Finding, check_versions, read_requirements
 
@@ -67,8 +67,8 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
         yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
         return
-    yield from check_machine()
-    if config is not None:
+    yield from check_machine(config)
+    if with_model:
         yield from list_model_findings(config)
 
 

@@ -36,7 +36,7 @@ from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.paged.paged_cache import Attend
 from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import widen
-from mlxrun.model.machine.device import may_shorten_float32
+from mlxrun.model.machine.device import may_shorten_float32, warm_device
 
 SPREAD = 2.0  # the standard deviation of logits
 # Root mean square of differences, in units of that of the result: so many times that of the library in the
@@ -195,6 +195,7 @@ class KernelCheck:
         )
         mx.eval(plain_keys, plain_values)
         mask = (mx.arange(TIMED_TOKENS)[None] >= mx.zeros((TIMED_ROWS, 1), dtype=mx.int32))[:, None, None]
+        warm_device()
         library = _measure(lambda: attend_arrays(queries, plain_keys, plain_values, mask, many.rule))
         own = _measure(lambda: self._attend(*many.arrays, many.rows, many.rule))
         if own > SLOWER * library:

@@ -56,8 +56,10 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     """Measure everything, and return the report as `--json` writes it. After Ctrl-C the report has the
     measurements so far, and `incomplete`. KeyboardInterrupt if there are none."""
     from mlxrun.model.machine.device import describe_device, resolve_config
+    from mlxrun.model.machine.device_choice import use_device
     from mlxrun.model.machine.versions import list_library_versions
 
+    use_device(plan.config.engine)
     cached = replace(plan, config=resolve_config(plan.config))
     cache = replace(cached.config.cache, backend="none")  # the peer has none: all prompts are computed
     plan = replace(cached, config=replace(cached.config, cache=cache))
