@@ -8,7 +8,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from benchmarks.sweep.family import FamilyResult, check_family
 from mlxrun.core.child_memory import limit_own_memory
@@ -34,14 +34,16 @@ def run_sweep(
 ) -> Iterator[FamilyResult]:
     """The result of each family, in order. `started` is called before each."""
     # A server that forks has imported MLX, which starts Metal; a fork does not survive that.
-    context = multiprocessing.get_context("spawn" if sys.platform == "darwin" else "forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+    if sys.platform != "darwin":
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
     for kind, family in families:
         started(kind, family)
         yield _run_apart(context, kind, family)
 
 
-def _run_apart(context: BaseContext, kind: str, family: str) -> FamilyResult:
+def _run_apart(context: SpawnContext | ForkServerContext, kind: str, family: str) -> FamilyResult:
     """The result of a family from a process of its own; a process that dies or hangs is a result too."""
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(sender, kind, family), daemon=True)
