@@ -21,7 +21,8 @@ from mlxrun.model.machine.device import get_backend
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
 TEAMS = 4  # threads for each number of a result that join the parts of a row; fewer for large values
-THREADS = 1024  # of a block, at most
+# Of a block of the second kernel, at most. Apple's GPUs refuse 1024 where a kernel needs many registers.
+JOIN_THREADS = {"cuda": 1024, "metal": 512}
 MIN_UNROLL = 2  # keys that a thread reads before it computes; as many as the block has query heads, if more
 MAX_HEADS = 4  # query heads of a block, whose sums are in registers
 MAX_DIM = 512  # numbers of a key or value
@@ -167,7 +168,7 @@ def _count_lanes(shape: _Shape) -> int:
 
 
 def _count_teams(shape: _Shape) -> int:
-    return min(TEAMS, THREADS // shape.value_dim)
+    return min(TEAMS, JOIN_THREADS[shape.backend] // shape.value_dim)
 
 
 def _count_parts(shape: _Shape) -> int:
