@@ -21,7 +21,8 @@ from mlxrun.model.machine.device import get_backend
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
 TEAMS = 4  # threads for each number of a result that join the parts of a row; fewer for large values
-THREADS = 1024  # of a block, at most
+# Of a block of the second kernel, at most. Apple's GPUs refuse 1024 where a kernel needs many registers.
+JOIN_THREADS = {"cuda": 1024, "metal": 512}
 # Keys that a thread reads before it computes: as many as the block has query heads, within these bounds. Both
 # numbers take registers. A thread has 255 on CUDA, where 4 and 4 were measured. On Apple's GPUs it has some
 # 128, and nobody has measured there. What does not fit goes to memory, which costs more than late keys.
@@ -174,7 +175,7 @@ def _count_lanes(shape: _Shape) -> int:
 
 
 def _count_teams(shape: _Shape) -> int:
-    return min(TEAMS, THREADS // shape.value_dim)
+    return min(TEAMS, JOIN_THREADS[shape.backend] // shape.value_dim)
 
 
 def _count_parts(shape: _Shape) -> int:
