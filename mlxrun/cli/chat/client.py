@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,9 @@ class ChatClient:
             found = _read_json(answer.read())
         return [str(model.get("id")) for model in found.get("data", ())]
 
-    def stream(self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Iterator[Part]:
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> Generator[Part, None, None]:
         """The answer to the messages, as it comes. `fields`: of the request's body, such as temperature.
         ChatError if the server refuses it, or breaks off."""
         options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -81,7 +83,7 @@ class ChatClient:
         return answer
 
 
-def _read_stream(answer: http.client.HTTPResponse) -> Iterator[Part]:
+def _read_stream(answer: http.client.HTTPResponse) -> Generator[Part, None, None]:
     """The parts in the events of the stream (server-sent events, as OpenAI has them)."""
     for line in answer:
         if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,9 @@ class ScriptedClient(ChatClient):
     def list_models(self, timeout: float = 1.0) -> list[str]:
         return ["small", "large"]
 
-    def stream(self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]) -> Iterator[Part]:
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> Generator[Part, None, None]:
         self.received.append((list(messages), dict(fields)))
         for part in self.script.pop(0):
             if isinstance(part, BaseException):
