@@ -14,9 +14,9 @@ from mlxrun.config.rules import NAME, RULES, reads
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 
-__all__ = ["RULES", "explain_missing_config"]
+__all__ = ["HUB_ID", "RULES", "explain_missing_config"]
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
 @reads("model.path")
@@ -34,7 +34,7 @@ def find_path_problem(path: str) -> str | None:
     """What is wrong with a model's path; None if nothing is."""
     if path.endswith(".gguf"):
         return None if Path(path).is_file() else f"{path} is not a file"
-    if path == "embedded" or (not Path(path).is_absolute() and _HUB_ID.fullmatch(path)):
+    if path == "embedded" or (not Path(path).is_absolute() and HUB_ID.fullmatch(path)):
         return None
     if not Path(path).is_absolute():
         return f"{path!r} is neither 'embedded' nor a folder nor a hub id such as Qwen/Qwen3-0.6B"

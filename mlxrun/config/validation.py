@@ -98,7 +98,9 @@ def describe_schema_error(error: jsonschema.ValidationError, info: SettingField 
             choices = ", ".join(quote_value(choice) for choice in limit)
             return f"{shown} is not one of {choices}{suggest_word(meant, quote_value)}"
         case "type":
-            return _describe_type_error(value, shown, limit, info)
+            is_model = list(error.absolute_path) == ["model"] and isinstance(value, str)
+            meant = f"model.path: {value}" if is_model else None
+            return _describe_type_error(value, shown, limit, info) + suggest_word(meant, str)
         case "pattern":
             return f"{shown} is not a byte size such as 4GB or 512MiB"
         case "minimum":

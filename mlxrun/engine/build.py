@@ -49,6 +49,7 @@ from mlxrun.model.machine.device import (
     get_backend,
     resolve_config,
 )
+from mlxrun.model.machine.device_choice import hold_device
 from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
@@ -80,6 +81,7 @@ def build_engine(
     """Build an idle engine. Raises ModelLoadError or ConfigError. `model_info`: the model, if it is already
     loaded; `load_check`: its report, if it was already compared."""
     with ExitStack() as held:
+        held.enter_context(hold_device(config.engine))
         held.enter_context(hold_blas_threads(choose_blas_threads(config.engine)))
         engine = _build_engine(config, model_info, load_check)
         engine.held = held.pop_all()

@@ -7,18 +7,29 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.report import LoadCheckReport, describe_check, describe_methods
 from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
+from mlxrun.model.machine.decisions import (
+    Decision,
+    decide_kernel,
+    decide_memory_limit,
+    decide_pool,
+    decide_wired,
+)
 from mlxrun.model.machine.device import describe_device
+from mlxrun.model.machine.device_choice import find_gpu_problem
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
 
@@ -26,14 +37,42 @@ MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
 
 
-def check_machine() -> list[Finding]:
-    """All findings that need no model."""
-    facts = describe_device()
-    found = [Finding("device", "backend", "ok", f"{facts['backend']}: {facts['name']}", facts=facts)]
-    found.append(check_memory(facts))
+def check_machine(config: Config) -> list[Finding]:
+    """All findings that need no model, on the device of the config, or on the CPU if there is no such."""
+    settings, problem = config.engine, ""
+    try:
+        facts = describe_device(settings)
+    except ConfigError as error:
+        problem = str(error)
+        facts = describe_device(replace(settings, device="cpu"))
+    refused = "" if problem or settings.device == "cpu" else find_gpu_problem()
+    value = f"{facts['backend']}: {facts['name']} (engine.device: {settings.device})"
+    found = [Finding("device", "backend", "off" if problem else "ok", value, problem, facts)]
+    if refused and mx.is_available(mx.gpu):
+        advice = "the CPU computes, as engine.device: auto says"
+        found.append(Finding("device", "GPU", "note", f"cannot be used: {refused}", advice))
+    found += [check_memory(facts), *report_decisions(config)]
     if facts["backend"] == "cpu":
         found += [check_blas(find_loaded_blas(), measure_matmul()), check_compiler()]
     return found
+
+
+def report_decisions(config: Config) -> Iterator[Finding]:
+    """What is decided by the machine alone, and why."""
+    machine, engine = device.describe_memory(), config.engine
+    limit = decide_memory_limit(machine, config.scheduler.memory_limit)
+    sizes: dict[str, Decision[Any]] = {
+        "memory limit": limit,
+        "pool": decide_pool(machine, limit.value),
+        "wired memory": decide_wired(machine, limit.value),
+    }
+    for name, decided in sizes.items():
+        value = format_rounded(decided.value) if decided.value else "not limited"
+        facts = {"bytes": decided.value, "reason": decided.reason}
+        yield Finding("decisions", name, "ok", f"{value}: {decided.reason}", facts=facts)
+    kernel = decide_kernel(machine.backend, engine.reproducible, engine.load_check)
+    value, facts = f"{kernel.value}: {kernel.reason}", {"use": kernel.value, "reason": kernel.reason}
+    yield Finding("decisions", "attention kernel", "ok", value, facts=facts)
 
 
 def check_memory(facts: dict[str, Any]) -> Finding:
@@ -115,6 +154,8 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
         return
     facts = {"kinds": form.kinds, "held": form.held, "methods": form.table.entries, "seconds": form.seconds}
     yield Finding("weights", "form", "ok", form.describe(), facts=facts)
+    if form.reason:
+        yield Finding("weights", "why", "ok", form.reason, facts={"reason": form.reason})
     for name, times in form.seconds.items():
         curve = ", ".join(f"{rows} rows {value * 1e6:.0f}" for rows, value in times.items())
         yield Finding("weights", name, "ok", f"{curve} us", facts={"seconds": times})

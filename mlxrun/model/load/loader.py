@@ -29,6 +29,7 @@ from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_w
 from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
+from mlxrun.model.machine.device import limit_buffers
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 
@@ -73,8 +74,7 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
     form, hooks = install_hooks(model, config, dtype or _find_dtype(model), rows, adapters, dtype)
     form = replace(form, unused=unused)
     evaluate_parameters(model, info.name)
-    if mx.metal.is_available():
-        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    limit_buffers(config.scheduler.memory_limit)
     if info.vision:
         # Features of images are reused bit by bit only where all images of a prompt are the same.
         exact_sets_only = config.engine.reproducible

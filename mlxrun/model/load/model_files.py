@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 GGUF = ".gguf"
 _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weights
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
-_TEXT_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
+SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
+WEIGHT_FILES = ["*.safetensors"]
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
@@ -75,7 +76,7 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     log.info("looking for %s in the local cache and on the hub", settings.path)
-    patterns = [*_TEXT_FILES, "*.safetensors"] if weights else _TEXT_FILES
+    patterns = [*SMALL_FILES, *WEIGHT_FILES] if weights else SMALL_FILES
     try:
         with note_download():
             return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
@@ -93,7 +94,7 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
 def check_small_files(folder: Path) -> None:
     """ModelLoadError if a small file of the model is a FIFO or a device, since a library would wait for
     it."""
-    for path in sorted(file for pattern in _TEXT_FILES for file in folder.glob(pattern)):
+    for path in sorted(file for pattern in SMALL_FILES for file in folder.glob(pattern)):
         if not path.is_dir():
             check_plain_file(path)
 

@@ -19,7 +19,8 @@ from mlxrun.model.load_check.reference import Reference, list_windows
 from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import CheckLogits
 from mlxrun.model.load_check.text_checks import TextChecks
-from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.machine.decisions import decide_kernel
+from mlxrun.model.machine.device import get_backend, uses_gpu
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import (
     LIBRARY_CHUNK,
@@ -66,7 +67,8 @@ class TextLadder:
         self._reference = reference
         self._quantization = quantization
         self._candidate = candidate
-        kernel = KernelCheck() if uses_gpu() else None
+        use = decide_kernel(get_backend(), reproducible=candidate.fixed_width > 0).value
+        kernel = KernelCheck(timed=use == "timed") if uses_gpu() else None
         references = (reference,) if long is None else (reference, long)
         self._sides = [TextChecks(each, candidate.snapshots, kernel) for each in references]
         self.checks: list[LoadCheck] = []

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +27,9 @@ IMPORTS = 400_000_000  # bytes of address space that MLX, BLAS and the tokenizer
 _M_ARENA_MAX, _ARENAS = -8, 2  # of glibc's mallopt
 _PROC = Path("/proc/self")
 _GROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_VM_STAT = ("/usr/bin/vm_stat",)
+_DROPPABLE = ("Pages free", "File-backed pages", "Pages purgeable")
 _LIMITS = (("RLIMIT_AS", "ulimit -v", 0), ("RLIMIT_DATA", "ulimit -d", 5))  # and the place in statm
 
 
@@ -150,12 +155,32 @@ def _list_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
 
 
 def _list_machine_limits() -> list[MemoryLimit]:
-    """What the machine has, and what of it Linux reports as available."""
+    """What the machine has, and what of it is available without swapping."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = _MEMINFO.read_text().splitlines()
     except OSError:
-        return []
+        return _list_mac_limits() if sys.platform == "darwin" else []
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     if "MemAvailable" not in sizes:
         return []
     return [MemoryLimit(MACHINE, sizes.get("MemTotal", 0), sizes["MemAvailable"])]
+
+
+def _list_mac_limits() -> list[MemoryLimit]:
+    """The same by `vm_stat` of macOS."""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        text = subprocess.run(_VM_STAT, capture_output=True, text=True, check=True, timeout=5).stdout
+        left = count_available(text)
+        if left is not None:
+            return [MemoryLimit(MACHINE, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), left)]
+    return []
+
+
+def count_available(vm_stat: str) -> int | None:
+    """Bytes that macOS can give without swapping, by the output of `vm_stat`: free pages, those of files, and
+    those that programs have offered. None if the output has no such lines."""
+    size = re.search(r"page size of (\d+) bytes", vm_stat)
+    pages = dict(re.findall(r"^(.+?):\s+(\d+)\.$", vm_stat, re.MULTILINE))
+    if size is None or "Pages free" not in pages:
+        return None
+    return int(size[1]) * sum(int(pages.get(name, 0)) for name in _DROPPABLE)

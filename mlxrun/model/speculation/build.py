@@ -29,7 +29,7 @@ from mlxrun.model.load.footprint import (
 from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_files import find_draft_folder, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.machine.device import uses_gpu, warm_device
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.run.hidden_hook import find_hidden_hook
 from mlxrun.model.run.model_caller import ModelCaller
@@ -170,6 +170,7 @@ def names_split_head(settings: ModelSettings) -> bool:
 def measure_row_cost(caller: ModelCaller, methods: ComputeMethods, drafted: int) -> float:
     """The cost that one of `drafted` tokens adds to a step, in steps of one row. It is nothing if a forward
     has a fixed width, and little if it mostly reads weights."""
+    warm_device()
     alone = time_step(caller, methods)
     return max(time_step(caller, methods, 1 + drafted) / alone - 1, 0.0) / drafted
 

@@ -21,9 +21,14 @@ from mlxrun.model.machine.device import get_backend
 
 WARPS = 4  # of a block of the first kernel, 32 threads each
 TEAMS = 4  # threads for each number of a result that join the parts of a row; fewer for large values
-THREADS = 1024  # of a block, at most
-MIN_UNROLL = 2  # keys that a thread reads before it computes; as many as the block has query heads, if more
-MAX_HEADS = 4  # query heads of a block, whose sums are in registers
+# Of a block of the second kernel, at most. Apple's GPUs refuse 1024 where a kernel needs many registers.
+JOIN_THREADS = {"cuda": 1024, "metal": 512}
+# Keys that a thread reads before it computes: as many as the block has query heads, within these bounds. Both
+# numbers take registers. A thread has 255 on CUDA, where 4 and 4 were measured. On Apple's GPUs it has some
+# 128, and nobody has measured there. What does not fit goes to memory, which costs more than late keys.
+MIN_UNROLL = 2
+MAX_UNROLL = {"cuda": 4, "metal": 2}
+MAX_HEADS = {"cuda": 4, "metal": 4}  # query heads of a block, whose sums are in registers
 MAX_DIM = 512  # numbers of a key or value
 
 
@@ -147,7 +152,7 @@ def _list_constants(shape: _Shape) -> list[tuple[str, Any]]:
         "KEYS_A_WARP": 32 // lanes,
         "WARPS": WARPS,
         "TEAMS": _count_teams(shape),
-        "UNROLL": max(MIN_UNROLL, heads),
+        "UNROLL": max(MIN_UNROLL, min(heads, MAX_UNROLL[shape.backend])),
         "PAGE_TOKENS": PAGE,
         "WINDOW": shape.window,
         "SINKS": int(shape.sinks),
@@ -170,14 +175,14 @@ def _count_lanes(shape: _Shape) -> int:
 
 
 def _count_teams(shape: _Shape) -> int:
-    return min(TEAMS, THREADS // shape.value_dim)
+    return min(TEAMS, JOIN_THREADS[shape.backend] // shape.value_dim)
 
 
 def _count_parts(shape: _Shape) -> int:
     """Blocks that share a KV head's query heads: as few as registers and shared memory allow."""
     group = shape.heads // shape.kv_heads
     most = kernel_source.SHARED_NUMBERS[shape.backend] // (WARPS * (shape.value_dim + 2))
-    heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= min(MAX_HEADS, most))
+    heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= min(MAX_HEADS[shape.backend], most))
     return group // heads
 
 
