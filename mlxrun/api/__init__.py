@@ -1,6 +1,6 @@
 """Turns request bodies of the APIs into Requests, and answers into responses and streams.
 
 `openai`, `responses` and `anthropic` each have `fields` (the schema), `request` and `stream`. `responses` and
-`anthropic` translate to bodies of `openai`, and import nothing else of each other. Of the modules of this
-folder, only `stored_files` and `field_reference` import the three.
+`anthropic` translate to bodies of `openai`, and do not import each other. In this folder only `stored_files`
+and `field_reference` import the three.
 """

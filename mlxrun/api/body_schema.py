@@ -1,9 +1,9 @@
 """Checks request bodies: a field is honoured, or accepted without effect and logged, or refused by name.
 
-Accepted without effect is what does not change the content of an answer: hints, labels, storage and billing,
-and neutral values of what is not supported. An unknown field is an error with a suggestion. What a schema
-cannot express is checked where it is used. The fields themselves are in the `fields.py` of each surface;
-field_reference.py documents them.
+A field is accepted without effect if it does not change the content of an answer. Such fields are hints,
+labels, storage, billing, and neutral values of unsupported features. An unknown field is an error with a
+suggestion. Rules that a JSON schema cannot express are checked where the field is used. Each surface declares
+its fields in its `fields.py`; field_reference.py documents them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ METADATA: Schema = {  # of objects that OpenAI's API stores
 
 
 def object_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
-    """The schema of an object with these fields and no others."""
+    """Return the schema of an object with these fields and no others."""
     return {
         "type": "object",
         "properties": {**required, **(optional or {})},
@@ -60,10 +60,10 @@ def object_of(required: Mapping[str, Schema], optional: Mapping[str, Schema] | N
 class BodySchema:
     """The body of one endpoint.
 
-    `honoured`: JSON schema by field. `harmless`: fields that are accepted with values that do not change the
-    answer: the schema of those values, and the reason. `refused`: known fields that are always refused, and
-    the reason. `elsewhere`: fields of other endpoints, and the URL to which they belong. `ignored`: as
-    `harmless`, but refused with `server.strict_fields`; a name may be `field.inner`.
+    All are by the field's name. `honoured`: the JSON schema. `harmless`: the schema of the values that do not
+    change the answer, and the reason. `refused`: the reason why the field is always refused. `elsewhere`: the
+    URL of the endpoint that has the field. `ignored`: as `harmless`, but `server.strict_fields` refuses the
+    field; a name may be `field.inner`.
     """
 
     honoured: Mapping[str, Schema]
@@ -78,7 +78,7 @@ class BodySchema:
 
     @property
     def schema(self) -> Schema:
-        """The whole body as one JSON schema, for documents."""
+        """The whole body as one JSON schema, for /openapi.json."""
         fields = {name: schema for name, (schema, _) in {**self.harmless, **self.ignored}.items()}
         properties = {name: schema for name, schema in fields.items() if "." not in name} | dict(
             self.honoured
@@ -90,8 +90,9 @@ class BodySchema:
         return {"type": "object", "properties": properties, "additionalProperties": False}
 
     def check(self, body: Any, *, strict: bool = False) -> dict[str, Any]:
-        """The fields of a body that were given (null counts as not given), each of the right type and range.
-        Integers that were written as 2.0 become integers. `strict`: refuses what is only `ignored`."""
+        """Return the given fields; null counts as not given. RequestError if a type or a range is wrong.
+
+        An integer that was written as 2.0 becomes 2. `strict`: refuse the fields of `ignored`."""
         if not isinstance(body, dict):
             reject("body", f"expected an object, got {get_json_type(body)}", code="invalid_type")
         given = {key: value for key, value in body.items() if value is not None}
@@ -152,7 +153,7 @@ def _is_valid(value: Any, schema: Schema) -> bool:
 
 
 def convert_integers(value: Any, schema: Schema) -> Any:
-    """A value that passed its schema, with integers where the schema has them, also if 2.0 was sent."""
+    """Return a value that passed its schema. Where the schema has an integer, 2.0 becomes 2."""
     kinds = schema.get("type", ())
     if type(value) is float and "integer" in kinds and "number" not in kinds:
         return int(value)
@@ -184,7 +185,7 @@ def _check_finite(given: dict[str, Any]) -> None:
 
 
 def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
-    """Raises the RequestError for what a schema found in the value at the path `prefix`."""
+    """Raise the RequestError for a schema's error; `prefix` is the path of the value that was checked."""
     param = format_path(error.absolute_path, prefix)
     if error.validator == "type":
         expected: Any = error.validator_value
@@ -208,7 +209,7 @@ def raise_schema_error(error: ValidationError, prefix: str = "") -> NoReturn:
 
 
 def describe_values(schema: Schema) -> str:
-    """The values that a schema of one type, constant or enumeration accepts, in words."""
+    """Say in words which values a schema accepts. It has one type, constant or enumeration."""
     if "const" in schema:
         return json.dumps(schema["const"])
     if "enum" in schema:
@@ -218,7 +219,7 @@ def describe_values(schema: Schema) -> str:
 
 
 def format_path(parts: Iterable[Any], prefix: str = "") -> str:
-    """`a.b[3]` for jsonschema's list of keys and indices."""
+    """Format jsonschema's list of keys and indices as `a.b[3]`."""
     text = prefix
     for part in parts:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"

@@ -1,7 +1,8 @@
 """One answer as it grows: consumes token events and returns the deltas that are certain.
 
-The deltas of each kind join to the same text however events were merged. The text ends before a stop string;
-the token that completes one is the last that counts. The caller closes the generator once `stopped` is set.
+The deltas of each kind join to the same text however events were merged. The text ends before a stop string.
+The token that completes a stop string is the last that counts. The caller closes the generator once `stopped`
+is set.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from mlxrun.core.request import FinishReason, HitKind, TokenEvent, TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class AnswerToken:
-    """The bytes of a token with its logprob; `offset` is where it begins in the text. `top`: the likeliest
-    tokens with their logprobs, `top_ids` their ids."""
+    """The bytes of a token with its logprob. `offset`: where it begins in the text, in characters. `top`: the
+    likeliest tokens with their logprobs; `top_ids`: their ids."""
 
     text: bytes
     logprob: float
@@ -32,7 +33,7 @@ class AnswerToken:
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call; `arguments` is JSON text, complete once the answer is."""
+    """A tool call. `arguments` is JSON text, which is complete when the answer is."""
 
     id: str
     name: str
@@ -40,7 +41,7 @@ class ToolCall:
 
 
 class Choice:
-    """Collects one answer of a PreparedRequest. `index` counts its requests, and the response's choices."""
+    """Collects one answer of a PreparedRequest. `index`: its number in `requests`, and among the choices."""
 
     def __init__(self, prepared: PreparedRequest, index: int, model_info: ModelInfo) -> None:
         backend = model_info.tokenizer.backend_tokenizer
@@ -86,12 +87,12 @@ class Choice:
         return "".join(self._texts)
 
     def get_text_deltas(self, start: int) -> Sequence[str]:
-        """The increments of `text` from number `start` on, for readers that follow it as it grows."""
+        """Return the increments of `text` from number `start` on."""
         return self._texts[start:]
 
     @property
     def content(self) -> str:
-        """The text without reasoning and tool calls."""
+        """The answer text: `text` without reasoning and tool calls."""
         return "".join(self._content)
 
     @property
@@ -105,22 +106,23 @@ class Choice:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the answer ended, in OpenAI's words; None while it has not."""
+        """OpenAI's `finish_reason`; None while the answer goes on."""
         reason = FinishReason.STOP if self.stopped else self._finish
         if reason is FinishReason.STOP and self.calls:
             return "tool_calls"
         return None if reason is None else reason.value
 
     def resume(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> list[Delta]:
-        """The deltas of tokens that an earlier run generated (Request.prior_output), before any event. They
-        can end the answer: see `stopped`."""
+        """Return the deltas of tokens that an earlier run generated (Request.prior_output), before any event.
+        The tokens can end the answer: see `stopped`. ValueError if there are not as many logprobs."""
         expected = len(tokens) if logprobs or self._has_logprobs else 0
         if len(logprobs) != expected:
             raise ValueError(f"{len(tokens)} answered tokens with {len(logprobs)} logprobs")
         return self.feed(TokenEvent("", tuple(tokens), tuple(logprobs)))
 
     def feed(self, event: TokenEvent) -> list[Delta]:
-        """The deltas that this event adds; with the final event, all that was withheld too."""
+        """Return the deltas that this event adds. The final event also releases withheld text. Raises the
+        event's error if it has one."""
         if event.error is not None:
             raise event.error
         self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
@@ -147,7 +149,7 @@ class Choice:
         return deltas
 
     def finish(self) -> list[Delta]:
-        """Returns what was withheld; for an answer whose events ended early. May be called again."""
+        """Return the withheld deltas of an answer whose events ended early; none at a second call."""
         if self._parser is None:
             return []
         deltas = self._parse(self._detokenizer.finish())
@@ -157,16 +159,17 @@ class Choice:
         return deltas + self._collect([*parser.feed(rest), *parser.finish()])
 
     def get_tokens_with_logprobs(self, start: int = 0) -> list[AnswerToken]:
-        """The tokens from number `start` on with their logprobs, except those entirely behind a stop string;
-        while the answer grows, those whose text was released. Behind an echoed prompt all that were sampled,
-        the one that ended the answer included."""
+        """Return the tokens from number `start` on that have logprobs.
+
+        While the answer grows, these are the tokens whose text was released. Later, tokens entirely behind a
+        stop string are left out. Behind an echoed prompt no sampled token is left out."""
         is_whole = self.ended and (self._keeps_stop or not self.stopped)
         end = self._decoded + 1 if is_whole else self._released
         return [self._make_answer_token(*each) for each in self._logprobs[start:] if each[2] < end]
 
     @property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of the model's tokens, if logprobs were asked for."""
+        """Returns the bytes of a token id; only for requests with logprobs."""
         assert self._token_bytes is not None
         return self._token_bytes
 
@@ -210,11 +213,10 @@ class Choice:
 
 
 class StopMatcher:
-    """Passes text through until a stop string matches; then `matched` is set, and later text is dropped. The
-    result does not depend on how the text was split.
+    """Passes text through until a stop string matches; then `matched` is set, and later text is dropped.
 
-    The match that is complete first wins, and of those that end together the longest. Text is withheld only
-    while it may begin a stop string.
+    The match that is complete first wins. If several end together, the longest wins. Text is withheld only
+    while it may begin a stop string. The result does not depend on how the text was split.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -225,8 +227,8 @@ class StopMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str, *, may_match: bool = True) -> str:
-        """Text that is certainly not part of a stop string. Without `may_match`, stop strings that end in
-        `text` are passed through."""
+        """Return the text that is certainly not part of a stop string. Without `may_match`, stop strings that
+        end in `text` are passed through."""
         if self.matched is not None:
             return ""
         if not self._stops:
@@ -243,7 +245,7 @@ class StopMatcher:
         return text[:certain]
 
     def finish(self) -> str:
-        """The withheld text: the answer has ended without completing a stop string."""
+        """Return the withheld text: the answer has ended, and completes no stop string."""
         rest, self._withheld = self._withheld, ""
         self._progress = [0] * len(self._stops)
         return rest

@@ -23,7 +23,7 @@ _MESSAGES = "/v1/messages and /v1/messages/count_tokens"
 
 
 def render_fields() -> str:
-    """The lists of fields that are accepted without effect, and of those that are refused."""
+    """Write the lists of fields that are accepted without effect, and of refused fields, in Markdown."""
     lines = ["### Accepted without effect", "", "Other values of these fields are refused.", ""]
     for title, rows in list_accepted().items():
         lines += _render_table((title, "values", "why it has no effect"), rows)
@@ -34,7 +34,7 @@ def render_fields() -> str:
 
 
 def list_accepted() -> dict[str, Rows]:
-    """By the title of its table: each field that is accepted without effect, its values, and the reason."""
+    """List the fields that are accepted without effect, by the title of their table: values and reason."""
     surfaces = {
         CHAT_URL: _describe_accepted(BODIES["chat"]),
         COMPLETION_URL: _describe_accepted(BODIES["completion"]),
@@ -61,7 +61,7 @@ def list_accepted() -> dict[str, Rows]:
 
 
 def list_refused() -> dict[str, Rows]:
-    """By the title of its table: each field that is refused, and the reason."""
+    """List the refused fields by the title of their table: the reason."""
     surfaces = {
         CHAT_URL: _describe_refused(BODIES["chat"]),
         COMPLETION_URL: _describe_refused(BODIES["completion"]),
@@ -110,7 +110,7 @@ def _render_table(head: tuple[str, ...], rows: Rows) -> Iterator[str]:
 
 
 def render_file(text: str) -> str:
-    """The file with fresh lists between its two marks."""
+    """Return the file's text with fresh lists between the two marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{render_fields()}\n{END}{after}"

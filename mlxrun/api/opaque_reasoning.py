@@ -1,7 +1,7 @@
 """Encodes reasoning as text that clients send back unread, so that the next turn of a conversation has it.
 
-Anthropic's `signature` and the Responses API's `encrypted_content` are such texts. It is an encoding, not
-encryption. A text of another server cannot be decoded; since conversations move, that is no error.
+Anthropic's `signature` and the Responses API's `encrypted_content` are such texts. They are encoded, not
+encrypted. Another server's text cannot be decoded. That is no error, since conversations change servers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def encode_reasoning(reasoning: str) -> str:
 
 
 def decode_reasoning(text: str) -> str | None:
-    """The reasoning in a text of `encode_reasoning`; None if it is another server's, or damaged."""
+    """Return the reasoning in a text of `encode_reasoning`; None if it is another server's, or damaged."""
     if not text.startswith(_PREFIX):
         return None
     try:

@@ -28,7 +28,7 @@ _MESSAGE_FIELDS = ("messages", "input", "items")
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One request of a client: a Request for each choice, prompt by prompt, `n` per prompt."""
+    """A client's request. `requests` has `n` Requests for each prompt, in the order of the prompts."""
 
     kind: RequestKind
     requests: tuple[Request, ...]
@@ -52,7 +52,7 @@ class PreparedRequest:
     continuation: str = ""  # the end of the prompt, if the answer continues it
 
     def make_parser(self, index: int) -> Parser:
-        """Makes a parser for the answer at `index` of `requests`."""
+        """Make a parser for the answer to `requests[index]`."""
         if self.kind != "chat":
             return PlainParser()
         prompt = self.prompts[index // self.n]
@@ -70,14 +70,14 @@ class PreparedRequest:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of all prompts, each counted once whatever `n` is."""
+        """The number of tokens of all prompts. Each prompt counts once, whatever `n` is."""
         return sum(len(request.prompt) for request in self.requests[:: self.n])
 
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """`media_loader` decides which images may be read; `formats` how answers are parsed. The chat template is
-    asked what it renders, which is when a model is loaded; raises ModelLoadError if it is broken."""
+    """What turns bodies into Requests. `media_loader` decides which media may be read, `formats` how answers
+    are parsed. Making one tries out the chat template; ModelLoadError if the template is broken."""
 
     model_info: ModelInfo
     config: Config
@@ -90,7 +90,7 @@ class ApiContext:
 
 
 def check_message_counts(body: Any, most: int) -> None:
-    """Limit the number of messages before any of them is processed."""
+    """Raise RequestError if the body has more than `most` messages or items, before any is processed."""
     for name in _MESSAGE_FIELDS:
         items = body.get(name) if isinstance(body, dict) else None
         # Integers are the token ids of one text.
@@ -100,7 +100,7 @@ def check_message_counts(body: Any, most: int) -> None:
 
 
 def check_prompt_lengths(prepared: PreparedRequest, most: int | None) -> None:
-    """Limit the length of each prompt; None: no limit."""
+    """Raise PromptTooLong if a prompt has more than `most` tokens; None: no limit."""
     longest = max(len(request.prompt) for request in prepared.requests)
     if most is not None and longest > most:
         raise PromptTooLong(f"the prompt has {longest} tokens; server.max_prompt_tokens is {most}")

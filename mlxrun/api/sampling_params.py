@@ -1,7 +1,8 @@
 """Reads sampling parameters: each from the body, else the config, else the model, else a built-in default.
 
-Temperatures below 0.00001 count as 0, as logits divided by less overflow float32; top_k 0 and -1 mean all
-tokens. body_schema.py has checked the ranges; what depends on the model is checked here.
+Temperatures below 0.00001 count as 0, because logits divided by less overflow float32. `top_k` 0 and -1 mean
+all tokens. body_schema.py has checked the ranges. Limits that depend on the model are checked here, and give
+a RequestError.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MASK = 2**64 - 1
 def build_sampling_params(
     body: Mapping[str, Any], model_info: ModelInfo, config: Config, logprobs: int | None
 ) -> SamplingParams:
-    """Everything but `max_tokens` and `seed`, which depend on the prompt and the choice."""
+    """Return all parameters but `max_tokens` and `seed`, which depend on the prompt and the choice."""
     values = {}
     for name, default in _DEFAULTS.items():
         candidates = (body.get(name), getattr(config.sampling, name), model_info.defaults.get(name))
@@ -74,7 +75,7 @@ def _read_stop_ids(body: Mapping[str, Any], model_info: ModelInfo, size: int) ->
 
 
 def read_chat_logprobs(body: Mapping[str, Any]) -> int | None:
-    """The number of alternatives per token, `top_logprobs`; None: no logprobs."""
+    """Return the number of alternatives per token, `top_logprobs`; None: no logprobs."""
     if body.get("logprobs"):
         return int(body.get("top_logprobs", 0))
     if body.get("top_logprobs"):
@@ -83,15 +84,15 @@ def read_chat_logprobs(body: Mapping[str, Any]) -> int | None:
 
 
 def read_prompt_logprobs(body: Mapping[str, Any]) -> int | None:
-    """The number of alternatives per prompt token, of `prompt_logprobs` and of an echo with logprobs; None:
-    prompts have no logprobs."""
+    """Return the number of alternatives per prompt token; None: no logprobs of prompts. Both vLLM's
+    `prompt_logprobs` and OpenAI's `echo` with `logprobs` ask for them; the larger number counts."""
     echoed = body.get("logprobs") if body.get("echo") else None
     counts = [int(count) for count in (body.get("prompt_logprobs"), echoed) if count is not None]
     return max(counts, default=None)
 
 
 def read_stop_strings(value: Any) -> tuple[str, ...]:
-    """`stop` as a tuple: one string or an array of them, none empty."""
+    """Return `stop`, a string or an array of strings, as a tuple. None of them may be empty."""
     if value is None:
         return ()
     if isinstance(value, str):
@@ -111,8 +112,10 @@ def read_stop_strings(value: Any) -> tuple[str, ...]:
 def compute_max_tokens(
     body: Mapping[str, Any], prompt: int, model_info: ModelInfo, config: Config, default: int | None
 ) -> int:
-    """The maximum number of answer tokens. A requested number, which may be 0, must fit; a default is lowered
-    to what fits. `min_tokens` must not be more."""
+    """Return the maximum number of answer tokens. `prompt`: the number of the prompt's tokens.
+
+    A requested number may be 0. PromptTooLong if it does not fit into the context; a default is lowered to
+    what fits. RequestError if `min_tokens` is more."""
     names = [name for name in ("max_completion_tokens", "max_tokens") if name in body]
     values = {int(body[name]) for name in names}
     if len(values) > 1:
@@ -134,7 +137,7 @@ def compute_max_tokens(
 
 
 def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) -> int:
-    """The body's seed folded to 64 bits, else the config's, else the caller's, else a random one."""
+    """Return the body's seed, else the config's, else `default`, folded to 64 bits; else a random one."""
     for seed in (body.get("seed"), config.sampling.seed, default):
         if seed is not None:
             return int(seed) & _MASK
@@ -142,7 +145,7 @@ def choose_seed(body: Mapping[str, Any], config: Config, default: int | None) ->
 
 
 def derive_choice_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` (splitmix64). The first has the request's own, whatever `n` is."""
+    """Return the seed of choice `index`, by splitmix64. The first choice has the request's own seed."""
     if index == 0:
         return seed
     z = (seed + index * 0x9E3779B97F4A7C15) & _MASK

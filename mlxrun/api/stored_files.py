@@ -3,8 +3,8 @@
     {"type": "file", "file": {"file_id": "file-..."}}      {"type": "input_file", "file_id": "file-..."}
     {"type": "image" | "document", "source": {"type": "file", "file_id": "file_..."}}
 
-OpenAI's become `file_data`; Anthropic's images and PDFs base64, and text files texts: as if the client had
-sent them so. Parts of other shapes stay as they are, for the checks that follow.
+The result is as if the client had sent the contents. OpenAI's parts get `file_data`. Anthropic's images and
+PDFs become base64, and its text files become texts. Parts of other shapes are left to later checks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class FileContent:
-    """A file that a body names. `media_type` as it was uploaded."""
+    """A file that a body names. `media_type`: as the client uploaded it."""
 
     media_type: str
     data: bytes
 
     @property
     def plain_type(self) -> str:
-        """The media type in lower case, without parameters. That of a PDF that was uploaded as plain bytes is
-        the PDF's."""
+        """The media type in lower case, without parameters. A PDF uploaded as plain bytes counts as a PDF."""
         found = self.media_type.partition(";")[0].strip().lower()
         is_pdf = found in ("", "application/octet-stream") and self.data.startswith(PDF_START)
         return PDF if is_pdf else found
@@ -49,7 +48,7 @@ ReadFile = Callable[[str, int], FileContent]
 
 
 async def read_content(file_id: Any, where: str, read_file: ReadFile, most: int) -> FileContent:
-    """The content of a file; errors name the field `where`, which has its id."""
+    """Read a file of at most `most` bytes. `where`: the field that has its id; RequestErrors name it."""
     check_type(file_id, str, where)
     try:
         return await asyncio.to_thread(read_file, file_id, most)
@@ -59,7 +58,7 @@ async def read_content(file_id: Any, where: str, read_file: ReadFile, most: int)
 
 
 def find_file_parts(body: Any) -> list[tuple[str, Json]]:
-    """The path and the part of each file that a body names."""
+    """Find the parts of a body that name a file. Each has its path in the body."""
     fields = {name: body.get(name) for name in ("messages", "input")} if isinstance(body, dict) else {}
     items = {
         f"{name}[{i}]": item
@@ -91,8 +90,8 @@ def _has_file_id(part: Any) -> bool:
 
 
 async def inline_files(body: Any, read_file: ReadFile, max_bytes: int) -> Any:
-    """`body` with the contents of its files, which together have at most `max_bytes`; `body` itself is not
-    changed. RequestError if a file does not exist, or has no type that the part may have."""
+    """Return `body` with the contents of its files, at most `max_bytes` together; `body` is not changed.
+    RequestError if a file does not exist, is too large, or has a type that the part may not have."""
     found = find_file_parts(body)
     if not found:
         return body

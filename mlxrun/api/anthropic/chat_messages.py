@@ -1,7 +1,7 @@
 """Translates Anthropic's messages to chat messages, so that a conversation has one prompt on all surfaces.
 
-Tool results become `tool` messages with their images. Thinking becomes `reasoning_content`; redacted thinking
-cannot be read and is dropped. Errors are RequestErrors with paths of the Anthropic body, written
+Tool results become `tool` messages with their images. Thinking becomes `reasoning_content`. Redacted thinking
+cannot be read, and is dropped. A RequestError names a path of Anthropic's body, such as
 `messages[0].content`.
 """
 
@@ -32,7 +32,7 @@ _BILLING = re.compile(r"\s*x-anthropic-billing-header:[^\n]*(?:\n\s*|\Z)", re.IG
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A part of a chat message; `path` is its block, `value_path` the field of its text or data."""
+    """A part of a chat message. `path`: of Anthropic's block; `value_path`: of the field with its content."""
 
     body: Json
     path: str
@@ -52,10 +52,10 @@ class PromptPart:
 
 
 class ChatMessagesBuilder:
-    """Collects chat messages; `sources` records where each comes from.
+    """Collects chat messages. `sources`: filled with the path in Anthropic's body of each path in them.
 
-    `complete`: the messages are to be answered, so each call needs a result. The user speaks last, or the
-    assistant with text that the answer continues: then `continued` is set.
+    `complete`: the messages will be answered, so each call needs a result. `continued` is set if the last
+    message is the assistant's, and the answer continues its text.
     """
 
     def __init__(self, sources: dict[str, str], *, complete: bool, strip_billing: bool = True) -> None:
@@ -68,7 +68,7 @@ class ChatMessagesBuilder:
         self._last_role = "user"  # of the last message that is not the system's
 
     def add_messages(self, messages: Sequence[Any]) -> None:
-        """Adds all messages of a checked body."""
+        """Add all messages of a checked body. RequestError if they cannot follow each other."""
         last_user = max((i for i, given in enumerate(messages) if given["role"] == "user"), default=-1)
         for i, given in enumerate(messages):
             where, role = f"messages[{i}]", given["role"]
@@ -86,7 +86,7 @@ class ChatMessagesBuilder:
         self._check_results()
 
     def add_system(self, content: Any, where: str) -> None:
-        """Adds a system message. A billing line at the beginning of the first one is left out."""
+        """Add a system message. Claude Code's billing line at the beginning of the first one is left out."""
         parts = _read_parts(content, where)
         if self._strip_billing and parts and not self.messages:
             parts = _strip_billing_line(parts)
@@ -260,7 +260,7 @@ def _strip_billing_line(parts: list[PromptPart]) -> list[PromptPart]:
 
 
 def strip_billing_header(text: str) -> str:
-    """The text without a billing line at its beginning."""
+    """Return the text without an `x-anthropic-billing-header` line at its beginning."""
     found = _BILLING.match(text)
     if found is None:
         return text

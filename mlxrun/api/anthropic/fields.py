@@ -1,6 +1,6 @@
 """The fields of Anthropic's messages and count_tokens, and of the objects inside their bodies.
 
-Objects of a kind are declared once: tagged_schema.py checks them, and /openapi.json documents them.
+Each kind of object is declared once. tagged_schema.py checks objects, and /openapi.json documents them.
 """
 
 from __future__ import annotations
@@ -247,8 +247,8 @@ _REQUIRED = ("model", "max_tokens", "messages")
 
 
 def check_body(body: Any, count: bool, *, strict: bool = False) -> dict[str, Any]:
-    """The given fields of a body of /v1/messages, or of count_tokens, with the objects inside; tools and
-    context edits are checked where they are read."""
+    """Return the given fields of a body of /v1/messages, or of count_tokens if `count`. RequestError if one
+    is wrong. Tools and context edits are checked where they are read."""
     schema = COUNT_BODY if count else BODY
     if isinstance(body, dict) and body.get("thread") is not None:
         reject("thread", f"not supported: {_REFUSED['thread']}", code=THREAD_UNSUPPORTED)
@@ -261,7 +261,7 @@ def check_body(body: Any, count: bool, *, strict: bool = False) -> dict[str, Any
 
 
 def build_schema(body: BodySchema, typed_tools: Tagged) -> Schema:
-    """The body as one JSON schema, for /openapi.json."""
+    """Return the body as one JSON schema, for /openapi.json."""
     schema, tool = body.schema, CUSTOM_TOOL["oneOf"][0]
     optional = {**tool["properties"], "type": {"enum": ["custom", None]}}
     custom = {**tool, "properties": optional, "required": tool["required"][1:]}

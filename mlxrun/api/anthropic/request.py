@@ -1,8 +1,8 @@
 """Prepares bodies of Anthropic's messages and count_tokens, by translating them to OpenAI's chat body.
 
-So a conversation has the same prompt on all surfaces. `max_tokens` is an upper limit, as clients send one
-value for every model: it is lowered to what fits into the context. `effort` is a hint. A refused body is a
-RequestError with a path such as `messages.0.content`.
+So a conversation has the same prompt on all surfaces. Clients send one `max_tokens` for every model, so it is
+lowered to what fits into the context. `effort` is a hint. A refused body is a RequestError with a path such
+as `messages.0.content`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _INDEX = re.compile(r"\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True)
 class MessageRequest:
-    """A checked body. `chat` is its translation; `sources` are for field_errors.py."""
+    """A checked body. `chat`: its translation. `sources`: the path in the body of each path in `chat`."""
 
     chat: Json
     sources: Mapping[str, str]
@@ -64,7 +64,7 @@ class MessageRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMessage:
-    """A request of /v1/messages: the prepared chat request, and what the response needs besides."""
+    """A request of /v1/messages: the prepared chat request and the checked body."""
 
     prepared: PreparedRequest
     message: MessageRequest
@@ -76,8 +76,9 @@ class PreparedMessage:
 
 
 async def prepare_message(body: Any, context: ApiContext, *, interleaved: bool = False) -> PreparedMessage:
-    """Checks a body of /v1/messages and builds its prompt. `interleaved`: by the client's header. Then the
-    thinking budget is shared by several answers, and may be more than the tokens of one."""
+    """Check a body of /v1/messages and build its prompt. `interleaved`: the client's `anthropic-beta` header
+    asks for interleaved thinking. Then several answers share the thinking budget, so it may exceed
+    `max_tokens`. RequestError if the body is refused."""
     message = await asyncio.to_thread(read_message, body, context)
     _check_budget(body, interleaved)
     sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's is always given
@@ -93,8 +94,8 @@ async def prepare_message(body: Any, context: ApiContext, *, interleaved: bool =
 
 
 async def count_tokens(body: Any, context: ApiContext) -> Json:
-    """The response of count_tokens: the tokens that the engine would prefill, images included. The prompt may
-    be longer than the context."""
+    """Build the response of count_tokens: the number of the prompt's tokens, with those of images. The prompt
+    may be longer than the context."""
     message = await asyncio.to_thread(read_message, body, context, count=True)
     try:
         given = check_chat_body("chat", message.chat, context)
@@ -117,7 +118,7 @@ def _rename_error(error: RequestError, param: str) -> None:
 
 
 def read_message(body: Any, context: ApiContext, *, count: bool = False) -> MessageRequest:
-    """Checks a body and translates it to a chat body."""
+    """Check a body and translate it to a chat body. `count`: the body is one of count_tokens."""
     try:
         given = check_body(body, count, strict=context.config.server.strict_fields)
         return _translate(given, context, count)

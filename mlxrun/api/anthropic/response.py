@@ -1,7 +1,6 @@
-"""Builds Anthropic's objects that are no messages: errors, lists of models, and message batches.
+"""Builds Anthropic's errors, lists of models and message batches; stream.py builds messages.
 
-The requests of a batch are checked as bodies of /v1/messages when they run, as their errors are results too.
-stream.py builds messages, whole ones too.
+The requests of a batch are checked when they run, since their errors are results too.
 """
 
 from __future__ import annotations
@@ -46,12 +45,12 @@ _ERROR_TYPES = {
 
 
 def get_error_status(error: BaseException) -> int:
-    """The HTTP status of an error: Anthropic's own for a server that is temporarily unavailable."""
+    """Return the HTTP status of an error: Anthropic's 529 if the server drains or is not ready."""
     return _OVERLOADED if isinstance(error, (Draining, NotReady)) else get_http_status(error)
 
 
 def build_error(error: BaseException, request_id: str) -> Json:
-    """Anthropic's error object. Errors that are not meant for users are named by their class only."""
+    """Build Anthropic's error object. An error that is not meant for users shows only its class."""
     status = get_error_status(error)
     text = describe_error(error)
     if isinstance(error, PromptTooLong):
@@ -65,14 +64,14 @@ def build_error(error: BaseException, request_id: str) -> Json:
 
 
 def format_time(seconds: float | None) -> str | None:
-    """Seconds since 1970 in the format of RFC 3339."""
+    """Format seconds since 1970 as in RFC 3339; None stays None."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def build_models_page(names: Sequence[str]) -> Json:
-    """The response of /v1/models in Anthropic's format. The date is unknown: the epoch."""
+    """Build Anthropic's response of /v1/models. The dates are unknown, so they are those of the epoch."""
     date = format_time(0)
     return {
         "data": [{"type": "model", "id": name, "display_name": name, "created_at": date} for name in names],
@@ -83,7 +82,7 @@ def build_models_page(names: Sequence[str]) -> Json:
 
 
 def check_request(request: Any, where: str) -> tuple[str, Json]:
-    """The id and the params of one request."""
+    """Return the `custom_id` and the `params` of a batch's request. RequestError if one is wrong."""
     given = check_fields(request, where, REQUEST)
     name, params = given["custom_id"], given["params"]
     if not _CUSTOM_ID.fullmatch(name):
@@ -92,8 +91,10 @@ def check_request(request: Any, where: str) -> tuple[str, Json]:
 
 
 def build_request_counts(total: int, succeeded: int, errored: int, ended: str | None) -> Json:
-    """The `request_counts` of a batch: all requests are `processing` until it has ended. `ended`: how those
-    without an answer ended, one of canceled, expired and errored; None while the batch runs."""
+    """Build the `request_counts` of a batch. All its requests are `processing` until it has ended.
+
+    `ended`: how requests without an answer ended (canceled, expired or errored); None while the batch
+    runs."""
     counts = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
     if ended is None:
         return counts | {"processing": total}
@@ -103,17 +104,17 @@ def build_request_counts(total: int, succeeded: int, errored: int, ended: str | 
 
 
 def build_succeeded(custom_id: str, message: Json) -> Json:
-    """The result of a request that was answered."""
+    """Build the result of a request that was answered."""
     return {"custom_id": custom_id, "result": {"type": "succeeded", "message": message}}
 
 
 def build_errored(custom_id: str, error: Json) -> Json:
-    """The result of a request that was refused or failed; `error`: Anthropic's error object."""
+    """Build the result of a request that was refused or failed. `error`: as build_error returns it."""
     return {"custom_id": custom_id, "result": {"type": "errored", "error": error}}
 
 
 def build_unanswered(custom_id: str, ended: str) -> Json:
-    """The result of a request that did not run; `ended` as in build_request_counts."""
+    """Build the result of a request that did not run. `ended`: as in build_request_counts."""
     if ended == "errored":
         error = {"type": "api_error", "message": "the batch failed before this request was answered"}
         return build_errored(custom_id, {"type": "error", "error": error, "request_id": None})

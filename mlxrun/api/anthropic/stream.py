@@ -1,6 +1,6 @@
 """Writes answers in Anthropic's format: the events of a stream in their exact order, and whole messages.
 
-One writer makes both, so that a stream and a message have the same blocks. An event is its name and its data.
+One writer makes both, so that a stream and a message have the same blocks. An event is a name and its data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_DIGITS = 4000  # of an integer; Python parses no longer ones
 
 
 class MessageWriter:
-    """Writes one answer. `message_id` is the id that clients see."""
+    """Writes one answer. `message_id`: the id that clients see."""
 
     def __init__(self, request: PreparedMessage, message_id: str) -> None:
         self._started = False
@@ -34,7 +34,7 @@ class MessageWriter:
         self._kind = ""  # of the open block
 
     def feed(self, choice: Choice, deltas: Sequence[Delta]) -> list[Event]:
-        """The events of these deltas; with the last ones of an answer, those that end the stream."""
+        """Return the events of these deltas. Once the answer has ended, they end the stream."""
         events = self._start(choice.cached_tokens)
         for delta in deltas:
             if delta.kind != self._kind or (delta.kind == "call" and delta.index == len(self._calls)):
@@ -45,12 +45,12 @@ class MessageWriter:
         return events + self._end(choice) if choice.ended else events
 
     def write_ping(self, cached: int) -> Event:
-        """A keep-alive event, or the first event if none was sent yet. `cached`: prompt tokens found in the
-        prefix cache so far."""
+        """Return a keep-alive event, or the first event if none was sent yet. `cached`: the number of the
+        prompt's tokens that the prefix cache had."""
         return next(iter(self._start(cached)), _event("ping"))
 
     def build_message(self, choice: Choice) -> Json:
-        """The whole message of an answer that has ended."""
+        """Build the whole message of an answer that has ended and was fed."""
         usage = {**self._build_final_usage(choice), "service_tier": "standard"}
         return self._build_message(self._blocks, *self._get_stop_reason(choice), usage)
 
@@ -165,7 +165,7 @@ class MessageWriter:
 
 
 def parse_arguments(text: str) -> Json:
-    """The input of a call. A number that Python or JSON cannot represent stays text."""
+    """Parse the input of a call, a JSON object. A number that Python or JSON cannot express becomes text."""
     found = json.loads(
         text or "{}",
         parse_int=lambda number: int(number) if len(number) <= _MAX_DIGITS else number,

@@ -1,4 +1,4 @@
-"""Checks objects of Anthropic's bodies against their schemas; errors are in Anthropic's words.
+"""Checks objects of Anthropic's bodies against their schemas. RequestErrors are in Anthropic's words.
 
 `cache_control` is accepted on every object. null counts as not given.
 """
@@ -31,9 +31,9 @@ TEXTS: Schema = {"type": ["string", "array"]}
 
 
 class Tagged(dict[str, Any]):
-    """The schema of objects that a field, `tag`, tells apart. `refused`: known kinds that are refused, and
-    why. `echoed`: objects of a conversation, which clients send back as they got them, so that their unknown
-    fields have no effect."""
+    """The schema of objects of several kinds. The field `tag` names an object's kind. `refused`: known kinds
+    that are refused, and why. `echoed`: clients send these objects back as they got them, so unknown fields
+    have no effect."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Tagged(dict[str, Any]):
 
 
 def check_tagged(value: Any, param: str, schema: Tagged, *, lenient: bool = False) -> dict[str, Any]:
-    """The given fields of an object, which is of one of the schema's kinds. `lenient`: unknown fields of
-    `echoed` objects have no effect."""
+    """Return the given fields of an object of one of the schema's kinds. `lenient`: accept unknown fields of
+    `echoed` objects without effect."""
     check_type(value, dict, param)
     kind, where = value.get(schema.tag), f"{param}.{schema.tag}"
     if kind is None:
@@ -73,8 +73,8 @@ def check_tagged(value: Any, param: str, schema: Tagged, *, lenient: bool = Fals
 
 
 def check_fields(value: Any, param: str, schema: Schema, *, lenient: bool = False) -> dict[str, Any]:
-    """The given fields of an object except `cache_control`, checked against a schema of `object_of`.
-    `lenient`: additional properties that the schema allows have no effect; they are refused without it."""
+    """Return the given fields of an object but `cache_control`. `schema`: one of `object_of`. `lenient`:
+    accept additional properties without effect where the schema allows them; else they are refused."""
     given, properties = {}, schema["properties"]
     for key, item in check_type(value, dict, param).items():
         if item is None:
@@ -95,7 +95,7 @@ def check_fields(value: Any, param: str, schema: Schema, *, lenient: bool = Fals
 
 
 def check_value(value: Any, param: str, schema: Schema, lenient: bool) -> Any:
-    """The value, checked; refuses the first thing that the schema does not allow."""
+    """Return the value, with integers as in convert_integers. RequestError for the first error found."""
     if isinstance(schema, Tagged):
         return check_tagged(value, param, schema, lenient=lenient)
     if type(value) is list and isinstance(schema.get("items"), Tagged):

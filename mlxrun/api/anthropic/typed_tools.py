@@ -1,7 +1,7 @@
-"""Anthropic's typed tools that the client runs: shell, text editor and memory, as functions with a schema.
+"""Anthropic's typed tools that the client runs (shell, text editor and memory), as functions with a schema.
 
 Anthropic's models know these tools by their type, so a body has no schema of them. Other models get the
-schema that Anthropic documents, and call them as any function.
+schema that Anthropic documents, and call the tools as any function.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ _SERVER_TOOL = "there are no server tools; describe it as a custom tool"
 
 
 def read_typed_tool(value: Json, where: str) -> tuple[Json, Json]:
-    """The fields of a typed tool, and the function that it stands for."""
+    """Return the fields of a typed tool, and the function for it. RequestError if the type is unknown."""
     kind = str(value["type"])
     if kind not in TYPED_TOOLS:
         reason = _REFUSED.get(kind.partition("_")[0], _SERVER_TOOL)

@@ -1,1 +1,1 @@
-"""OpenAI's chat completions and completions, the base of the other APIs; and fields of vLLM's tokenize."""
+"""OpenAI's chat completions, completions and embeddings, and reranking. Other APIs translate to these."""

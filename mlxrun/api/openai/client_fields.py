@@ -1,8 +1,8 @@
 """Fields that clients of other servers send to OpenAI's endpoints, and that have no effect here.
 
-A field is accepted if it cannot change the content of an answer: a hint, a label, something about billing,
-storage or routing, or the neutral value of what is not supported. Any other value is refused by name. They
-are from OpenAI's API, vLLM, SGLang, LiteLLM, OpenRouter, llama.cpp, LM Studio, Ollama and mlx-lm.
+A field is accepted if it cannot change the content of an answer. It is a hint, a label, something about
+billing, storage or routing, or the neutral value of an unsupported feature. Other values are refused by name.
+The fields are from OpenAI's API, vLLM, SGLang, LiteLLM, OpenRouter, llama.cpp, LM Studio, Ollama and mlx-lm.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The fields of OpenAI's chat/completions and completions, and of vLLM's tokenize and detokenize.
 
-Ranges are OpenAI's if it has the field. client_fields.py has what is accepted without effect, besides.
+Ranges are OpenAI's if it has the field. client_fields.py has more fields, which are accepted without effect.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bodies of /v1/embeddings (OpenAI's) and /v1/rerank (as Jina, Cohere and vLLM have it), and their responses.
 
-Used by the server and by the batch runner. What would change a vector is honoured or refused by name.
+A field that would change a vector is honoured or refused by name.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ class PreparedPooling:
     documents: tuple[str, ...] = ()
 
     def build(self, vectors: Sequence[bytes], name: str) -> dict[str, Any]:
-        """The response. `vectors`: float32, little-endian, one for each Request; `name`: of the response.
-        InternalError if a number is NaN or infinite, which JSON does not have."""
+        """Build the response. `vectors`: one per Request, as little-endian float32. `name`: makes the
+        response's id. InternalError if a number is NaN or infinite, which JSON cannot express."""
         self._check_finite(vectors)
         tokens = self.prepared.prompt_tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
@@ -155,7 +155,7 @@ def _shorten_vector(vector: bytes, size: int, normalized: bool) -> bytes:
 
 
 async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedPooling:
-    """Checks a body and tokenizes its texts; RequestError if it is refused."""
+    """Check a body and tokenize its texts. RequestError if the body is refused."""
     model_info = context.model_info
     given = check_pooling_body(url, body, strict=context.config.server.strict_fields)
     if choose_adapter(given.get("model"), model_info) is not None:
@@ -180,7 +180,7 @@ async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedP
 
 
 def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str, Any]:
-    """The fields of a body that have an effect, without looking at a model."""
+    """Return the fields of a body that have an effect. RequestError if one is wrong for every model."""
     given = POOLED_BODIES[url].check(body, strict=strict)
     for name in ("input",) if url == EMBEDDING_URL else ("query", "documents"):
         if name not in given:
@@ -194,7 +194,7 @@ def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str
 
 
 def read_documents(items: Sequence[Any]) -> tuple[str, ...]:
-    """The texts of documents, which are strings or objects with a text."""
+    """Return the texts of documents: strings, or objects with only a `text`. RequestError for others."""
     check_count("documents", len(items))
     found = []
     for at, item in enumerate(items):

@@ -1,4 +1,7 @@
-"""The token ids of texts that get an embedding or a score: as the model's own files say, or a 400."""
+"""Tokenizes the texts that get an embedding or a score, as the model's own files say.
+
+A text that the model cannot take is a RequestError.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ _QWEN3 = (
 
 
 class PooledTokens(NamedTuple):
-    """The tokens of a text or of a pair of texts, and their types; no types: all 0."""
+    """The token ids of a text or of a pair of texts, and their token types. Without types, all are 0."""
 
     ids: tuple[int, ...]
     types: tuple[int, ...] = ()
 
 
 def find_pooled_model(model_info: ModelInfo, task: Literal["embed", "score"]) -> PooledModel:
-    """RequestError if the model is none for this."""
+    """Return how the model pools. RequestError if the model does not do this task."""
     found = model_info.pooled
     if found is not None and found.task == task:
         return found
@@ -53,7 +56,7 @@ def find_pooled_model(model_info: ModelInfo, task: Literal["embed", "score"]) ->
 
 
 def check_generates(model_info: ModelInfo) -> None:
-    """RequestError if the model only gives embeddings or scores."""
+    """Raise RequestError if the model only gives embeddings or scores."""
     found = model_info.pooled
     if found is not None and not found.generates:
         what = "embeddings (/v1/embeddings)" if found.task == "embed" else "scores (/v1/rerank)"
@@ -62,7 +65,7 @@ def check_generates(model_info: ModelInfo) -> None:
 
 
 def encode_inputs(given: Mapping[str, Any], model_info: ModelInfo) -> list[PooledTokens]:
-    """The tokens of `input`, a string or a list: a text, texts, token ids or lists of them."""
+    """Tokenize the field `input`: a text, a list of texts, a list of token ids, or a list of such lists."""
     pooled = find_pooled_model(model_info, "embed")
     value, most = given["input"], _read_most(given, pooled)
     texts: list[tuple[str, Any]]
@@ -84,7 +87,7 @@ def encode_inputs(given: Mapping[str, Any], model_info: ModelInfo) -> list[Poole
 
 
 def check_count(param: str, count: int) -> None:
-    """Refuses an empty list and one of more than MAX_TEXTS."""
+    """Raise RequestError if there is no text, or more than MAX_TEXTS."""
     if not count:
         reject(param, "is empty; give at least one text")
     if count > MAX_TEXTS:
@@ -94,7 +97,7 @@ def check_count(param: str, count: int) -> None:
 def encode_pairs(
     query: str, documents: Sequence[str], instruction: str | None, model_info: ModelInfo
 ) -> list[PooledTokens]:
-    """The tokens of the query with each document."""
+    """Tokenize the query with each document. PromptTooLong if a pair has too many tokens."""
     pooled = find_pooled_model(model_info, "score")
     if pooled.template is None and instruction is not None:
         reject_unsupported("instruction", "this reranker has none")
@@ -113,7 +116,7 @@ def encode_pairs(
 
 
 def check_pooled_text(text: str, param: str, model_info: ModelInfo) -> None:
-    """Refuses a text that cannot be tokenized, or that is too long for certain."""
+    """Raise RequestError for a text that cannot be tokenized, PromptTooLong if it is certainly too long."""
     check_text(text, param, get_image_markers(model_info))
     assert model_info.pooled is not None
     least, most = count_least_tokens(model_info.tokenizer, text), model_info.pooled.max_tokens

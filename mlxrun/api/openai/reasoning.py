@@ -1,9 +1,10 @@
-"""Resolves the fields of chat bodies about reasoning, each API's own, to what the chat template knows.
+"""Translates the reasoning fields of chat bodies, which differ by API, to variables of the chat template.
 
-An effort sets the template's variable `reasoning_effort` if it has one. Else it sets the switch of reasoning,
-off for `none` and on for other efforts; so it does for `none` if the template has both. Explicit
-`chat_template_kwargs` come first. A template with neither reasons as it always does. A template's own
-variable takes any effort; without one it must be one of OpenAI's, since every other text would count as on.
+A template may have the variable `reasoning_effort`, a switch of reasoning, both or neither. An effort sets
+the variable. Without the variable, `none` sets the switch off, and other efforts set it on. If the template
+has both, `none` sets the switch. With neither, the effort has no effect. Explicit `chat_template_kwargs` come
+first. The variable takes any text. Without it the effort must be one of OpenAI's, since any other would mean
+on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _SWITCHED = {"enabled": True, "disabled": False}  # the other types of `thinking
 
 
 def resolve_reasoning_fields(given: Mapping[str, Any], context: ApiContext) -> dict[str, Any]:
-    """A checked chat body whose reasoning fields are template variables and a budget."""
+    """Return a checked chat body, with template variables and a thinking budget for its reasoning fields.
+
+    RequestError for an unknown effort; with `server.strict_fields` also for a field without effect."""
     effort_field, effort = _find_first(given, "reasoning_effort", "reasoning.effort")
     enabled_field, enabled = _find_first(given, "enable_thinking", "thinking.type", "reasoning.enabled")
     kept_field, kept = _find_first(given, "thinking.clear_thinking")
@@ -56,7 +59,7 @@ def resolve_reasoning_fields(given: Mapping[str, Any], context: ApiContext) -> d
 
 
 def translate_effort(effort: str, model_info: ModelInfo) -> dict[str, Any]:
-    """The template variables of a reasoning effort; empty if the template has none for it."""
+    """Return the template variables of a reasoning effort; empty if the template has none for it."""
     switch = find_reasoning_switch(model_info)
     has_effort = "reasoning_effort" in find_template_variables(model_info.chat_template or "")
     if has_effort and (effort != "none" or switch is None):

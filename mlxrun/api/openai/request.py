@@ -1,8 +1,7 @@
 """Prepares bodies of OpenAI's chat/completions and completions: from JSON to Requests.
 
-Used by the batch runner and by all surfaces of the server. A field that would change the answer is honoured
-or refused: see body_schema.py. A refused body is a RequestError whose `param` names the field. Slow work runs
-on worker threads.
+A field that would change the answer is honoured or refused: see body_schema.py. A refused body is a
+RequestError whose `param` names the field. Slow work runs on worker threads.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ async def prepare_request(
     default_max_tokens: int | None = None,
     stream: bool = False,
 ) -> PreparedRequest:
-    """Checks a body and builds its prompts. The keywords are the caller's: defaults for what neither the body
-    nor the config sets, and whether the caller can stream."""
+    """Check a body and build its Requests. The defaults count where neither the body nor the config sets a
+    value. `stream`: whether the caller can stream. RequestError if the body is refused."""
     kind = URLS.get(url)
     if kind is None:
         reject_choice("url", url, URLS)
@@ -112,7 +111,7 @@ async def prepare_request(
 
 
 def check_body(kind: RequestKind, body: Any, context: ApiContext) -> dict[str, Any]:
-    """The fields of a body that have an effect, each of the right type and range."""
+    """Return the fields of a body that have an effect. RequestError if a type or a range is wrong."""
     strict = context.config.server.strict_fields
     given = BODIES[kind].check(body, strict=strict)
     if "priority" in given and context.config.scheduler.policy != "priority":
@@ -238,8 +237,8 @@ def _find_control_stops(backend: Tokenizer, stop_ids: frozenset[int]) -> tuple[s
 async def prepare_chat_prompt(
     given: Mapping[str, Any], tools: Sequence[Message], context: ApiContext, *, must_fit: bool = False
 ) -> RenderedPrompt:
-    """The prompt of a checked chat body that offers `tools`, with its images loaded. `must_fit`: refuse one
-    that is certainly longer than the context before it is tokenized."""
+    """Build the prompt of a checked chat body that offers `tools`, and load its images. `must_fit`: refuse a
+    prompt that is certainly longer than the context, before it is tokenized."""
     continued_path = get_continued_path(given)
     if continued_path is not None:
         reason = f"not together with {CONTINUE_FINAL_MESSAGE}, as it applies to an answer from its beginning"

@@ -1,6 +1,6 @@
 """Builds OpenAI's response objects from collected choices, and its error object from an exception.
 
-Everything but `id` and `created`, which the caller passes, follows from the request and the tokens. vLLM's
+The caller passes `id` and `created`; all else follows from the request and the tokens. vLLM's
 `prompt_logprobs` are here too.
 """
 
@@ -26,8 +26,8 @@ def build_response(
     created: int,
     fingerprint: str | None = None,
 ) -> Json:
-    """The response of a finished request: a chat.completion or a text_completion. `fingerprint` identifies
-    the server's config; jobs have a manifest instead."""
+    """Build the `chat.completion` or `text_completion` of a finished request. `created`: seconds since 1970.
+    `fingerprint`: identifies the server's config; jobs have a manifest instead."""
     chat = prepared.kind == "chat"
     of_prompt: Json = {}  # that a chat has beside its choices
     if chat and prepared.returns_token_ids:
@@ -48,8 +48,8 @@ def build_response(
 
 
 def build_usage(prepared: PreparedRequest, choices: Sequence[Choice], prompt: int | None = None) -> Json:
-    """Token counts. A prompt counts once, and of its cached tokens only those of its first choice. `prompt`:
-    tokens of the choices' own prompt; None: of all prompts."""
+    """Build OpenAI's `usage`, in tokens. A prompt counts once, with the cached tokens of its first choice.
+    `prompt`: the number of the prompt's tokens; None: of all prompts."""
     prompt = prepared.prompt_tokens if prompt is None else prompt
     completion = sum(choice.completion_tokens for choice in choices)
     reasoning = sum(choice.reasoning_tokens for choice in choices)
@@ -84,7 +84,7 @@ def _build_choice(prepared: PreparedRequest, choice: Choice) -> Json:
 
 
 def build_prompt_ids(prepared: PreparedRequest, index: int) -> Json:
-    """The field of a completion's choice with the ids of its prompt; a chat has them beside its choices."""
+    """Build the `prompt_token_ids` of a completion's choice. A chat has them beside its choices."""
     if prepared.kind == "chat":
         return {}
     return {"prompt_token_ids": list(prepared.requests[index].prompt)}
@@ -109,7 +109,7 @@ def _build_message(choice: Choice) -> Json:
 
 
 def build_logprobs(prepared: PreparedRequest, index: int, tokens: Sequence[AnswerToken]) -> Json:
-    """The `logprobs` of tokens of the answer with this index."""
+    """Build the `logprobs` field of tokens of the answer with this index."""
     as_ids = prepared.writes_tokens_as_ids
     if prepared.kind == "chat":
         return build_chat_logprobs(tokens, as_ids=as_ids)
@@ -118,7 +118,7 @@ def build_logprobs(prepared: PreparedRequest, index: int, tokens: Sequence[Answe
 
 
 def build_error(error: BaseException) -> Json:
-    """OpenAI's error object. Errors that are not meant for users are named by their class only."""
+    """Build OpenAI's error object. An error that is not meant for users shows only its class."""
     status = get_http_status(error)
     kinds = {403: "permission_error", 429: "rate_limit_error"}
     usual = "invalid_request_error" if 400 <= status < 500 else "server_error"
@@ -137,8 +137,7 @@ _LOWEST = -9999.0  # OpenAI's value for a probability of zero, whose logarithm i
 
 
 def build_chat_logprobs(tokens: Sequence[AnswerToken], *, as_ids: bool = False) -> Json:
-    """Those of a chat. `as_ids`: tokens are named as vLLM names them, `token_id:123`; their bytes are the
-    same."""
+    """Build the `logprobs` of a chat. `as_ids`: name tokens as vLLM does, `token_id:123`."""
     content = []
     for token in tokens:
         top = [
@@ -156,7 +155,8 @@ def _build_chat_token(text: bytes, logprob: float, token_id: int | None) -> Json
 
 
 def build_completion_logprobs(tokens: Sequence[AnswerToken], start: int = 0, *, as_ids: bool = False) -> Json:
-    """Those of a completion. `start`: where the answer begins in the text of the choice."""
+    """Build the `logprobs` of a completion. `start`: the character of the choice's text where the answer
+    begins."""
 
     def name(token: int, text: bytes) -> str:
         return f"{_TOKEN_ID}{token}" if as_ids else _format_bytes(text)
@@ -185,7 +185,7 @@ def _build_top(top: Iterable[tuple[str, float]], own: str, logprob: float) -> Js
 
 
 def build_echoed_logprobs(prepared: PreparedRequest, choice: Choice) -> Json:
-    """Those of the prompt that a completion echoes. Nothing comes before its first token, which has none."""
+    """Build the `logprobs` of the prompt that a completion echoes. The prompt's first token has none."""
     request = prepared.requests[choice.index]
     name = partial(_name_token, choice.token_bytes, prepared.writes_tokens_as_ids)
     logprobs: list[float | None] = [None]
@@ -204,8 +204,8 @@ def build_echoed_logprobs(prepared: PreparedRequest, choice: Choice) -> Json:
 
 
 def build_prompt_logprobs(prepared: PreparedRequest, choice: Choice) -> list[Json | None]:
-    """vLLM's `prompt_logprobs`: for each token of the prompt the token itself and the likeliest ones, by id.
-    None for the first token and for those of images. `rank` counts from 1."""
+    """Build vLLM's `prompt_logprobs`. Each token of the prompt has itself and the likeliest tokens, by id.
+    The first token and those of images have None. `rank` counts from 1."""
     prompt = prepared.requests[choice.index].prompt
     name = partial(_name_token, choice.token_bytes, False)
     found: list[Json | None] = [None]

@@ -1,7 +1,7 @@
 """Writes the chunks of OpenAI streams as JSON text: per choice the role, its deltas, and why it ended.
 
-`make_chunk` makes a chunk as an object. As streams have one per token, the text of a plain delta is inserted
-into JSON that is encoded once; rare chunks (logprobs, a call's name) are encoded each time.
+A stream has a chunk per token, so the JSON around the text of a plain delta is encoded once. Rare chunks
+(with logprobs, or a call's name) are encoded each time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ChunkWriter:
         self._choices: dict[int, Choice] = {}
 
     def write(self, choice: Choice, deltas: Sequence[Delta]) -> list[str]:
-        """The chunks of these deltas of a choice; with `finish_reason` set, its last chunk too."""
+        """Write the chunks of these deltas, and the choice's last chunk once it has a `finish_reason`."""
         if not deltas and choice.finish_reason is None:
             return []
         chunks = [] if choice.index in self._choices else self._write_first(choice, deltas)
@@ -66,14 +66,14 @@ class ChunkWriter:
         return chunks
 
     def write_usage(self) -> str:
-        """The chunk after the end of the last choice, if the request has `include_usage`."""
+        """Write the token counts that follow the last choice, for requests with `include_usage`."""
         choices = [self._choices[index] for index in sorted(self._choices)]
         return _dumps({**self._head, "choices": [], "usage": build_usage(self._prepared, choices)})
 
     def make_chunk(
         self, index: int, content: Json, logprobs: Json | None = None, finish: str | None = None
     ) -> Json:
-        """One chunk of a choice. `content`: `{"delta": ...}` of a chat, `{"text": ...}` of a completion."""
+        """Make a chunk of a choice. `content`: a chat's `{"delta": ...}`, a completion's `{"text": ...}`."""
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         tail = self._tail
         if self._prepared.continuous_usage:
@@ -82,7 +82,7 @@ class ChunkWriter:
         return {**self._head, "choices": [choice], **tail}
 
     def make_content(self, delta: Delta) -> Json:
-        """The content of a chunk. A call's id and name have a chunk of their own, before its arguments."""
+        """Make the `content` of make_chunk. A call's id and name are in its first delta."""
         if not self._chat:
             return {"text": delta.text}
         if delta.kind != "call":
@@ -157,8 +157,8 @@ class ChunkWriter:
 
 
 def join_deltas(deltas: Sequence[Delta]) -> Iterator[Delta]:
-    """Joins neighbouring deltas of a kind, so that a slow reader gets few large chunks. A call's id and name
-    are separate from its arguments; empty deltas are dropped."""
+    """Join neighbouring deltas of a kind, so that a slow reader gets few large chunks. The id and name of a
+    call become a delta of their own. Empty deltas are dropped."""
     for _, group in groupby(deltas, key=lambda delta: (delta.kind, delta.index)):
         same = list(group)
         first = same[0]

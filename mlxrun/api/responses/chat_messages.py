@@ -3,11 +3,10 @@
 The items of one assistant turn (reasoning, text, calls) become one message. The texts of a message are joined
 without separators.
 
-With `truncation: auto`, items of a prompt that does not fit are dropped from the beginning of the
-conversation, as OpenAI documents it: as few as necessary, turn by turn, so that the rest begins with a user's
-message. If the last turn alone does not fit, its oldest steps (an assistant's items and the outputs of its
-calls) are dropped, and the user's message is kept. Instructions, system and developer messages always stay.
-Nothing that is stored changes.
+With `truncation: auto`, a prompt that does not fit loses items from the beginning, as OpenAI documents it. It
+loses as few turns as necessary, so the rest begins with a user's message. If the last turn alone does not
+fit, it loses its oldest steps, and the user's message stays. A step is an assistant's items and the outputs
+of its calls. Instructions, system and developer messages always stay. Stored items do not change.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MEDIA = ("input_image", "input_file")
 
 
 class ChatMessagesTranslator:
-    """Collects chat messages; `sources` records where each comes from (see core/field_errors.py)."""
+    """Collects chat messages. `sources`: the path in the client's body of each path in them."""
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -120,7 +119,8 @@ def _get_text(part: Item) -> str:
 
 
 def list_cuts(items: Sequence[Item]) -> list[int]:
-    """The positions, ascending, before which items may be dropped; each drops more than the one before."""
+    """List the positions before which items may be dropped, ascending. Each drops more than the one
+    before."""
     first_user, last_user = _find_last_question(items)
     cuts, dropped, at_last_cut = [], 0, 0
     for i, item in enumerate(items):
@@ -140,7 +140,7 @@ def list_cuts(items: Sequence[Item]) -> list[int]:
 
 
 def list_kept(items: Sequence[Item], cut: int) -> list[int]:
-    """The indices of the items that stay. The outputs of dropped calls are dropped too."""
+    """List the indices of the items that stay. The outputs of dropped calls are dropped too."""
     first_user, last_user = _find_last_question(items)
     stays = [i >= cut or first_user <= i <= last_user or _is_permanent(item) for i, item in enumerate(items)]
     dropped_calls = {

@@ -1,7 +1,7 @@
 """The fields of OpenAI's /v1/responses: honoured, accepted without effect, or refused by name.
 
-Ranges are OpenAI's. Fields in SAME mean the same in a chat body and are copied to it; request.py translates
-the others.
+Ranges are OpenAI's. The fields in SAME mean the same in a chat body, and are copied to it. request.py
+translates the others.
 """
 
 from __future__ import annotations

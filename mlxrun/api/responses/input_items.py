@@ -1,9 +1,8 @@
 """Reads input items of a Responses body into the one form in which they are stored and listed.
 
-Every item gets an id, and all content becomes parts. An unknown item is refused by name. An unknown field of
-an item is ignored, as clients send items of other servers back, and a content part of an unknown type that
-has a text is read as text; the log has a line about each. The bodies of /v1/conversations, which store items,
-are here too.
+Every item gets an id, and all content becomes parts. An unknown item is refused by name. Clients send back
+items of other servers, so an unknown field of an item is ignored. A content part of an unknown type is read
+as text if it has one. The log has a line about each. The bodies of /v1/conversations are here too.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _TEXT_KEYS = ("type", "text", "annotations", "logprobs", "parsed", "prompt_cache
 
 @dataclass(frozen=True, slots=True)
 class InputItem:
-    """An item and the field of the body that it came from."""
+    """An item. `param`: the field of the body that it came from."""
 
     item: Item
     param: str
@@ -65,8 +64,9 @@ def read_input_items(
     strict: bool = False,
     param: str = "input",
 ) -> list[InputItem]:
-    """The items of a field, `param`: a text, or an array. New ids are made of `token`; `lookup` finds the
-    item of a reference; `strict` refuses unknown fields."""
+    """Return the items of the field `param`: a text, or an array of items. RequestError if one is wrong.
+
+    `token`: makes new ids. `lookup`: finds a stored item by id. `strict`: refuse unknown fields."""
     if isinstance(value, str):
         item = {"id": f"msg_{token}in00", "type": "message", "status": "completed"}
         return [InputItem(item | {"role": "user", "content": [_build_text(value, "user")]}, param)]
@@ -76,7 +76,7 @@ def read_input_items(
 
 
 def check_item_ids(items: Iterable[InputItem], known: Iterable[Item], where: str) -> None:
-    """Refuses an item whose id another item has. `where`: what `known` are the items of."""
+    """Raise RequestError if two items have one id. `where`: names the owner of the `known` items."""
     ids = {item["id"] for item in known}
     for each in items:
         if each.item["id"] in ids:
@@ -240,7 +240,7 @@ ITEMS = BodySchema({"items": LIST, "include": INCLUDE})
 
 
 def build_conversation(conversation_id: str, created: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A new conversation, without its items."""
+    """Build a new conversation, without its items. `created`: seconds since 1970."""
     return {
         "id": conversation_id,
         "object": "conversation",
@@ -252,7 +252,7 @@ def build_conversation(conversation_id: str, created: int, given: Mapping[str, A
 def read_new_items(
     value: Any, known: Sequence[Item], token: str, lookup: Callable[[str], Item | None], strict: bool
 ) -> tuple[Item, ...]:
-    """Checks items for a conversation that has the known ones; see read_input_items for the others."""
+    """Check new items of a conversation that has `known` ones. The rest is as in read_input_items."""
     items = read_input_items(value, token, lookup, strict=strict, param="items")
     check_item_ids(items, known, "the conversation")
     return tuple(each.item for each in items)

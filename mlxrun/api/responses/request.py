@@ -1,7 +1,7 @@
 """Prepares bodies of OpenAI's /v1/responses, by translating them to chat bodies.
 
-Errors about a chat body are translated back to the client's fields. With `truncation: auto`, items are left
-out of a prompt that does not fit; see chat_messages.py.
+Errors about a chat body are translated back to the client's fields. With `truncation: auto`, a prompt that
+does not fit loses items; see chat_messages.py.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class ResponseRequest:
-    """A checked Responses body. `chat` is its translation. `inputs` are all items of the conversation,
-    of which `num_dropped` were left out of the prompt. `sources` are for core/field_errors.py."""
+    """A checked Responses body. `chat`: its translation. `inputs`: all items of the conversation.
+    `num_dropped`: how many of them the prompt lacks. `sources`: the path in the body of each path in
+    `chat`."""
 
     given: dict[str, Any]
     chat: dict[str, Any]
@@ -72,17 +73,17 @@ class ResponseRequest:
 
     @property
     def conversation(self) -> str | None:
-        """The id of the conversation that it belongs to."""
+        """The id of the conversation that the request belongs to."""
         return find_conversation_id(self.given)
 
     @property
     def truncates(self) -> bool:
-        """Whether items may be left out of a prompt that does not fit."""
+        """Whether a prompt that does not fit may lose items."""
         return self.given.get("truncation") == "auto"
 
     @property
     def encrypted(self) -> bool:
-        """Whether reasoning is also returned in the form that clients send back unread."""
+        """Whether reasoning is also returned as `encrypted_content`: see opaque_reasoning.py."""
         return ENCRYPTED in self.given.get("include", ())
 
     @property
@@ -90,13 +91,13 @@ class ResponseRequest:
         return bool(self.chat.get("logprobs"))
 
     def keep(self, indices: Sequence[int]) -> ResponseRequest:
-        """The same request with a prompt of these of its items."""
+        """Return the same request with a prompt of only these items."""
         messages, sources = _translate_items(self.given, [self.inputs[i] for i in indices])
         dropped = len(self.inputs) - len(indices)
         return replace(self, chat=self.chat | {"messages": messages}, sources=sources, num_dropped=dropped)
 
     def rename_error(self, error: RequestError) -> None:
-        """Makes an error about the chat body one about the client's body."""
+        """Make an error about a field of the chat body name the client's field."""
         if error.param is not None:
             paths = {f"tools[{i}]": path for i, path in enumerate(self.tools.paths)}
             source, rest = find_source(error.param, {**_SOURCES, **paths, **self.sources})
@@ -105,8 +106,8 @@ class ResponseRequest:
 
 @dataclass(slots=True)
 class ResponseLookup:
-    """Looks up what was stored, by id: the items of a response with all before it, those of a conversation,
-    and single items; None if there is no such thing."""
+    """Finds stored things by id; None if there is none. `history`: the items of a response and of all before
+    it; `item`: one item; `conversation`: the items of a conversation."""
 
     history: Callable[[str], Sequence[Item] | None] = lambda _: None
     item: Callable[[str], Item | None] = lambda _: None
@@ -122,8 +123,8 @@ async def prepare_response(
     stream: bool = False,
     default_max_tokens: int | None = None,
 ) -> tuple[ResponseRequest, PreparedRequest]:
-    """Checks a body and builds its prompt. New ids are made of `token`; the keywords are the caller's:
-    whether it can stream, and the limit of an answer that has none."""
+    """Check a body and build its prompt. `token`: makes new ids. `stream`: whether the caller can stream.
+    `default_max_tokens`: the limit of an answer that has none. RequestError if the body is refused."""
     strict = context.config.server.strict_fields
     wanted = await asyncio.to_thread(
         read_response_request, body, context.model_info, lookup, token, strict=strict
@@ -172,7 +173,7 @@ async def _find_fitting(
 def read_response_request(
     body: Any, model_info: ModelInfo, lookup: ResponseLookup, token: str, *, strict: bool = False
 ) -> ResponseRequest:
-    """Checks a body and translates it. New ids are made of `token`; `strict`: server.strict_fields."""
+    """Check a body and translate it. `token`: makes new ids. `strict`: server.strict_fields."""
     given = BODY.check(body, strict=strict)
     _check_combinations(given)
     tools = read_tools(given, strict=strict)
@@ -219,7 +220,7 @@ def _translate_items(
 
 
 def find_conversation_id(body: Any) -> str | None:
-    """The id of the conversation that a body names; None if it names none as it should."""
+    """Return the id of the conversation that a body names; None if it names none, or not in a valid way."""
     value = body.get("conversation") if isinstance(body, dict) else None
     found = value.get("id") if isinstance(value, dict) else value
     return found if isinstance(found, str) else None

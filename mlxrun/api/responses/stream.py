@@ -1,8 +1,9 @@
 """Writes the events of a response from the deltas of its answer, numbered and with all fields of their type.
 
 Consecutive deltas of one kind (reasoning, content, call) are one output item. The last event has the whole
-response, which is also what is sent without a stream, and stored. Ids follow from the response's id. The
-response has all documented fields with the values that were used: what was requested but not applied is null.
+response; the same object is sent without a stream, and stored. Ids follow from the response's id. The
+response has all fields that OpenAI documents, with the values that were used. A field is null if its value
+was not applied.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ class _OpenItem:
 
 
 class ResponseWriter:
-    """Writes the events of one response; `response` is its current body. `choice` must be set before deltas
-    are fed. Whichever method is called first also returns the first events."""
+    """Writes the events of one response. `response`: its current body. `choice`: must be set before `feed`.
+    The method that is called first also returns the first events."""
 
     def __init__(self, response: Json, request: ResponseRequest, prepared: PreparedRequest) -> None:
         self.response = response
@@ -78,12 +79,12 @@ class ResponseWriter:
         self._unread = ""  # the text behind it
 
     def queue(self) -> list[Json]:
-        """The first events of a response that waits in the background."""
+        """Return the first events of a response that waits in the background."""
         self.response = {**self.response, "status": "queued"}
         return [self._write_response("created"), self._write_response("queued")]
 
     def start(self) -> list[Json]:
-        """The events before the first delta, unless they were returned before."""
+        """Return the events before the first delta; none at a second call."""
         if self._started:
             return []
         self._started = True
@@ -92,7 +93,7 @@ class ResponseWriter:
         return [*created, self._write_response("in_progress")]
 
     def feed(self, deltas: Sequence[Delta]) -> list[Json]:
-        """The events of these deltas."""
+        """Return the events of these deltas."""
         events = self.start()
         for number, delta in enumerate(deltas, 1):
             if self._begins_item(delta):
@@ -103,7 +104,7 @@ class ResponseWriter:
         return events
 
     def end(self, now: int) -> list[Json]:
-        """The events after the last delta. `now` in seconds of Unix time."""
+        """Return the events after the last delta. `now`: seconds since 1970."""
         assert self.choice is not None
         if self.choice.finish_reason == "abort":
             return self.cancel()
@@ -116,11 +117,11 @@ class ResponseWriter:
         return events + self._finish("completed", "completed", completed_at=now)
 
     def cancel(self) -> list[Json]:
-        """The events if the response is cancelled."""
+        """Return the events of a response that is cancelled."""
         return self.start() + self._finish("cancelled", "incomplete")
 
     def fail(self, error: BaseException) -> list[Json]:
-        """The events if the response fails."""
+        """Return the events of a response that fails."""
         return self.start() + self._finish("failed", "incomplete", error=build_error(error))
 
     def _finish(self, status: str, item_status: str, **fields: Any) -> list[Json]:
@@ -241,8 +242,8 @@ Json = dict[str, Any]
 def build_response(
     response_id: str, created: int, request: ResponseRequest, prepared: PreparedRequest
 ) -> Json:
-    """The response when its answer begins. `mlxrun.dropped_items`: how many items `truncation: auto` has left
-    out of the prompt."""
+    """Build the response when its answer begins. `created`: seconds since 1970. Its field
+    `mlxrun.dropped_items` says how many items the prompt lost by `truncation: auto`."""
     dropped = {"dropped_items": request.num_dropped} if request.truncates else {}
     given, params = request.given, prepared.requests[0].params
     return {
@@ -285,7 +286,7 @@ def build_response(
 
 
 def build_usage(prepared: PreparedRequest, choice: Choice) -> Json:
-    """Token counts. Tokens that are written to the prefix cache are not counted, as they cost nothing."""
+    """Build the `usage`, in tokens. `cache_write_tokens` is 0, as writes to the prefix cache cost nothing."""
     prompt, details = prepared.prompt_tokens, {"cached_tokens": choice.cached_tokens, "cache_write_tokens": 0}
     if choice.left_out_tokens:
         details["left_out_tokens"] = choice.left_out_tokens
@@ -299,7 +300,7 @@ def build_usage(prepared: PreparedRequest, choice: Choice) -> Json:
 
 
 def build_error(error: BaseException) -> Json:
-    """A response's `error`. The code is one of OpenAI's, or one that its clients look for."""
+    """Build a response's `error`. Its code is one of OpenAI's, or one that OpenAI's clients look for."""
     code = "server_error"
     if isinstance(error, Overloaded):
         code = "rate_limit_exceeded"

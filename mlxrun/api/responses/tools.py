@@ -1,8 +1,8 @@
 """Translates the tools of Responses bodies to chat tools, and the names of calls back.
 
-A custom (free text) tool becomes a function with one string, `input`; the tools of a namespace become
-functions called `namespace__name`. Tools that only OpenAI can run are dropped with a warning if clients send
-them by default, else refused.
+A custom (free text) tool becomes a function with one string, `input`. The tools of a namespace become
+functions called `namespace__name`. Tools that only OpenAI can run are refused. Those that clients send by
+default are dropped with a warning.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEYS = {
 
 @functools.lru_cache(maxsize=256)
 def warn_once(text: str) -> None:
-    """Logs a warning about what clients do in every request. The text must not depend on the request."""
+    """Log a warning, once for each text. The text must not depend on the request."""
     logger.warning("%s", text)
 
 
@@ -58,8 +58,8 @@ class ToolName:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTools:
-    """`chat` and `choice`: the tools and the tool_choice of the chat body; `paths`: the source of each tool;
-    `by_name`: the tools by the names that the model sees; `echo`: the tools as the response lists them."""
+    """The tools of a body. `chat`, `choice`: the chat body's tools and tool_choice. `paths`: each tool's
+    field. `by_name`: by the names that the model sees. `echo`: the response's `tools`."""
 
     chat: list[Json] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
@@ -69,14 +69,14 @@ class ResponseTools:
 
 
 def make_visible_name(name: str, namespace: str | None) -> str:
-    """A tool's name as the model sees it."""
+    """Return a tool's name as the model sees it."""
     if not namespace:
         return name
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def read_tools(given: Mapping[str, Any], *, strict: bool = False) -> ResponseTools:
-    """The tools and the tool choice of a body. `strict`: server.strict_fields."""
+    """Read a body's tools and tool choice. RequestError if one is wrong. `strict`: server.strict_fields."""
     tools = ResponseTools()
     for i, tool in enumerate(given.get("tools", [])):
         if strict or not _is_absent(tool):
@@ -182,7 +182,7 @@ def _read_name(value: Any, param: str, tools: ResponseTools) -> str:
 
 
 def build_call_item(name: str, call_id: str, arguments: str, tools: ResponseTools) -> Json:
-    """An output item for a call of the model, without id and status."""
+    """Build the output item of a model's call, without id and status."""
     tool = tools.by_name.get(name, ToolName("function", name))
     if tool.kind == "custom":
         item: Json = {"type": "custom_tool_call", "call_id": call_id, "name": tool.name}
@@ -193,7 +193,7 @@ def build_call_item(name: str, call_id: str, arguments: str, tools: ResponseTool
 
 
 def extract_free_text(arguments: str) -> str:
-    """The input of a call of a custom tool; the arguments as they are if they have another shape."""
+    """Return the `input` of a custom tool's call, or all arguments if they have another shape."""
     try:
         value = load_json(arguments)
     except ValueError:

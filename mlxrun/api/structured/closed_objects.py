@@ -1,8 +1,8 @@
 """Closes the objects of JSON schemas, so that they have no properties but those that are named.
 
-Only objects are closed that have `properties` and say nothing about others. Where several schemas name
-properties of one object (`allOf`, `$ref` or alternatives beside `properties`), closing any of them would
-forbid those of the others, so all of them are left as they are.
+Only objects are closed that have `properties` and say nothing about others. Several schemas may name
+properties of one object, with `allOf`, `$ref` or alternatives beside `properties`. Closing one of them would
+forbid the properties of the others, so they stay open.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OPENERS = ("additionalProperties", "unevaluatedProperties", "patternProperties"
 
 
 def close_body(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a checked chat body whose response format has closed objects."""
+    """Return a copy of a checked chat body whose response format has closed objects."""
     closed = _close_key(given, "guided_json")
     outputs, wanted = given.get("structured_outputs"), given.get("response_format")
     if isinstance(outputs, dict):
@@ -36,7 +36,7 @@ def close_body(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def close_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of function tools whose arguments are closed."""
+    """Return copies of function tools whose arguments are closed objects."""
     return [{**tool, "function": _close_key(tool["function"], "parameters")} for tool in tools]
 
 
@@ -45,8 +45,8 @@ def _close_key(value: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def close_schema(schema: Any) -> Any:
-    """A copy of the schema with closed objects. What cannot be a schema is returned as it is, since it is
-    refused where grammars are compiled."""
+    """Return a copy of the schema with closed objects. A value that is no schema is returned as it is:
+    compile_grammar refuses it."""
     try:
         closed = copy.deepcopy(schema)
         schemas = [each for _, each in iterate_schemas(closed, "")]

@@ -1,12 +1,13 @@
 """Grammars of structured output, compiled by llguidance: JSON, schemas, regular expressions, choices, calls.
 
-Compiling is slow (milliseconds; the first grammar of a model up to a second): call it on a worker thread. It
+Compiling takes milliseconds, the first grammar of a model up to a second: call it on a worker thread. It
 raises RequestError with llguidance's reason. The result is what Request.grammar takes.
-JSON may have one space wherever white space may be, and none around it: indentation costs tokens, and a small
-model that may write line breaks can write them without end.
 
-llguidance recurs along its input, so it is called on a thread with a deep stack: a native stack that
-overflows ends the process, with everybody's requests.
+JSON may have one space where white space is allowed, and none around the value. Indentation costs tokens, and
+a small model may write line breaks without end.
+
+llguidance recurs along its input, and a native stack that overflows ends the process. So llguidance is called
+on a thread with a deep stack.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class GrammarError(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
-    """A grammar that is ready to use; see scheduler.request.Grammar. `warnings`: what a lenient schema asks
-    for and does not get. `param`: the field that it is from, which errors of its rows name."""
+    """A compiled grammar: a Grammar of core/request.py. `warnings`: the keywords of a lenient schema that are
+    not enforced. `param`: the grammar's field, which errors of its rows name."""
 
     tokens: GrammarTokens
     source: str
@@ -79,11 +80,11 @@ class CompiledGrammar:
     param: str | None = None
 
     def begin_after(self, reasoning: ReasoningBounds) -> CompiledGrammar:
-        """Return the same grammar for an answer that begins with reasoning, behind which it begins."""
+        """Return the same grammar for an answer that begins with reasoning. It holds behind the reasoning."""
         return replace(self, reasoning=reasoning)
 
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
-        """Make the matcher of a row that has these output tokens already."""
+        """Make the matcher of a row that has these output tokens already. RequestError if they do not fit."""
         matcher = RowMatcher(
             self.tokens, self.matcher.deep_copy(), stop_ids, self.reasoning, self._make_row_error
         )
@@ -120,8 +121,9 @@ _cache_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class CallPattern:
-    """A call of one tool: its JSON arguments between two texts (see parsers.family), and their schema.
-    `param`: the field that the schema is from, which errors name."""
+    """A call of one tool: JSON arguments that match `schema`, between two texts (see parsers/family.py).
+
+    `param`: the schema's field, which errors name."""
 
     prefix: str
     schema: Mapping[str, Any] | bool
@@ -132,9 +134,9 @@ class CallPattern:
 def compile_grammar(
     kind: GrammarKind, value: Any, model: ModelInfo, *, param: str, strict: bool = True
 ) -> CompiledGrammar:
-    """Compile the grammar of one request. `param`: the field that errors name.
+    """Compile the grammar of one request. RequestError naming the field `param` if that is impossible.
 
-    `value`: nothing (json_object), a JSON Schema, a text, or the strings to choose from. `strict`: refuse
+    `value`: None (json_object), a JSON Schema, a text, or the strings to choose from. `strict`: refuse
     keywords of a schema that cannot be enforced; else they are in `warnings`.
     """
     with _reject_errors(param):
@@ -165,7 +167,8 @@ def compile_calls(
 ) -> CompiledGrammar:
     """Compile an answer that is a call of one of these patterns; or several, with `separator` between them.
 
-    `opener`: what all patterns begin with. Given, the answer is any text, and a call is what may follow that.
+    `opener`: the text with which all patterns begin. If given, the answer is any text, in which a call
+    follows each opener. Raises as compile_grammar does.
     """
     tokens, rules = get_grammar_tokens(model), []
     for i, pattern in enumerate(patterns):
@@ -201,7 +204,7 @@ def _write_free_text(tokens: GrammarTokens, opener: str) -> str:
 
 
 def get_grammar_tokens(model: ModelInfo) -> GrammarTokens:
-    """Return what llguidance knows of the model's tokenizer, which is made once a model."""
+    """Return the model's vocabulary as llguidance knows it. It is made once for each model."""
     with _tokens_lock:
         return _make_grammar_tokens(model.tokenizer.backend_tokenizer, model.eos_ids)
 
@@ -291,7 +294,7 @@ def _compile_source(tokens: GrammarTokens, source: str) -> CompiledGrammar:
 
 
 def call_on_deep_stack(function: Callable[[], T]) -> T:
-    """Return or raise what the function does, on a thread of its own. Blocks until it has ended."""
+    """Call the function on a thread with a stack of STACK_BYTES. Blocks until it has returned or raised."""
     result: Future[T] = Future()
 
     def run() -> None:

@@ -1,8 +1,8 @@
-"""Checks of the grammar of a request that llguidance does not make: its size, and JSON Schemas.
+"""Checks of a request's grammar that llguidance does not make: its size, and JSON Schemas.
 
-Refusals are RequestErrors that name the field. A schema must be valid by its own metaschema. In strict mode a
-keyword that no draft knows is refused, with its path: it would have no effect. Keywords that llguidance
-cannot enforce it refuses itself; two cases that it gets wrong are refused here.
+A refusal is a RequestError that names the field. A schema must be valid by its own metaschema. Strict mode
+refuses a keyword that no draft knows, since it would have no effect. llguidance refuses the keywords that it
+cannot enforce. Two cases that it gets wrong are refused here.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _describe_error(error: SchemaError) -> str:
 
 
 def iterate_schemas(schema: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Iterate over the schema and all schemas within it, with their paths."""
+    """Iterate over the schema and all schemas within it, each with its path."""
     if not isinstance(schema, dict):
         return
     yield path, schema
@@ -119,7 +119,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_length(length: int, param: str) -> None:
-    """Refuse a grammar of more than MAX_CHARACTERS."""
+    """Raise RequestError for a grammar of more than MAX_CHARACTERS."""
     if length > MAX_CHARACTERS:
         reject(
             param, f"has {length} characters; at most {MAX_CHARACTERS} are allowed", code="invalid_grammar"
@@ -127,7 +127,7 @@ def check_length(length: int, param: str) -> None:
 
 
 def check_text(value: Any, param: str) -> str:
-    """The text of a grammar."""
+    """Return the text of a grammar. RequestError if it is no text, empty or too long."""
     text: str = check_type(value, str, param)
     check_length(len(text), param)
     if not text.strip():
@@ -136,8 +136,8 @@ def check_text(value: Any, param: str) -> str:
 
 
 def check_rules(value: Any, param: str) -> str:
-    """The text of an EBNF grammar without blank lines. Its translation takes time by the square of its rules,
-    and by their number times the text's length."""
+    """Return the text of an EBNF grammar without blank lines. RequestError if it is too long or has too many
+    rules: the time of its translation grows with their square, and with rules times characters."""
     text = "\n".join(line for line in check_text(value, param).splitlines() if line.strip())
     if len(text) > MAX_EBNF_CHARACTERS:
         limit = f"at most {MAX_EBNF_CHARACTERS} are allowed in EBNF"
@@ -148,7 +148,7 @@ def check_rules(value: Any, param: str) -> str:
 
 
 def check_choices(value: Any, param: str) -> list[str]:
-    """The strings to choose from, each once."""
+    """Return the strings to choose from, each once. RequestError if there are none, or too many."""
     check_type(value, list, param)
     if not value:
         reject(param, "is empty; give at least one string to choose")

@@ -1,8 +1,8 @@
-"""The state of one row that follows a grammar: scheduler.request.GrammarMatcher over an llguidance matcher.
+"""The state of one row that follows a grammar: a GrammarMatcher of core/request.py, by llguidance.
 
-An answer may begin with reasoning: then every token but a stop token is allowed until the text that closes
-the reasoning, a little white space may follow, and the grammar begins behind it. All of this runs on the
-engine thread.
+An answer may begin with reasoning. Within it every token but a stop token is allowed. Then comes the text
+that closes the reasoning, perhaps a little white space, and the grammar. All of this runs on the engine
+thread.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class GrammarTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBounds:
-    """What comes before the grammar: text up to `closer`. `opener_ids`: the tokens that begin the reasoning,
-    if the model may begin it or not; empty if the prompt has begun it."""
+    """The reasoning before the grammar; it ends with `closer`. `opener_ids`: the tokens with which the model
+    may begin it; empty if the prompt has begun it."""
 
     closer: str
     opener_ids: tuple[int, ...] = ()
@@ -94,8 +94,8 @@ class _Phase(enum.Enum):
 
 
 class RowMatcher:
-    """The state of one row. `matcher`: this row's own; `make_error`: the error for a reason, and whether
-    llguidance has failed, so that the grammar is of no more use."""
+    """The state of one row. `matcher`: this row's own. `make_error`: makes the error for a reason; its second
+    argument says whether llguidance has failed, so that the grammar is of no more use."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class RowMatcher:
     # -- what may follow ------------------------------------------------------------------------------------
 
     def mask(self) -> bytes:
-        """The tokens that may follow."""
+        """Return the tokens that may follow, as a bit mask. RequestError if llguidance fails."""
         if self._phase is _Phase.REASONING:
             return change_mask(self._tokens.full_mask, forbid=self._stop_ids)
         if self._phase is _Phase.ENDED:
@@ -155,7 +155,7 @@ class RowMatcher:
         return change_mask(bits, forbid=forbid, allow=allow)
 
     def fork(self) -> RowMatcher:
-        """Make a copy, which takes in tokens without this one."""
+        """Make an independent copy."""
         made = copy.copy(self)
         made._matcher = self._matcher.deep_copy()
         return made
@@ -208,7 +208,7 @@ class RowMatcher:
 
 
 def get_error_reason(matcher: llguidance.LLMatcher) -> str:
-    """Return why a matcher failed, in one line."""
+    """Return in one line why a matcher failed."""
     # Positions are in the grammar that mlxrun writes, which the client never sees.
     error = re.sub(r"\n *\d+ \| .*", "", matcher.get_error().replace("<non-verbose/>", ""), flags=re.DOTALL)
     if error.startswith("panic:") or "<backtrace>" in error:
@@ -225,8 +225,8 @@ def get_error_reason(matcher: llguidance.LLMatcher) -> str:
 
 
 def try_answer(matcher: llguidance.LLMatcher, tokens: GrammarTokens) -> None:
-    """Write the beginning of some answer, which finds most of what is wrong with a grammar: its first mask is
-    the slowest, and what is too large fails where a row enters it."""
+    """Write the beginning of some answer, which finds most faults of a grammar. The first mask is the
+    slowest, and a part that is too large fails where a row enters it. `matcher` has the error, if any."""
     for _ in range(PROBE_TOKENS):
         mask = np.frombuffer(change_mask(matcher.compute_bitmask(), forbid=tokens.end_ids), np.uint8)
         allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
@@ -252,7 +252,7 @@ def _unite(a: bytes, b: bytes) -> bytes:
 
 
 def change_mask(mask: bytes, *, forbid: Iterable[int] = (), allow: Iterable[int] = ()) -> bytes:
-    """Return a mask that forbids the former tokens and allows the latter, otherwise like `mask`."""
+    """Return a copy of `mask` that forbids and allows these tokens."""
     bits = bytearray(mask)
     for token in forbid:
         if token // 8 < len(bits):

@@ -1,7 +1,6 @@
 """The grammar of an answer: `response_format`, `structured_outputs`, forced tool calls and strict tools.
 
-Building it is slow, as a grammar is compiled: call `build_response_grammar` on a worker thread. Errors name
-the field of the request.
+Compiling a grammar is slow: call `build_response_grammar` on a worker thread. A RequestError names the field.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Tools = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What the answer text must match; `param` is the field that says so."""
+    """What the answer text must match. `param`: the field that says so."""
 
     kind: GrammarKind
     value: Any
@@ -55,8 +54,8 @@ def build_response_grammar(
     formats: ModelFormats,
     arguments: Mapping[str, Any],
 ) -> CompiledGrammar | None:
-    """Build the grammar of a checked body; None: the answer is free. `tools`: those that may be called;
-    `prompt`: rendered with the variables `arguments`. These tell whether reasoning may come first."""
+    """Build the grammar of a checked body; None if the answer is free. `tools`: the tools that may be called.
+    `prompt`, and the `arguments` that rendered it, tell whether reasoning may come first."""
     text, forced = _read_response_format(given), _find_forced_tools(given, tools)
     if forced:
         if text is not None:
@@ -79,7 +78,7 @@ def build_response_grammar(
 
 
 def reject_structured_output(given: Mapping[str, Any], tools: Tools, reason: str) -> None:
-    """Raise RequestError if a body asks for structured output, naming the field that does."""
+    """Raise RequestError with this reason if a body asks for structured output."""
     text = _read_response_format(given)
     if text is not None:
         reject(text.param, reason)

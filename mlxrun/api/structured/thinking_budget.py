@@ -1,7 +1,7 @@
 """`thinking_budget`: reasoning that has had so many tokens is closed as the model's own format closes it.
 
-To the engine it is a grammar (scheduler.request.Grammar). It allows what the request's own grammar does, if
-it has one, until the tokens of open reasoning are used up; then only the text that closes it; then again all.
+To the engine it is a Grammar of core/request.py. It allows what the request's own grammar allows, until open
+reasoning has used up its tokens. Then it allows only the text that closes the reasoning, and then all again.
 Tokens count over all reasoning of an answer, without the tags. Rows run on the engine thread.
 """
 
@@ -26,7 +26,7 @@ _SPACE = b" \t\r\n"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThinkingBudget:
-    """The grammar of an answer with at most `max_tokens` tokens of reasoning (scheduler.request.Grammar)."""
+    """The grammar of an answer with at most `max_tokens` tokens of reasoning."""
 
     tokens: GrammarTokens
     max_tokens: int
@@ -41,7 +41,7 @@ class ThinkingBudget:
     inner: Grammar | None = None
     """The request's own grammar."""
     continuation: bytes = b""
-    """The beginning of the answer that the prompt has: reasoning in it does not count."""
+    """The beginning of the answer, if the prompt has it; reasoning in it does not count."""
 
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
         """Make the matcher of a row that has these output tokens already."""
@@ -53,8 +53,9 @@ class ThinkingBudget:
 
 
 def read_thinking_budget(given: Mapping[str, Any]) -> tuple[int, str] | None:
-    """Return the budget that a checked chat body sets, and the field that does: ours, vLLM's, or that of
-    Qwen's clients, who have it among the template's variables. Raises RequestError if two do."""
+    """Return the budget in tokens that a checked chat body sets, and its field. RequestError if it has two.
+
+    The field is ours, vLLM's, or the template variable that clients of Qwen send."""
     found = [(given[name], name) for name in ("thinking_budget", "thinking_token_budget") if name in given]
     inner = given.get("chat_template_kwargs", {}).get("thinking_budget")
     if inner is not None:
@@ -76,8 +77,8 @@ def build_thinking_budget(
     *,
     param: str = "thinking_budget",
 ) -> ThinkingBudget:
-    """Build the grammar of answers to the rendered `prompt` with at most `max_tokens` (or 0) of reasoning.
-    `inner`: the request's own. Raises RequestError naming `param` if the model's format is not known."""
+    """Build the grammar of answers to the rendered `prompt` with at most `max_tokens` tokens of reasoning.
+    `inner`: the request's own grammar. RequestError naming `param` if the model's format is not known."""
     if reasoning is None:
         reject_unsupported(param, "this model's format of reasoning is not known")
     tokens = get_grammar_tokens(model)
@@ -116,7 +117,7 @@ def _tokenize_closings(
 
 
 class _BudgetMatcher:
-    """The state of one row; see scheduler.request.GrammarMatcher."""
+    """The state of one row: a GrammarMatcher of core/request.py."""
 
     def __init__(
         self, budget: ThinkingBudget, stop_ids: frozenset[int], inner: GrammarMatcher | None
@@ -143,7 +144,7 @@ class _BudgetMatcher:
         return not self._due and self._inner is not None and self._inner.done
 
     def mask(self) -> bytes:
-        """The tokens that may follow."""
+        """Return the tokens that may follow, as a bit mask."""
         if self._due:
             return change_mask(b"", allow=self._due[:1])
         return self._free_mask if self._inner is None else self._inner.mask()
@@ -164,7 +165,7 @@ class _BudgetMatcher:
         self._check_budget()
 
     def fork(self) -> _BudgetMatcher:
-        """Make a copy, which takes in tokens without this one."""
+        """Make an independent copy."""
         made = copy.copy(self)
         made._inner = None if self._inner is None else self._inner.fork()
         return made

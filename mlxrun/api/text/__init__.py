@@ -1,1 +1,1 @@
-"""Text: messages to prompt tokens, and answer tokens to text. Nothing here imports mlx."""
+"""Turns messages into prompt tokens, and answer tokens into text. Nothing here imports mlx."""

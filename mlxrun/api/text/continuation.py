@@ -1,7 +1,7 @@
 """Answers that continue a text of the request: the prompt ends with that text and the answer follows it.
 
-The text ends the prompt exactly as it was sent, or the request is refused: what a template makes of it is
-never guessed. The answer does not repeat the text, except for a tool call that the text begins.
+The prompt ends with the text exactly as it was sent. If the chat template changes the text, the request is
+refused. The answer does not repeat the text, except for a tool call that the text begins.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _TAIL_LENGTH = 32  # characters, or tokens, that decide how a tokenizer writes w
 
 
 def get_continued_path(given: Mapping[str, Any]) -> str | None:
-    """The path of the message that a chat body asks to continue; None: the answer is a new message."""
+    """Return the path of the content that a chat body asks to continue; None: the answer is a new message.
+
+    The fields are vLLM's. RequestError if they contradict each other or the last message."""
     if not given.get(CONTINUE_FINAL_MESSAGE):
         if given.get(ADD_GENERATION_PROMPT) is False:
             reason = f"false is supported only with {CONTINUE_FINAL_MESSAGE}: true"
@@ -49,8 +51,8 @@ def render_continuation(
     arguments: Mapping[str, Any],
     param: str,
 ) -> str:
-    """The prompt as text, up to the end of the last message's content. Raises RequestError naming `param` if
-    the template does not render that content as it was sent."""
+    """Render the prompt up to the end of the last message's content. RequestError naming `param` if the
+    template does not render that content as it was sent."""
     *before, last = messages
     text: str = last["content"]
     mark = f"Zq{secrets.token_hex(8)}"  # occurs in no message, and templates treat it as ordinary text
@@ -71,9 +73,9 @@ def render_continuation(
 
 
 class ContinuationParser:
-    """The parser of an answer that continues a text. It behaves as if it had parsed that text, and returns
-    only what is new. Calls that the text begins are returned whole; if the model breaks one of them off, the
-    rest is content."""
+    """The parser of an answer that continues a text. It parses that text first, and returns only what
+    follows. A call that the text begins is returned whole. If the model breaks that call off, the rest is
+    content."""
 
     def __init__(self, make: Callable[[], Parser], continuation: str) -> None:
         self._parser = make()
@@ -108,7 +110,7 @@ class ContinuationParser:
         return self._select_new(deltas) if self._withheld or self._begun_calls else deltas
 
     def finish(self) -> Sequence[Delta]:
-        """Return the rest."""
+        """Return the deltas that were withheld."""
         deltas = self._select_new(self._parser.finish())
         self._repeated = ""  # a beginning of the withheld text: nothing new
         return deltas
@@ -132,14 +134,15 @@ class ContinuationParser:
 
 
 def get_continuation_tail_ids(model: ModelInfo, continuation: str) -> tuple[int, ...]:
-    """Tokens of the end of a continued text: a detokenizer needs them to know whether a space follows."""
+    """Return the tokens of the end of a continued text. They tell a detokenizer whether a space follows."""
     if not continuation:
         return ()
     return tuple(model.tokenizer(continuation[-_TAIL_LENGTH:], add_special_tokens=False)["input_ids"])
 
 
 def get_prompt_tail_ids(model: ModelInfo, prompt: Sequence[int]) -> tuple[int, ...]:
-    """The last text tokens of a prompt, for the same use, without those of an incomplete character."""
+    """Return the last text tokens of a prompt, for the same use. Those of an incomplete character are left
+    out."""
     backend = model.tokenizer.backend_tokenizer
     special = get_special_ids(backend)
     ids = [token for token in prompt[-_TAIL_LENGTH:] if token not in special]

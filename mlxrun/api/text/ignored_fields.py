@@ -1,7 +1,7 @@
 """Fields of requests that are accepted and have no effect; each is logged once in a process.
 
 A field is named by its path without indices, such as `messages[].tool_calls[].index`. Clients choose these
-names, so only so many are logged.
+names, so their number in the log is limited.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _logged: set[str] = set()
 
 
 def log_ignored(param: str, reason: str) -> None:
-    """Logs that a field was accepted and has no effect, if it is the first time."""
+    """Log that a field was accepted and has no effect, once for each field."""
     name = shorten(_INDEX.sub("[]", param))
     if name in _logged or len(_logged) >= _MOST:
         return
@@ -71,8 +71,8 @@ def log_ignored(param: str, reason: str) -> None:
 def select_known(
     value: Mapping[str, Any], known: Iterable[str], param: str, *, strict: bool
 ) -> dict[str, Any]:
-    """The known fields of a message, a part or a tool call at the path `param`. Clients send back what they
-    were answered, so other fields have no effect and are logged; `strict` refuses them by name."""
+    """Return the known fields of a message, a part or a tool call at the path `param`. Clients send answers
+    back, so other fields have no effect and are logged. `strict`: RequestError for them."""
     known = tuple(known)
     if strict:
         check_keys(value, known, param)

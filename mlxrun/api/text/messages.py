@@ -1,9 +1,9 @@
 """Checks OpenAI chat messages and converts them to what the model's chat template expects.
 
-`developer` becomes `system`, neighbours of one role merge if both are plain strings, text-only parts become
-one string, images, PDFs and videos stay as parts in their order, and arguments of tool calls become objects.
-What a template does not render (MessageSupport) is moved to where it does. Any JSON is either normalized or
-refused with the path of the error; unknown fields of messages, parts and tool calls have no effect.
+`developer` becomes `system`. Neighbours of one role merge if both are plain strings. Text-only parts become
+one string. Images, PDFs and videos stay as parts in their order. Arguments of tool calls become objects.
+Parts that a template does not render (MessageSupport) are moved to where it does. Wrong JSON is a
+RequestError with its path. Unknown fields of messages, parts and tool calls have no effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _UNSUPPORTED_PARTS = ("input_audio", "audio_url", "image_file")
 
 @dataclass(frozen=True, slots=True)
 class MessageSupport:
-    """What a chat template renders as it is; template_support.py finds out when a model is loaded."""
+    """What a chat template renders without changes; see template_support.py."""
 
     late_system: bool = False  # system messages after other messages, in their place
     object_arguments: bool = True  # arguments of tool calls as an object
@@ -55,7 +55,8 @@ class MessageSupport:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages in the shape of chat templates, and the images, PDFs and videos of their parts in order."""
+    """Messages as chat templates take them. `images`: the images, PDFs and videos of their parts, in
+    order."""
 
     messages: list[Message]
     images: tuple[MediaRef, ...] = ()
@@ -68,8 +69,8 @@ def normalize_messages(
     *,
     strict: bool = False,
 ) -> Chat:
-    """The messages of a request body as a Chat. Raises RequestError with the path of what is wrong; `strict`:
-    for unknown fields too."""
+    """Convert the messages of a request body. RequestError with a path if one is wrong. `strict`: refuse
+    unknown fields too."""
     if not isinstance(messages, list) or not messages:
         found = "an empty array" if isinstance(messages, list) else get_json_type(messages)
         reject(param, f"expected an array with at least one message, got {found}", code="invalid_type")
@@ -113,7 +114,7 @@ def _move_tool_images(messages: list[Message]) -> list[Message]:
 
 
 def merge_neighbours(messages: list[Message]) -> list[Message]:
-    """Merges neighbouring messages of one role that are plain text."""
+    """Merge neighbouring messages of one role that are plain text."""
     merged: list[Message] = []
     for _, group in groupby(messages, key=lambda each: each["role"] if _is_plain(each) else id(each)):
         same = list(group)

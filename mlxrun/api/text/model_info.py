@@ -1,7 +1,7 @@
-"""What the front ends need to know of a model. model/load/model_info.py implements it; tests use a fake.
+"""What the front ends need to know of a model; model/load/model_info.py implements it.
 
-Only `process` may be slow; it is called on a worker thread, never on the event loop. Nothing here is mlx. The
-names that `model` of a body may have are here too: those of the model, and those of its LoRA adapters.
+Only `process` may be slow: call it on a worker thread. The names that the field `model` of a body may have
+are here too: those of the model and of its LoRA adapters.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class ModelInfo(Protocol):
 
     @property
     def chat_template(self) -> str | None:
-        """Jinja source, already resolved (config before the model's own); None: the model has none."""
+        """The template's Jinja source: the config's, else the model's own. None if there is neither."""
 
     @property
     def eos_ids(self) -> frozenset[int]:
-        """Tokens that end an answer."""
+        """The ids of the tokens that end an answer."""
 
     @property
     def context_length(self) -> int:
@@ -43,15 +43,15 @@ class ModelInfo(Protocol):
 
     @property
     def video_sampling(self) -> VideoSampling | None:
-        """How the model's processor takes frames of a video; None if the model accepts no videos."""
+        """How the model's processor chooses the frames of a video; None if the model accepts no videos."""
 
     @property
     def refused_media(self) -> Mapping[str, str]:
-        """Why images, videos or "images beside videos" are refused, as the load check found."""
+        """The reasons of the load check to refuse "images", "videos" or "images beside videos"."""
 
     @property
     def defaults(self) -> Mapping[str, float]:
-        """Sampling values of the model's generation_config.json; may be empty."""
+        """The sampling values of the model's generation_config.json; may be empty."""
 
     @property
     def name(self) -> str:
@@ -59,37 +59,38 @@ class ModelInfo(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that requests may use besides `name`; empty: any."""
+        """Other names that requests may use; if there are none, and no adapters, requests may use any."""
 
     @property
     def aliases(self) -> tuple[str, ...]:
-        """Names that are accepted too, but not listed."""
+        """More names that requests may use, which /v1/models does not list."""
 
     @property
     def digests(self) -> Mapping[str, str]:
-        """sha256 of `model`, `tokenizer` and `template`."""
+        """The SHA-256 of `model`, `tokenizer` and `template`."""
 
     @property
     def processor_digest(self) -> bytes:
-        """A digest of how images become pixels; empty if the model accepts none."""
+        """A digest of the settings that turn images into pixels; empty if the model accepts no images."""
 
     @property
     def pooled(self) -> PooledModel | None:
-        """How the model gives embeddings or scores; None: it only generates."""
+        """How the model gives embeddings or scores; None if it only generates."""
 
     @property
     def adapters(self) -> Sequence[LoraAdapter]:
-        """The LoRA adapters of which a request may choose one."""
+        """The LoRA adapters; a request may choose one."""
 
     def process(self, text: str, images: Sequence[Image], videos: Sequence[Video] = ()) -> ProcessedPrompt:
-        """Tokens and pixels of a rendered prompt with one placeholder per image and per video.
-        Thread-safe."""
+        """Return the tokens and pixels of a rendered prompt, which has one placeholder for each image and
+        video. Thread-safe."""
 
 
 def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | None:
-    """The adapter that `model` of a body names, as MODEL:NAME or NAME; None: the model as it is. NotFound for
-    a name that is not served. A config without names and adapters serves any: clients have theirs built in.
-    """
+    """Return the adapter that the field `model` names as MODEL:NAME or NAME; None: no adapter.
+
+    NotFound if the name is not served. A config without names and adapters serves any name, since clients
+    have theirs built in."""
     own = (model_info.name, *model_info.names, *model_info.aliases)
     for adapter in model_info.adapters:
         if name == adapter.name or name in [f"{each}:{adapter.name}" for each in own]:
@@ -102,11 +103,11 @@ def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | Non
 
 
 def list_names(model_info: ModelInfo) -> tuple[str, ...]:
-    """What `model` of a body may be, the real name first, those of adapters last."""
+    """List the names that the field `model` may have: the model's own first, those of adapters last."""
     adapters = (name_model(model_info, adapter) for adapter in model_info.adapters)
     return tuple(dict.fromkeys((model_info.name, *model_info.names, *adapters)))
 
 
 def name_model(model_info: ModelInfo, adapter: LoraAdapter | None) -> str:
-    """The name of the model in responses."""
+    """Return the name of the model in responses."""
     return model_info.name if adapter is None else f"{model_info.name}:{adapter.name}"

@@ -1,13 +1,13 @@
-"""Turns checked messages or text into prompt tokens. Slow for long texts: called on a worker thread.
+"""Turns checked messages or text into prompt tokens. Slow for long texts: call it on a worker thread.
 
-Chat text is tokenized as rendered (the template writes its special tokens), raw text with the tokenizer's.
-A special token that a message spells counts as that token, as in every server that renders templates to text.
-Only tokens that stand for images or videos are refused, since they would shift every one after them.
+The template writes the special tokens of a chat, the tokenizer those of a raw text. A special token that a
+message spells counts as that token, as in every server that renders templates to text. Only tokens that stand
+for images or videos are refused, since they would shift all images after them.
 
-Boundaries are the positions in a chat prompt at which other prompts are likely to diverge from it. The
-conversation is rendered with another text in place of one message, and the tokens that both share are
-counted. So each position ends a true prefix of another prompt, whatever the template does to its messages and
-however the tokenizer merges across their borders. A poor guess costs a saved state, never correctness.
+Other prompts are likely to diverge from a chat prompt at its cache positions. To find one, the conversation
+is rendered with another text in place of one message. The position is the number of tokens that both prompts
+share. So it ends a true prefix of another prompt, whatever template and tokenizer do. A poor guess costs a
+snapshot, never correctness.
 """
 
 from __future__ import annotations
@@ -49,9 +49,8 @@ _COPIED_FIELDS = ("role", "name", "tool_call_id")  # reasoning and calls belong 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt's text and tokens. `image_spans`, `media`, `image_digests` and `cache_positions` are those of
-    a Request; `continuation` is the end of the text that the answer continues; `offsets` are where the tokens
-    begin in the text, if they are known."""
+    """A prompt's text and tokens. `continuation`: the end of the text, if the answer continues it. `offsets`:
+    where the tokens begin in the text, in characters; empty if unknown. Request has the other fields."""
 
     text: str
     ids: tuple[int, ...]
@@ -68,8 +67,8 @@ class RenderedPrompt:
 
 
 def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
-    """The number of characters of all strings in a value. Refuses strings that cannot be tokenized, or that
-    would be read as an image."""
+    """Return the number of characters of all strings in a value. RequestError for a string that cannot be
+    tokenized, or that contains a media token."""
     size = 0
     for path, text in iterate_strings(value, param):
         if not text.isascii() and _SURROGATE.search(text):
@@ -91,10 +90,11 @@ def build_chat_prompt(
     continued_path: str | None = None,
     must_fit: bool = False,
 ) -> RenderedPrompt:
-    """Renders and tokenizes a conversation; the model's processor runs only if there are images or videos.
-    `images`: both, in the order of their parts. `continued_path`: the path of the last message's content, if
-    the answer continues it. `must_fit`: raise PromptTooLong before a text is tokenized that is certainly too
-    long for the context."""
+    """Render and tokenize a conversation. The model's processor runs only if there are images or videos.
+
+    `images`: images and videos, in the order of their parts. `continued_path`: the path of the last message's
+    content, if the answer continues it. `must_fit`: a text that is certainly longer than the context raises
+    PromptTooLong before it is tokenized. Raises MediaError if the processor refuses the images."""
     if continued_path is None:
         text = render_chat(model, messages, tools, arguments)
     else:
@@ -138,7 +138,7 @@ def _process_images(model: ModelInfo, text: str, images: Sequence[Image | Video]
 
 
 def build_raw_prompt(model: ModelInfo, prompt: str | Sequence[int], param: str) -> RenderedPrompt:
-    """Builds a prompt of /v1/completions: a text, or token ids as they are."""
+    """Build a prompt of /v1/completions from a text or from token ids. RequestError if it is empty."""
     if isinstance(prompt, str):
         check_text(prompt, param, get_image_markers(model))
         check_length(model, prompt, param)
@@ -153,7 +153,7 @@ def build_raw_prompt(model: ModelInfo, prompt: str | Sequence[int], param: str) 
 
 
 def check_token_ids(model: ModelInfo, ids: Sequence[int], param: str) -> None:
-    """Refuses ids outside the vocabulary, and those that stand for images."""
+    """Raise RequestError for ids outside the vocabulary, and for those of media tokens."""
     size, media = len(model.tokenizer), set(get_image_markers(model).reserved.values())
     if ids and min(ids) >= 0 and max(ids) < size and media.isdisjoint(ids):
         return
@@ -173,8 +173,10 @@ def find_cache_positions(
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    """Positions in `tokens`, the rendered messages, ascending: the end of system and tools, the start of the
-    last user turn, and the start of the last message if two of the three coincide."""
+    """Return up to two cache positions in `tokens`, the rendered messages; ascending.
+
+    They are the end of system and tools, and the start of the last user turn. If both are the same, the start
+    of the last message comes in."""
     found = set()
     for variant in make_variants(messages):
         try:
@@ -187,7 +189,7 @@ def find_cache_positions(
 
 
 def make_variants(messages: Sequence[Message]) -> list[list[Message]]:
-    """The conversation up to a message that is replaced by another; each variant replaces another message."""
+    """Return variants of a conversation. Each ends with a message that was replaced by another text."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     system = int(messages[0]["role"] == "system")
     ends = list(dict.fromkeys([system, *users[-1:], max(system, len(messages) - 1)]))[:_MAX_VARIANTS]
@@ -211,8 +213,8 @@ def _make_stand_in(rest: Sequence[Message], user: bool) -> Message:
 def map_to_expanded(
     positions: Iterable[int], ids: Sequence[int], expanded: Sequence[int], spans: Sequence[tuple[int, int]]
 ) -> tuple[int, ...]:
-    """Maps positions in `ids`, which has one placeholder per image, to positions in `expanded`, where images
-    fill `spans`. Positions within an image, and those that cannot be mapped, are left out."""
+    """Map positions in `ids` to positions in `expanded`. `ids` has one placeholder per image; in `expanded`
+    images fill `spans`. Positions within an image, and others without a counterpart, are left out."""
     ranges = list(_find_unchanged_ranges(tuple(ids), tuple(expanded), spans))
     found = {p + shift for p in positions for first, last, shift in ranges if first <= p <= last}
     return tuple(sorted(p for p in found if MIN_TOKENS <= p < len(expanded)))

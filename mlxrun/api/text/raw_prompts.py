@@ -1,8 +1,8 @@
-"""The prompts of /v1/completions: texts, or token ids, and texts between which the model fills in another.
+"""The prompts of /v1/completions: texts, token ids, and texts around a gap that the model fills in.
 
-A format for filling in is recognized by the three tokens that mark prefix, suffix and middle; a model whose
-vocabulary has none of them was not trained for it. Sources: the model cards of the families, and the
-tokenizer of CodeLlama (facebookresearch/codellama) for the suffix without an implicit space.
+A format for filling in is recognized by the three tokens that mark prefix, suffix and middle. A model whose
+vocabulary lacks them was not trained for it. Sources: the model cards of the families, and the tokenizer of
+CodeLlama (facebookresearch/codellama) for the suffix without an implicit space.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ MAX_CHOICES = 2048  # of all prompts of a request
 async def prepare_raw_prompts(
     prompt: Any, suffix: str, model_info: ModelInfo, *, offsets: bool = False
 ) -> list[RenderedPrompt]:
-    """The prompts of a string, strings, token ids, or lists of token ids. With a suffix, the answer fills in
-    the text between prompt and suffix; an empty one counts as none. `offsets`: find where tokens begin."""
+    """Build the prompts of a string, strings, token ids, or lists of token ids. RequestError if one is wrong.
+
+    With a `suffix`, the answer fills the gap between prompt and suffix. `offsets`: find where tokens
+    begin."""
     size = _count_characters(prompt) + len(suffix)
     prompts = await run_on_text(size, _build_raw_prompts, prompt, suffix, model_info)
     if not offsets:
@@ -46,9 +48,9 @@ def _add_offsets(prompts: list[RenderedPrompt], prompt: Any, model_info: ModelIn
 
 
 def mark_branches(prompts: Sequence[RenderedPrompt]) -> list[RenderedPrompt]:
-    """`prompts` with cache_positions where each differs from its neighbours in the list, as the answers to
-    one question do. They are before the token that predicts the first different one, which has its
-    logprobs."""
+    """Return `prompts` with cache positions where each begins to differ from its neighbours in the list.
+
+    A position is one token earlier: that token predicts the first different one, and gives its logprobs."""
     shared = [0, *(count_shared_prefix(a.ids, b.ids) - 1 for a, b in pairwise(prompts)), 0]
     return [
         replace(prompt, cache_positions=tuple(sorted({at for at in around if at > 0})))
@@ -105,7 +107,7 @@ _ANCHOR = "\u263a"  # a character that no text begins with, so that a suffix is 
 
 @dataclass(frozen=True, slots=True)
 class InfillFormat:
-    """The tokens that mark the parts. `ends`: others that end an answer; the marks themselves do, too."""
+    """The tokens that mark the parts. They end an answer; `ends`: other tokens that do."""
 
     prefix: str
     suffix: str
@@ -144,19 +146,19 @@ FORMATS = {
 
 
 def find_infill_format(model: ModelInfo) -> InfillFormat | None:
-    """The format whose marks the model's vocabulary has."""
+    """Find the format whose marks the model's vocabulary has."""
     find = model.tokenizer.backend_tokenizer.token_to_id
     return next((each for each in FORMATS.values() if None not in map(find, each.marks)), None)
 
 
 def find_infill_end_ids(model: ModelInfo) -> frozenset[int]:
-    """The tokens that end an answer which fills in a text, besides the model's own."""
+    """Find the tokens that end an answer which fills a gap, besides the model's own."""
     found = find_infill_format(model)
     return frozenset() if found is None else frozenset(_find_ids(model, (*found.marks, *found.ends)))
 
 
 def build_infill_ids(model: ModelInfo, found: InfillFormat, prefix: str, suffix: str) -> tuple[int, ...]:
-    """The token ids of a prompt after which the model writes what is between `prefix` and `suffix`."""
+    """Build the token ids of a prompt that asks for the text between `prefix` and `suffix`."""
     begin, hole, middle = _find_ids(model, found.marks)
     first = (begin, *tokenize(model, prefix, add_special_tokens=False).ids)
     second = (hole, *_tokenize_suffix(model, found, suffix))

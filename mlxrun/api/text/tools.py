@@ -1,8 +1,8 @@
-"""The function tools of chat bodies, which templates take as they are, but for hints of other services.
+"""The function tools of chat bodies. Chat templates take them as they are, without other services' hints.
 
-A model whose chat template does not know tools has them described in its system prompt. Earlier calls and
-their results are written as text, unless the template renders those. The model is asked to call a function in
-the format that its parser reads, or as JSON if no format is known.
+If the chat template does not know tools, the system prompt describes them. Earlier calls and their results
+become text, unless the template renders those. The system prompt asks for calls in the format that the
+model's parser reads, or in JSON if no format is known.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def describe_tools_in_prompt(
     *,
     native: bool = False,
 ) -> list[Message]:
-    """The conversation with the tools in its system prompt. `call_format`: the text before and after the
-    arguments of a call of NAME; None: JSON. `native`: the template renders calls and results itself."""
+    """Return the conversation with the tools in its system prompt. `call_format`: the texts before and after
+    the arguments of a call of NAME; None: JSON. `native`: the template renders calls and results itself."""
     written = list(messages) if native else _write_all_as_text(messages)
     if not tools:
         return written
@@ -87,13 +87,13 @@ TOOL_HINTS = {
 
 
 def read_offered_tools(given: Mapping[str, Any]) -> list[Message]:
-    """The tools that the model may call: none if `tool_choice` is none."""
+    """Return the tools that the model may call: none if `tool_choice` is "none"."""
     tools = check_tools(given.get("tools", []))
     return tools if given.get("tool_choice") != "none" else []
 
 
 def check_tools(tools: Any) -> list[dict[str, Any]]:
-    """The tools of a body, checked. No two have one name, as an answer could not tell them apart."""
+    """Return the tools of a body without hints. RequestError if one is wrong, or two have one name."""
     checked: list[dict[str, Any]] = []
     names = set()
     for i, tool in enumerate(tools):
@@ -114,8 +114,9 @@ def check_tools(tools: Any) -> list[dict[str, Any]]:
 
 
 def check_tool_name(name: str, param: str) -> str:
-    """Returns the name if it is one: OpenAI's characters, and others that clients use with MCP servers (dots,
-    slashes, colons, letters of any language), but no white space and no control characters."""
+    """Return the name. RequestError if it has white space or control characters, is empty or too long.
+
+    Other characters than OpenAI's are allowed, since clients use them with MCP servers."""
     if not name:
         reject(param, "is empty")
     if len(name) > _MAX_NAME_LENGTH:

@@ -1,7 +1,7 @@
 """Decodes images to RGB, rotated as the EXIF data says, transparency on white, the first frame of animations.
 
-An image much larger than what the model's processor keeps is reduced while it is decoded, by a whole factor
-that depends on nothing but its size. It keeps twice the resolution that the processor reduces it to.
+The model's processor reduces large images. An image that is much larger is reduced while it is decoded, to at
+least twice the processor's resolution. The factor is a whole number, and depends only on the image's size.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_READS = 200_000  # of a decoder; an image of 20 MB in strips of one row nee
 
 @dataclass(frozen=True, slots=True)
 class ImageHeader:
-    """The size of an image that is not decoded yet. `decoder_bytes`: what its decoder keeps for a pixel."""
+    """The size of an image that is not decoded yet. `decoder_bytes`: the decoder's memory for each pixel."""
 
     width: int
     height: int
@@ -46,25 +46,24 @@ class ImageHeader:
         return self.width * self.height
 
     def choose_factor(self, side: int | None) -> int:
-        """By how much width and height are reduced. `side`: of the largest square that the processor keeps;
-        None: not known."""
+        """Choose the factor by which width and height are reduced. `side`: see find_image_side."""
         if side is None or self.pixels <= LARGE_IMAGE:
             return 1
         return max(1, min(self.width, self.height) // (_OVERSAMPLING * side))
 
     def count_kept_bytes(self, factor: int) -> int:
-        """Bytes that the image takes until the processor is done."""
+        """Return the bytes that the image takes until the processor is done."""
         return KEPT_BYTES * -(-self.width // factor) * -(-self.height // factor)
 
     def count_decoder_bytes(self, factor: int) -> int:
-        """Bytes that are needed besides while it is decoded."""
+        """Return the additional bytes that the image takes while it is decoded."""
         scales = _JPEG_SCALES if self.is_jpeg else ()
         scale = next((each for each in scales if each <= factor), 1)
         return self.decoder_bytes * self.pixels + 4 * self.pixels // scale**2
 
 
 def read_header(data: bytes, max_pixels: int) -> ImageHeader:
-    """The header of an image. MediaError if it has too many pixels, or is no image."""
+    """Read the header of an image. MediaError if it has more than `max_pixels`, or is no image."""
     try:
         with _open(data) as image:
             if image.width * image.height > max_pixels:
@@ -81,7 +80,7 @@ def read_header(data: bytes, max_pixels: int) -> ImageHeader:
 
 
 def decode_image(data: bytes, factor: int = 1) -> Image:
-    """Decodes an image to RGB, and reduces it by a factor. Raises MediaError."""
+    """Decode an image to RGB, and reduce it by a factor. MediaError if it is damaged."""
     try:
         with _open(data) as image:
             width = image.width

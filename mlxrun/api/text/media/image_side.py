@@ -1,4 +1,4 @@
-"""Finds out how large an image the model's processor keeps, and what it reduces."""
+"""Finds out up to which size the model's processor keeps images as they are."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _lock = threading.Lock()
 
 
 def find_image_side(model: ModelInfo) -> int | None:
-    """The side of the largest square image that the processor does not reduce, or a larger number; None if
-    that is not known, or more than can matter. Slow when it is called first for a model."""
+    """Return the side in pixels of the largest square image that the processor does not reduce, or a larger
+    number. None if that is unknown, or too large to matter. The first call for a model is slow."""
     with _lock:
         return _measure_side(_Identity(model))
 

@@ -1,8 +1,8 @@
-"""Loads the images and videos of requests.
+"""Loads the images and videos of requests. The pages of PDFs are images too.
 
-The pages of PDFs are images too. The pixels of a file are limited before decoding, and the memory of all
-decoded images and frames of this process while they are in use. Every failure is a MediaError. At most
-`parallel` files are read at once. Reading and decoding run on worker threads, PDFs and videos in processes.
+The pixels of a file are limited before it is decoded. The memory of all decoded images and frames in use is
+limited too. A file that cannot be used is a MediaError. Reading and decoding run on worker threads, for PDFs
+and videos in processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """A PDF that was read. `sizes`: width and height of its pages in pixels."""
+    """A PDF that was read. `sizes`: the width and height of each page in pixels."""
 
     data: bytes
     sizes: Sequence[Size]
@@ -54,8 +54,8 @@ class PageRef(MediaRef):
 
 
 class MediaLoader:
-    """Loads the images and videos of many requests. `base` is the job file's folder; None (the server)
-    refuses paths. `memory_bytes`: of all decoded images at a time."""
+    """Loads the images and videos of many requests. `base`: the folder of paths; None refuses paths.
+    `memory_bytes`: of all decoded images at a time. `parallel`: how many files are read at once."""
 
     def __init__(
         self,
@@ -74,7 +74,8 @@ class MediaLoader:
     async def open_documents(
         self, messages: Sequence[Message], refs: Sequence[MediaRef], model: ModelInfo
     ) -> tuple[list[Message], tuple[MediaRef, ...]]:
-        """Messages and their images with the pages of each PDF in its place."""
+        """Return messages and their images, with the pages of each PDF in its place. RequestError if the
+        model takes no images; MediaError if a PDF cannot be read, or there are too many pages."""
         check_model_takes(refs, model)
         documents = [ref for ref in refs if ref.medium is PDF]
         if not documents:
@@ -110,8 +111,10 @@ class MediaLoader:
     async def load_images(
         self, refs: Sequence[MediaRef], model: ModelInfo
     ) -> AsyncIterator[list[Image | Video]]:
-        """The decoded images and videos of a request, for use within the block: their memory counts until its
-        end. Of several errors the first in the order of `refs` is raised."""
+        """Load the images and videos of a request, for use within the block. Their memory counts until its
+        end.
+
+        Raises MediaError. Of several errors the first in the order of `refs` counts."""
         if not refs:
             yield []
             return
@@ -174,7 +177,7 @@ class MediaLoader:
 
 
 def repeat_images(messages: Sequence[Message], counts: Sequence[int]) -> list[Message]:
-    """The messages of a chat with each image or video part as many times as `counts` says, in order."""
+    """Repeat each image or video part of a chat's messages as often as `counts` says, in order."""
     take = iter(counts).__next__
     return [
         {**message, "content": list(_repeat(message["content"], take))}
@@ -213,8 +216,8 @@ def _name_errors(ref: MediaRef) -> Iterator[None]:
 
 
 class ImageMemory:
-    """A budget of `most` bytes. Requests wait for their share in the order of their arrival, so that none
-    waits forever. One event loop only."""
+    """A budget of `most` bytes, for one event loop. Requests get their shares in the order of their arrival,
+    so none waits forever."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -223,7 +226,7 @@ class ImageMemory:
 
     @asynccontextmanager
     async def hold(self, size: int) -> AsyncIterator[None]:
-        """Hold `size` bytes, at most `most`, during the block; wait until they are free."""
+        """Wait until `size` bytes are free, and hold them within the block. `size` is at most `most`."""
         assert size <= self.most
         if self._waiting or self.used + size > self.most:
             await self._wait(size)
@@ -263,6 +266,6 @@ _memories: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, ImageMemory]] 
 
 
 def get_image_memory(most: int) -> ImageMemory:
-    """The budget of this process, which its requests and its jobs share: one for each running event loop."""
+    """Return the budget of `most` bytes that all requests and jobs of the running event loop share."""
     memories = _memories.setdefault(asyncio.get_running_loop(), {})
     return memories.setdefault(most, ImageMemory(most))

@@ -1,7 +1,7 @@
 """The kinds of media in requests: images, videos and PDFs, and which of them a model takes.
 
-A kind is declared here once: its part in a message, its limits, and the code of its errors. What a model does
-not take is refused before anything is read, whatever is in it.
+Each kind is declared here once: its part in a message, its limits, and the code of its errors. A kind that
+the model does not take is refused before anything is read.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ BASE64_PDF = "JVBERi0"  # how a PDF in base64 begins, which `file_data` may be w
 
 @dataclass(frozen=True, slots=True)
 class MediaLimit:
-    """A setting that limits something, such as the bytes of a file. `name`: its full name."""
+    """A setting that limits something, such as the bytes of a file. `name`: its full name in the config."""
 
     name: str
     size: int
 
     def check(self, size: int) -> None:
-        """Raise MediaError for a larger file."""
+        """Raise MediaError if `size` is more than the limit."""
         if size > self.size:
             raise MediaError(f"it has more than {self.name} ({self.size})")
 
 
 @dataclass(frozen=True, slots=True)
 class Medium:
-    """One kind of media. `part`: the type of its part in a message, and the field of that part. `fields`: the
-    known fields inside, the one with the URL first. `template_part`: the type of the part that templates get,
-    an image for each page of a PDF. `mime`: what its data URLs say; "..." stands for the rest. `max_bytes`
-    and `max_count`: the names of its settings."""
+    """One kind of media. `part`: the type of its part in a message, and the field inside. `fields`: the known
+    fields of that, the one with the URL first. `template_part`: the type of the part that templates get; a
+    PDF has one for each page. `mime`: the MIME type of its data URLs; "..." stands for any rest. `max_bytes`,
+    `max_count`: the names of its settings."""
 
     part: str
     fields: tuple[str, ...]
@@ -48,11 +48,11 @@ class Medium:
 
     @property
     def plural(self) -> str:
-        """What models know it as: images or videos."""
+        """What models take it as: "images" or "videos"."""
         return f"{self.template_part}s"
 
     def find_limit(self, settings: MediaSettings, name: str) -> MediaLimit:
-        """The setting that is its `max_bytes` or its `max_count`."""
+        """Return the limit of its setting `max_bytes` or `max_count`."""
         setting = getattr(self, name)
         return MediaLimit(f"media.{setting}", getattr(settings, setting))
 
@@ -67,7 +67,7 @@ MEDIA = (IMAGE, VIDEO, PDF)
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """An image, a video or a PDF of a message: its URL, and the path of the field that holds it."""
+    """An image, a video or a PDF of a message. `param`: the path of the field with its URL."""
 
     url: str
     param: str
@@ -75,8 +75,8 @@ class MediaRef:
 
 
 def check_model_takes(refs: Sequence[MediaRef], model: ModelInfo) -> None:
-    """RequestError for the first image, PDF or video that the model does not take, or that the load check
-    has refused."""
+    """Raise RequestError for the first image, PDF or video that the model does not take, or that the load
+    check has refused."""
     both = ["images beside videos"] if len({ref.medium.plural for ref in refs}) > 1 else []
     for ref in refs:
         name = ref.medium.plural

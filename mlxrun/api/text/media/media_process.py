@@ -1,8 +1,8 @@
 """Runs a reader of untrusted files in a process of its own, with limits of processor time and memory.
 
 The libraries that read PDFs and videos may crash on a broken file, and no call of them can be interrupted. A
-child ends as soon as nobody waits for it. Its output begins with a head: a width and a height, or 0 and the
-length of an error message that follows.
+child ends as soon as nobody waits for it. Its output begins with a head of two little-endian uint32: width
+and height, or 0 and the bytes of an error message that follows.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def _end_after(seconds: float, end: Callable[[], None]) -> Iterator[None]:
 def start_reader(
     module: str, arguments: Sequence[object], data: bytes, *, seconds: int, memory: int, name: str
 ) -> Iterator[IO[bytes]]:
-    """The output of a child that runs a module of ours and has got the file; at the end, it has succeeded.
-    `seconds` of processor time, bytes of memory. Raises MediaError about the `name` if it did not
-    succeed, and Abandoned if nobody waits any more."""
+    """Start a child that runs one of our modules, write `data` to it, and return its output for the block.
+
+    `seconds`: of processor time. `memory`: bytes. `name`: of the kind of file. MediaError if the child fails;
+    Abandoned if nobody waits any more."""
     pipe = subprocess.PIPE
     with (
         start_module(
@@ -86,7 +87,8 @@ def start_reader(
 
 
 def read_size(output: IO[bytes]) -> Size | None:
-    """The size in the next head; None at the end of the output. Raises the child's MediaError."""
+    """Return the size in the next head; None at the end of the output. Raises the child's MediaError, and
+    EOFError if the head is cut off."""
     head = output.read(_HEAD.size)
     if not head:
         return None
@@ -99,7 +101,7 @@ def read_size(output: IO[bytes]) -> Size | None:
 
 
 def read_exactly(output: IO[bytes], size: int) -> bytes:
-    """The next bytes. Raises EOFError if there are fewer."""
+    """Return the next `size` bytes. EOFError if there are fewer."""
     data = output.read(size)
     if len(data) < size:
         raise EOFError
@@ -110,8 +112,8 @@ def read_exactly(output: IO[bytes], size: int) -> bytes:
 
 
 def run_child(read: Callable[..., None]) -> None:
-    """Run the child, nice and within its limits. `read` gets the file, the output and the arguments of
-    `start_reader` as texts; its MediaError is written in place of a head."""
+    """Run the child with low priority and within its limits. `read` gets the file's bytes, the output and the
+    arguments of `start_reader` as texts. If it raises MediaError, the message is written with its head."""
     import resource
 
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])

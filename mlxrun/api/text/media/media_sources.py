@@ -1,9 +1,8 @@
 """Reads the bytes of images, PDFs and videos: data URLs, files under the allowed folders, URLs if allowed.
 
-The bytes of a file are limited before it is read. A URL is fetched without letting the sender reach into our
-network (SSRF). What counts is the address that a connection has: it is checked before anything is sent over
-it. Before, the resolver drops every address that is not public. No redirects, no cookies, no proxies from the
-environment, no compressed bodies.
+The bytes of a file are limited before it is read. A URL must not let its sender reach into our network
+(SSRF). So the resolver drops every address that is not public. The address of each connection is checked too,
+before anything is sent. There are no redirects, cookies, compressed bodies, or proxies from the environment.
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ _EMBEDDING = tuple(
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is on the public internet; an address that embeds others is judged by those."""
+    """Tell whether an IP address is on the public internet. An IPv6 address that embeds IPv4 addresses is
+    judged by those. ValueError if it is no address."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv4Address):
         return ip.is_global and not ip.is_multicast
@@ -55,7 +55,8 @@ def is_public(address: str) -> bool:
 
 
 class MediaSources:
-    """Reads the bytes of media. `base`: the job file's folder; None (the server) refuses paths."""
+    """Reads the bytes of media. `base`: the folder of relative paths; None refuses paths. `public`: tells
+    whether an address may be connected to."""
 
     def __init__(
         self, settings: MediaSettings, base: Path | None, public: Callable[[str], bool] = is_public
@@ -76,7 +77,7 @@ class MediaSources:
         return await asyncio.to_thread(self.read_local, url, medium)
 
     def read_local(self, url: str, medium: Medium = IMAGE) -> bytes:
-        """The bytes of an image or PDF, of a data URL or path; it blocks. Raises MediaError, also for other
+        """Return the bytes of a data URL or a path; blocks. MediaError if they cannot be read, and for other
         URLs."""
         if not url:
             expected = f"the file is empty; expected data:{PDF.mime};base64,..."
@@ -146,7 +147,7 @@ def _read_data(url: str, medium: Medium, most: MediaLimit) -> bytes:
 async def fetch_media(
     url: str, settings: MediaSettings, most: MediaLimit, public: Callable[[str], bool] = is_public
 ) -> bytes:
-    """Downloads the body of an http(s) URL within the limits of `settings`. Raises MediaError."""
+    """Download the body of an http(s) URL within the limits of `settings`. MediaError if that fails."""
     import aiohttp
 
     target = _check_url(url, settings, public)

@@ -1,4 +1,4 @@
-"""Draws the pages of a PDF, in a process of its own (media_process.py): PDFium is not thread-safe."""
+"""Draws the pages of a PDF in a process of its own (media_process.py), since PDFium is not thread-safe."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _PASSWORD = 4  # PDFium's error code
 
 
 def measure_pages(data: bytes, max_pages: int, dpi: int) -> list[Size]:
-    """Width and height in pixels of each page of a PDF. Raises MediaError if the file is broken or encrypted,
-    or has more than `max_pages`; Abandoned if nobody waits any more."""
+    """Return the width and height in pixels of each page of a PDF. MediaError if the file is broken or
+    encrypted, or has more than `max_pages`; Abandoned if nobody waits any more."""
     with _start(data, "measure", max_pages, dpi) as output:
         return list(iter(lambda: read_size(output), None))
 
 
 def draw_pages(data: bytes, sizes: Sequence[Size], dpi: int) -> list[Image]:
-    """The pages in RGB, on white, with annotations and filled forms. `sizes`: what `measure_pages` found.
-    Raises as it does."""
+    """Draw the pages in RGB, on white, with annotations and filled forms. `sizes`: as `measure_pages` returns
+    them. Raises as it does."""
     from PIL import Image as images
 
     found = []
@@ -60,7 +60,7 @@ def _start(data: bytes, task: str, max_pages: int, dpi: int) -> AbstractContextM
 
 
 def read_file(data: bytes, target: IO[bytes], task: str, max_pages: str, dpi: str) -> None:
-    """Writes the size of each page of a PDF, and its pixels if the task is `draw`."""
+    """Write the size of each page of a PDF, and its pixels if the task is `draw`."""
     document = _open(data, int(max_pages))
     for number in range(len(document)):
         with _name_page(number):

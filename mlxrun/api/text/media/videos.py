@@ -1,7 +1,7 @@
-"""Videos in the messages of a request: which of their frames are read, and reading them.
+"""Videos in the messages of a request: choosing which of their frames are read, and reading them.
 
-They are read in a process of its own (media_process.py), with the FFmpeg inside OpenCV. Only containers that
-hold their own data are read: a playlist could name other files and addresses.
+Each is read in a process of its own (media_process.py), with the FFmpeg inside OpenCV. Only containers that
+hold their own data are read, since a playlist could name other files and addresses.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ _UNREADABLE = f"not a readable video ({FORMATS}), or a damaged one"
 
 
 def measure_video(data: bytes, max_seconds: float, max_pixels: int) -> tuple[int, int, int, float]:
-    """Width and height of a video, its number of frames, and how many of them are in a second. Raises
-    MediaError if it is broken, or longer or larger than that; Abandoned if nobody waits any more."""
+    """Return the width and height of a video in pixels, its number of frames, and its frames per second.
+
+    MediaError if it is broken, longer than `max_seconds`, or if a frame has more than `max_pixels`. Abandoned
+    if nobody waits any more."""
     with _start(data, "measure", str(max_seconds), str(max_pixels)) as output:
         width, height = _read_first_size(output)
         total, fps = _COUNT.unpack(read_exactly(output, _COUNT.size))
@@ -49,8 +51,9 @@ def measure_video(data: bytes, max_seconds: float, max_pixels: int) -> tuple[int
 
 
 def read_frames(data: bytes, indices: Sequence[int], max_pixels: int) -> np.ndarray[Any, Any]:
-    """The frames with these ascending indices in RGB, uint8 [frames, height, width, 3], reduced to
-    `max_pixels` each; fewer if the video ends before. Raises as `measure_video` does."""
+    """Read the frames with these ascending indices, each reduced to `max_pixels`: RGB, uint8 [frames, height,
+    width, 3]. There are fewer if the video ends early. MediaError if there is none, or the video is
+    broken."""
     chosen = ",".join(map(str, indices))
     with _start(data, "read", chosen, str(max_pixels)) as output:
         width, height = _read_first_size(output)
@@ -64,7 +67,7 @@ def read_frames(data: bytes, indices: Sequence[int], max_pixels: int) -> np.ndar
 
 
 def reduce_size(width: int, height: int, max_pixels: int) -> tuple[int, int]:
-    """The size of a frame that has at most so many pixels."""
+    """Return the size of a frame after it was reduced to at most `max_pixels`."""
     scale = math.sqrt(max_pixels / (width * height))
     if scale >= 1:
         return width, height
@@ -85,8 +88,8 @@ def _read_first_size(output: IO[bytes]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class ChosenFrames:
-    """What is read of a video: the frames with these indices, `width` x `height` each; it has `total` frames,
-    `fps` of them in a second."""
+    """The frames of a video that are read: their `indices`, and their size after reduction. `total`, `fps`:
+    the frames of the video, and frames per second."""
 
     width: int
     height: int
@@ -96,25 +99,25 @@ class ChosenFrames:
 
     @property
     def pixels(self) -> int:
-        """Pixels of a frame."""
+        """The pixels of a frame."""
         return self.width * self.height
 
     def choose_factor(self, side: int | None) -> int:
-        """Frames are not reduced by a factor, as images are: their size is limited."""
+        """Return 1: frames are reduced to a size, not by a factor."""
         return 1
 
     def count_kept_bytes(self, factor: int) -> int:
-        """Bytes that the frames take until the processor is done."""
+        """Return the bytes that the frames take until the processor is done."""
         return KEPT_BYTES * self.pixels * len(self.indices)
 
     def count_decoder_bytes(self, factor: int) -> int:
-        """Bytes that are needed besides; those of the process that reads the frames are not counted."""
+        """Return the additional bytes while frames are read, without those of the child process."""
         return PIXEL_BYTES * self.pixels
 
 
 def choose_frames(data: bytes, settings: MediaSettings, sampling: VideoSampling) -> ChosenFrames:
-    """Which frames of a video are read. Raises MediaError if it is broken, too long or too large; it
-    blocks."""
+    """Choose which frames of a video are read; blocks. MediaError if it is broken, too long, too short or too
+    large."""
     width, height, total, fps = measure_video(data, settings.video_max_seconds, settings.max_pixels)
     indices = sampling.limit(settings).choose_frames(total, fps)
     if not indices:
@@ -124,7 +127,7 @@ def choose_frames(data: bytes, settings: MediaSettings, sampling: VideoSampling)
 
 
 def read_video(data: bytes, chosen: ChosenFrames, settings: MediaSettings) -> Video:
-    """The frames of a video; fewer if it ends before its header says. Raises as `choose_frames`."""
+    """Read the chosen frames of a video; blocks. There are fewer if it ends early. Raises as read_frames."""
     frames = read_frames(data, chosen.indices, settings.video_max_pixels)
     indices = tuple(chosen.indices[: len(frames)])
     return Video(frames.transpose(0, 3, 1, 2), indices, chosen.total, chosen.fps)
@@ -134,8 +137,8 @@ def read_video(data: bytes, chosen: ChosenFrames, settings: MediaSettings) -> Vi
 
 
 def read_file(data: bytes, target: IO[bytes], task: str, first: str, max_pixels: str) -> None:
-    """Reads a video. The task `measure` writes its size and how many frames it has, if it is not longer than
-    `first` seconds; `read` writes the size and the pixels of the frames that `first` lists."""
+    """Write what is asked of a video. The task `measure` writes its size and number of frames; `first` is the
+    maximum of seconds. The task `read` writes the size and pixels of the frames that `first` lists."""
     video = _open(data)
     if task == "measure":
         _measure(video, target, float(first), int(max_pixels))

@@ -1,1 +1,1 @@
-"""Chat templates: rendered within limits, and asked what they know."""
+"""Chat templates: rendering them within limits, and finding out what they support."""

@@ -1,6 +1,6 @@
 """Renders chat templates, and finds out which variables a template knows and how it marks an image.
 
-A template is foreign code: whatever it raises becomes a RequestError. Facts about a template are cached.
+A template is foreign code: any error of it becomes a RequestError. Facts about a template are cached.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _EXTENSIONS = ("jinja2.ext.loopcontrols", _Generation)
 
 @functools.lru_cache(maxsize=16)
 def find_syntax_error(template: str) -> tuple[int, str] | None:
-    """The line and the reason of a template's first syntax error; None: there is none."""
+    """Return the line and the reason of a template's first syntax error; None if there is none."""
     if len(template) > MAX_TEMPLATE:
         return 1, f"it has more than {MAX_TEMPLATE:,} characters"
     try:
@@ -65,7 +65,7 @@ def find_syntax_error(template: str) -> tuple[int, str] | None:
 
 
 def check_template(model: ModelInfo, configured: str | None) -> None:
-    """Raises ModelLoadError, which names the file, if the model's chat template has a syntax error.
+    """Raise ModelLoadError, which names the file, if the model's chat template has a syntax error.
     `configured`: the file that the config sets instead of the model's own."""
     limit_chat_templates()
     broken = find_syntax_error(model.chat_template) if model.chat_template is not None else None
@@ -81,7 +81,7 @@ def check_template(model: ModelInfo, configured: str | None) -> None:
 
 @functools.lru_cache(maxsize=16)
 def find_template_variables(template: str) -> frozenset[str]:
-    """Names that the template reads and does not define."""
+    """Return the names that the template reads and does not define. RequestError for a syntax error."""
     broken = find_syntax_error(template)
     if broken is not None:
         raise RequestError(f"the model's chat template is broken: line {broken[0]}: {broken[1]}")
@@ -90,13 +90,13 @@ def find_template_variables(template: str) -> frozenset[str]:
 
 
 def find_reasoning_switch(model: ModelInfo) -> str | None:
-    """The variable that switches reasoning in the model's chat template; None if it has none."""
+    """Return the variable that switches reasoning in the model's chat template; None if it has none."""
     known = find_template_variables(model.chat_template or "")
     return next((name for name in REASONING_SWITCHES if name in known), None)
 
 
 def require_template(model: ModelInfo) -> str:
-    """The model's chat template. Raises RequestError if it has none."""
+    """Return the model's chat template. RequestError if it has none."""
     if model.chat_template is None:
         raise RequestError(
             f"the model {model.name!r} has no chat template: use /v1/completions, or set model.chat_template",
@@ -108,8 +108,8 @@ def require_template(model: ModelInfo) -> str:
 def select_template_variables(
     model: ModelInfo, requested: Mapping[str, Any], param: str, *, strict: bool = False
 ) -> dict[str, Any]:
-    """The variables of a request, in its field `param`, that the template has. Others have no effect and are
-    logged; `strict` refuses them."""
+    """Return those of a request's variables, in its field `param`, that the template has. Others have no
+    effect and are logged. `strict`: RequestError for them; in any case for variables that mlxrun sets."""
     known = find_template_variables(require_template(model))
     signature = inspect.signature(model.tokenizer.apply_chat_template).parameters
     for name in requested:
@@ -125,7 +125,7 @@ def select_template_variables(
 
 
 def warn_unused_variables(model: ModelInfo, configured: Iterable[str]) -> None:
-    """Warns, once, of variables of the config that the template does not have."""
+    """Warn, once for each template, of the config's variables that the template lacks."""
     template = require_template(model)
     _warn_unused(template, tuple(sorted(set(configured) - find_template_variables(template))))
 
@@ -145,7 +145,9 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
 ) -> str:
-    """Renders the prompt as text; `add_generation_prompt`: with the start of the assistant's message."""
+    """Render the prompt as text. RequestError if the template raises, or goes beyond its limits.
+
+    `add_generation_prompt`: append the start of the assistant's message."""
     template = require_template(model)
     try:
         return apply_template(
@@ -164,8 +166,8 @@ def render_chat(
 def apply_template(
     tokenizer: Any, template: str, messages: Sequence[Message], share: float = 1.0, **arguments: Any
 ) -> str:
-    """The text that a chat template makes of messages, within the limits of its work. `share`: of the whole
-    budget."""
+    """Render messages within the limits of work_budget.py. `share`: the part of the whole budget, 0 to 1.
+    Raises what the template raises, and TemplateLimitError."""
     limit_chat_templates()
     with apply_limits(_count_characters(messages), share):
         text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **arguments)
@@ -184,8 +186,8 @@ def _count_characters(messages: Sequence[Message]) -> int:
 
 
 def may_reason(model: ModelInfo, arguments: Mapping[str, Any]) -> bool:
-    """Whether an answer may begin with reasoning: by the template's switch if it is set, else by its
-    default. A template without a switch leaves it to the model."""
+    """Tell whether an answer may begin with reasoning. The template's switch decides if it is set, else its
+    default. If there is no switch, the model decides, so it may."""
     if model.chat_template is None:
         return True
     switches = [name for name in REASONING_SWITCHES if name in find_template_variables(model.chat_template)]
@@ -212,8 +214,7 @@ def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageMarkers:
-    """How a vision model's prompts mark an image or a video, and which texts of a user would be read as
-    one."""
+    """How a vision model's prompts mark images and videos."""
 
     images: bool = False  # whether the template renders images
     videos: bool = False  # whether it renders videos
@@ -222,18 +223,18 @@ class ImageMarkers:
     reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of media tokens
 
     def find_reserved_token(self, text: str) -> str | None:
-        """The first reserved token that `text` contains."""
+        """Return the first reserved token that `text` contains."""
         return next((token for token in self.reserved if token in text), None)
 
     def check_rendered(self, refs: Sequence[MediaRef]) -> None:
-        """RequestError for the first image, PDF or video that the chat template leaves out of prompts."""
+        """Raise RequestError for the first image, PDF or video that the chat template does not render."""
         for ref in refs:
             if not (self.videos if ref.medium is VIDEO else self.images):
                 name = ref.medium.plural
                 reject_unsupported(ref.param, f"the model's chat template does not render {name}")
 
     def check(self, ids: Sequence[int], images: int, videos: int = 0) -> None:
-        """Refuses a rendered prompt that does not mark exactly `images` images and `videos` videos."""
+        """Raise RequestError unless a prompt's token ids mark exactly so many images and videos."""
         for count, is_rendered, name in ((images, self.images, "images"), (videos, self.videos, "videos")):
             if count and not is_rendered:
                 reject_unsupported("messages", f"the model's chat template does not render {name}")
@@ -247,7 +248,7 @@ class ImageMarkers:
 
 
 def get_image_markers(model: ModelInfo) -> ImageMarkers:
-    """The image markers of a vision model; empty for a text model."""
+    """Return the image markers of a vision model; empty for a text model."""
     return _find_image_markers(model.tokenizer, model.chat_template) if model.vision else ImageMarkers()
 
 
@@ -277,7 +278,7 @@ def _count_markers(tokenizer: Any, template: str | None, kind: str) -> dict[int,
 
 
 def render_image_probe(model: ModelInfo, kind: str = "image") -> str:
-    """A prompt of a single image, or of a single video; empty if the model's template cannot render one."""
+    """Render a prompt with one image or one video; empty if the model's template cannot."""
     if not model.vision or model.chat_template is None:
         return ""
     plain, marked = _render_with_and_without(model.tokenizer, model.chat_template, kind)

@@ -1,7 +1,8 @@
-"""Jinja's sandbox for templates that nobody has read: they end, and make nothing that is too large.
+"""Jinja's sandbox with limits of time and memory, for templates that nobody has read.
 
-A sandbox keeps a template from files, but not from loops without end. The code that `LimitedEnvironment`
-compiles counts: each statement, call, operator, filter and test takes from the `WorkBudget` of its thread.
+A sandbox keeps a template from files, but not from loops without end. `LimitedEnvironment` compiles a
+template to code that counts. Each statement, call, operator, filter and test takes from the `WorkBudget` of
+its thread.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ class CountingGenerator(CodeGenerator):
     """Compiles templates to code that counts its steps."""
 
     def write_commons(self) -> None:
-        """Write what each function of the code begins with, and the function that counts a step."""
+        """Write the beginning of each function of the code, with the function that counts a step."""
         super().write_commons()
         self.writeline("tick = environment.get_tick()")
 
     def blockvisit(self, nodes: Iterable[nodes.Node], frame: Frame) -> None:
-        """Write a body with a step at its beginning, and one before each statement that is more than text."""
+        """Write a body that counts a step at its beginning, and before each statement but text."""
         self.writeline("tick()")
         try:
             for at, node in enumerate(nodes):
@@ -39,11 +40,11 @@ class CountingGenerator(CodeGenerator):
             pass
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
-        """Write `~`: the parts are measured before they are joined."""
+        """Write `~`, whose operands are measured before they are joined."""
         self._write_call("join_text", node.nodes, frame)
 
     def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
-        """Write a comparison. Where one side is a constant it is short; others walk through both sides."""
+        """Write a comparison. Both sides are measured unless one is a constant, with which it is short."""
         operands = [node.expr, *(each.expr for each in node.ops)]
         if len(operands) != 2 or any(isinstance(each, nodes.Const) for each in operands):
             super().visit_Compare(node, frame)
@@ -55,7 +56,7 @@ class CountingGenerator(CodeGenerator):
         self.write(")")
 
     def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
-        """Write a dict. Its keys are hashed: a tuple with all that is in it."""
+        """Write a dict. Its keys are measured, since hashing a tuple walks through all that is in it."""
         self.write("{")
         for item in node.items:
             self._write_call("measure_operand", [item.key], frame)
@@ -65,7 +66,7 @@ class CountingGenerator(CodeGenerator):
         self.write("}")
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
-        """Write a subscript; a slice is a copy, and counted."""
+        """Write a subscript. A slice counts, since it is a copy."""
         if not isinstance(node.arg, nodes.Slice):
             super().visit_Getitem(node, frame)
             return
@@ -87,7 +88,7 @@ def _is_text(node: nodes.Node) -> bool:
 
 
 class CountedFilters(dict[str, Any]):
-    """The filters of an environment; each one is counted, also those added later."""
+    """The filters of an environment. Their calls count, also those of filters that are added later."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         super().__init__()
@@ -118,7 +119,9 @@ def _count_function(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 class LimitedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates have a budget. `finalize`: as Jinja has it."""
+    """A sandbox whose templates have a budget. `finalize`: see jinja2.Environment.
+
+    Its methods raise TemplateLimitError when the budget is spent."""
 
     code_generator_class = CountingGenerator
     intercepted_binops = frozenset(("+", "*", "**", "%"))
@@ -132,44 +135,44 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # which makes as many words as it is told to
 
     def get_tick(self) -> Callable[[], None]:
-        """The function that generated code calls at each step."""
+        """Return the function that generated code calls at each step."""
         return get_budget().tick
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join what a template, a macro or a block has written."""
+        """Join the output of a template, a macro or a block."""
         listed = list(parts)
         get_budget().spend(sum(map(len, listed)))
         return "".join(listed)
 
     def join_text(self, *parts: Any) -> str:
-        """The value of `~`."""
+        """Compute `~`."""
         budget = get_budget()
         for part in parts:
             budget.spend(budget.measure(part))
         return "".join(map(str, parts))
 
     def measure_operand(self, value: Any) -> Any:
-        """The value, measured if it can be large."""
+        """Return the value. Measure it if it can be large."""
         if isinstance(value, (str, *CONTAINERS, Namespace)):
             budget = get_budget()
             budget.spend(budget.measure(value))
         return value
 
     def take_slice(self, value: Any, start: Any, stop: Any, step: Any) -> Any:
-        """The value of a subscript that is a slice."""
+        """Compute a slice."""
         found = value[start:stop:step]
         get_budget().spend(get_size(found))
         return found
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """Subscribe an object. A tuple as its key is hashed, with all that is in it."""
+        """Compute a subscript. A tuple as the key is measured, since hashing it walks through it."""
         if isinstance(argument, tuple):
             self.measure_operand(argument)
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Compute `+`, `*`, `**` or `%` if there is a budget for its result."""
+        """Compute `+`, `*`, `**` or `%` if the budget allows its result."""
         budget = get_budget()
         if operator == "+" and type(left) is type(right) is str:
             budget.spend(len(left) + len(right))
@@ -178,7 +181,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
         return self.binop_table[operator](left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call a function of the template, or a method of a value."""
+        """Call a function of the template, or a method of a value. SecurityError for `encode`."""
         budget = get_budget()
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if owner is None:
@@ -197,7 +200,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
 
 
 def measure_output(value: Any) -> Any:
-    """The value of an output, before it is printed."""
+    """Return a value that will be printed, and measure it."""
     if type(value) is not str:
         budget = get_budget()
         budget.spend(budget.measure(value))
@@ -206,8 +209,8 @@ def measure_output(value: Any) -> Any:
 
 @functools.cache
 def limit_chat_templates() -> None:
-    """Let transformers compile chat templates in `LimitedEnvironment`. This hook takes the place of the name
-    of its sandbox, so that all else in its environment stays as it is."""
+    """Let transformers compile chat templates in `LimitedEnvironment`. This hook replaces the name of its
+    sandbox class, so that the rest of its environment stays as it is."""
     from transformers.utils import chat_template_utils
 
     assert chat_template_utils.ImmutableSandboxedEnvironment is ImmutableSandboxedEnvironment

@@ -1,7 +1,7 @@
-"""Asks a chat template what it renders, once for each model, when the model is loaded.
+"""Finds out what a chat template renders, once for each model, when the model is loaded.
 
-The questions are short conversations of marked texts: what is rendered without an error, with every text in
-its place, is supported. The rest is written in another way by normalize_messages.
+Short conversations of marked texts are rendered. A feature is supported if there is no error and every text
+is in its place. normalize_messages avoids the other features.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ _TOOL = {"type": "function", "function": {"name": "Zqt", "description": "Zq", "p
 
 
 def inspect_template(model: ModelInfo) -> None:
-    """Asks all questions to a model's chat template; the answers are cached. A broken template has no
-    answers."""
+    """Find out all facts about a model's chat template, so that they are cached."""
     if model.chat_template is None:
         return
     get_image_markers(model)
@@ -40,7 +39,7 @@ def inspect_template(model: ModelInfo) -> None:
 
 
 def get_message_support(model: ModelInfo) -> MessageSupport:
-    """What the model's chat template renders as it is."""
+    """Return what the model's chat template renders without changes."""
     if model.chat_template is None:
         return MessageSupport()
     return _find_message_support(model.tokenizer, model.chat_template, model.vision)

@@ -1,6 +1,6 @@
 """What a template may compute: steps, bytes of texts and lists, and processor time of its thread.
 
-What could make or walk a large value in one operation is measured before it is done, so that it never is.
+An operation is measured before it runs, so that it never makes or walks a value that is too large.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class TemplateLimitError(Exception):
 
 
 class WorkBudget:
-    """What is left of the work of one rendering. `characters`: that it is given; `share`: of the whole
-    budget."""
+    """What is left of one rendering's budget. `characters`: of the messages. `share`: the part of the whole
+    budget, 0 to 1."""
 
     def __init__(self, characters: int = 0, share: float = 1.0) -> None:
         self._left = int((BASE_BYTES + characters * BYTES_PER_CHARACTER) * share)
@@ -53,13 +53,13 @@ class WorkBudget:
         self._next_check = max(0, self._left - CHECKED_BYTES)
 
     def tick(self) -> None:
-        """Count a step."""
+        """Count a step. TemplateLimitError if the budget is spent."""
         self._left -= STEP_BYTES
         if self._left < self._next_check:
             self._check()
 
     def spend(self, size: int) -> None:
-        """Count a step and so many bytes. TemplateLimitError if they are not left."""
+        """Count a step and `size` bytes. TemplateLimitError if the budget is spent."""
         self._left -= size + STEP_BYTES
         if self._left < self._next_check:
             self._check()
@@ -72,8 +72,8 @@ class WorkBudget:
         self._next_check = max(0, self._left - CHECKED_BYTES)
 
     def measure(self, value: Any, *, numbers: bool = False) -> int:
-        """The bytes of a value as it would be printed, what occurs twice counted twice; at most a little
-        more than are left. `numbers`: integers count as widths."""
+        """Estimate the bytes of a value as it would be printed. Counting stops when more than the budget is
+        found. `numbers`: an integer counts as so many bytes, since it may be a width."""
         if isinstance(value, str):
             return len(value)
         size, waiting = 0, [value]
@@ -93,7 +93,8 @@ class WorkBudget:
         return size
 
     def measure_operation(self, operator: str, left: Any, right: Any) -> int:
-        """At most so many bytes has the result of `+`, `*`, `**` or `%`."""
+        """Estimate from above the bytes that `+`, `*`, `**` or `%` makes. TemplateLimitError for a number of
+        more than MAX_BITS."""
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * max(right, 1) if operator == "**" else left.bit_length()
             if bits + right.bit_length() > MAX_BITS:
@@ -113,7 +114,7 @@ class WorkBudget:
         return len(text) + widths + max(fields, 1) * self.measure(values, numbers=has_widths)
 
     def measure_method(self, text: str, name: str, more: Sequence[Any]) -> int:
-        """At most so many bytes makes or reads a method of a text. `more`: its arguments."""
+        """Estimate from above the bytes that a text's method makes or reads. `more`: its arguments."""
         if name in ("format", "format_map"):
             return self._measure_format(text, list(more), text.count("{"))
         size = len(text)
@@ -129,7 +130,7 @@ class WorkBudget:
         return size * ITEM_BYTES if name in ("split", "rsplit", "splitlines") else size
 
     def measure_filter(self, name: str, value: Any, more: Sequence[Any]) -> int:
-        """At most so many bytes makes or reads a filter or a test. `more`: its arguments."""
+        """Estimate from above the bytes that a filter or a test makes or reads. `more`: its arguments."""
         if name in SHALLOW and not isinstance(value, str):
             return get_size(value)
         text = value if isinstance(value, str) else ""
@@ -149,7 +150,7 @@ class WorkBudget:
 
 
 def get_size(value: Any) -> int:
-    """The bytes of a value itself, not of what is in it."""
+    """Return the bytes of a value itself, without those of its items."""
     if isinstance(value, str):
         return len(value)
     return ITEM_BYTES * len(value) if isinstance(value, CONTAINERS) else 0
@@ -160,7 +161,7 @@ _current = threading.local()
 
 @contextmanager
 def apply_limits(characters: int = 0, share: float = 1.0) -> Iterator[None]:
-    """Give what is rendered meanwhile, on this thread, one budget: see `WorkBudget`."""
+    """Give all that this thread renders within the block one WorkBudget."""
     earlier = getattr(_current, "budget", None)
     _current.budget = WorkBudget(characters, share)
     try:
@@ -170,5 +171,5 @@ def apply_limits(characters: int = 0, share: float = 1.0) -> Iterator[None]:
 
 
 def get_budget() -> WorkBudget:
-    """The budget of this thread's rendering; a new one outside of `apply_limits`."""
+    """Return the budget of this thread's rendering; a new one outside of `apply_limits`."""
     return getattr(_current, "budget", None) or WorkBudget()

@@ -1,1 +1,1 @@
-"""Texts as tokens, and tokens as texts."""
+"""Turns texts into tokens, and tokens into texts."""

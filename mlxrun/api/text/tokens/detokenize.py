@@ -1,11 +1,10 @@
 """Converts the token ids of an answer to text as they arrive, and single tokens to their exact bytes.
 
 Special tokens are not text; other added tokens (`<think>` in many models) are. A character that is split over
-tokens appears when it is complete; bytes that never form one appear as U+FFFD once that is certain.
+tokens appears when it is complete. Bytes that never form a character appear as U+FFFD once that is certain.
 
 The offset of a token is where it begins in a text, in characters. A token that is part of a character begins
-where the character does. One that stands for no text, such as those that a tokenizer puts before a text,
-begins where the next one does.
+where the character does. A token without text, such as a tokenizer's first one, begins where the next does.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @functools.lru_cache(maxsize=8)
 def get_special_ids(backend: Tokenizer) -> frozenset[int]:
-    """Ids that never appear in text."""
+    """Return the ids of special tokens, which never appear in text."""
     return frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
 
 
 class Detokenizer:
-    """The text of a growing list of tokens: the deltas joined equal the tokenizer's decode of all tokens.
+    """The text of a growing list of tokens: the deltas join to the tokenizer's decoding of all tokens.
 
-    (Without its clean-up of spaces. A byte-fallback tokenizer decodes a run of bytes at once, so for an
-    invalid run the valid beginning may already have been returned.)
+    Its clean-up of spaces is left out. A byte-fallback tokenizer decodes a run of bytes at once, so the valid
+    beginning of an invalid run may already have been returned.
     """
 
     def __init__(
         self, backend: Tokenizer, visible_tokens: frozenset[str] = frozenset(), prefix_ids: Iterable[int] = ()
     ) -> None:
-        """`visible_tokens`: special tokens that are text, as a parser reads them. `prefix_ids`: tokens that
-        the text continues, which decide whether it begins with a space."""
+        """`visible_tokens`: special tokens that a parser reads as text. `prefix_ids`: the tokens before the
+        text, which decide whether it begins with a space."""
         self._backend = backend
         self._hidden, self._has_visible = _find_hidden_ids(backend, visible_tokens)
         self._context = list(prefix_ids)  # tokens of the last delta, which the stream needs for the next
@@ -49,11 +48,11 @@ class Detokenizer:
         self._stream = self._make_stream()
 
     def feed(self, ids: Iterable[int]) -> str:
-        """The text that these tokens complete."""
+        """Return the text that these tokens complete."""
         return "".join(self._step(i) for i in ids if i not in self._hidden)
 
     def finish(self) -> str:
-        """The text of the remaining tokens: an incomplete character is U+FFFD."""
+        """Return the text of the remaining tokens. An incomplete character becomes U+FFFD."""
         if not self._pending:
             return ""
         context, pending = self._context, self._pending
@@ -90,7 +89,7 @@ def _find_hidden_ids(backend: Tokenizer, visible: frozenset[str]) -> tuple[froze
 
 
 class TokenBytes:
-    """The bytes of single tokens, with leading spaces and parts of characters."""
+    """Returns the exact bytes of a token, with leading spaces and parts of characters."""
 
     def __init__(self, backend: Tokenizer) -> None:
         self._backend = backend
@@ -127,7 +126,7 @@ class TokenBytes:
 
 @functools.lru_cache(maxsize=8)
 def get_token_bytes(backend: Tokenizer) -> TokenBytes:
-    """The one TokenBytes of a tokenizer."""
+    """Return the TokenBytes of a tokenizer; one for each."""
     return TokenBytes(backend)
 
 
@@ -143,7 +142,7 @@ def _find_space_marker(step: dict[str, Any]) -> str | None:
 
 @functools.lru_cache(maxsize=1)
 def make_byte_table() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable bytes are themselves, the others follow from U+0100 on."""
+    """Return GPT-2's letters for bytes: printable bytes are themselves, others follow from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     table = {chr(byte): byte for byte in printable}
@@ -151,8 +150,8 @@ def make_byte_table() -> dict[str, int]:
 
 
 def find_text_offsets(model: ModelInfo, text: str, ids: Sequence[int]) -> tuple[int, ...]:
-    """The offsets of the tokens of a text that was tokenized with special tokens. What lies between two
-    tokens belongs to the second: some tokenizers leave out a token's leading spaces."""
+    """Return the offsets of the tokens of a text that was tokenized with special tokens. Text between two
+    tokens belongs to the second, since some tokenizers leave out a token's leading spaces."""
     made = model.tokenizer(text, add_special_tokens=True, return_offsets_mapping=True, verbose=False)
     assert tuple(made["input_ids"]) == tuple(ids)
     offsets, end = [], 0
@@ -163,7 +162,7 @@ def find_text_offsets(model: ModelInfo, text: str, ids: Sequence[int]) -> tuple[
 
 
 def find_id_offsets(model: ModelInfo, text: str, ids: Sequence[int]) -> tuple[int, ...]:
-    """The offsets of tokens in the text that they are decoded to, special tokens included."""
+    """Return the offsets of tokens in the text that they decode to. Special tokens are part of the text."""
     backend = model.tokenizer.backend_tokenizer
     counted = _count_characters(get_token_bytes(backend), text, ids)
     if counted is not None:

@@ -1,10 +1,10 @@
 """The least number of tokens that a text can have, known without tokenizing it.
 
-A token of a byte-level or byte-fallback BPE covers no more bytes or characters of a text than its own
-spelling has. So each byte or character accounts for at least one part in the length of the longest token with
-it, and the sum of these parts is at most the number of tokens. Bytes and characters that the vocabulary lacks
-may vanish, or become one token together, so they account for nothing. Unknown normalizers and pre-tokenizers,
-which may remove any text, give no bound.
+A token of a byte-level or byte-fallback BPE covers at most as many bytes or characters of a text as its
+spelling has. So each byte or character accounts for a share of a token: 1 / the length of the longest token
+with it. The sum of these shares is at most the number of tokens. Bytes and characters that the vocabulary
+lacks may vanish, or become one token together, so their share is 0. Unknown normalizers and pre-tokenizers
+may remove any text, so they give no bound.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _BLOCK = 1 << 20  # units that are summed at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenReach:
-    """How much of a text one token may cover. `shares`: the least share of a token that each unit, a byte if
-    `in_bytes` or else a character, accounts for. `normalized_share`: that of units which a normalizer may
-    merge with others; None: it merges none. White space is not counted if `skips_spaces`, because an added
+    """How much of a text one token may cover. `in_bytes`: units are bytes, else characters. `shares`: the
+    share of a token for which each unit accounts at least. `normalized_share`: the same for units that a
+    normalizer may merge; None: it merges none. `skips_spaces`: white space does not count, because an added
     token may swallow any amount of it."""
 
     shares: np.ndarray
@@ -43,7 +43,7 @@ class TokenReach:
     skips_spaces: bool
 
     def count_least(self, text: str) -> int:
-        """The least number of tokens of `text`."""
+        """Return the least number of tokens of `text`."""
         if self.skips_spaces:
             text = "".join(text.split())
         total = 0.0
@@ -64,7 +64,7 @@ class TokenReach:
 
 
 def count_least_tokens(tokenizer: Any, text: str) -> int:
-    """The least number of tokens of `text` for a tokenizer of transformers; 0 if it cannot be known."""
+    """Return the least number of tokens of `text`; 0 if it is unknown. `tokenizer`: of transformers."""
     if not is_plain(tokenizer):
         return 0
     reach = find_reach(tokenizer.backend_tokenizer)
@@ -72,7 +72,7 @@ def count_least_tokens(tokenizer: Any, text: str) -> int:
 
 
 def is_plain(tokenizer: Any) -> bool:
-    """Whether the tokenizer gives its texts to its backend as they are."""
+    """Tell whether the tokenizer passes texts to its backend unchanged."""
     from transformers import PreTrainedTokenizerFast
 
     names = ("__call__", "_encode_plus")
@@ -81,7 +81,7 @@ def is_plain(tokenizer: Any) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def find_reach(backend: Tokenizer) -> TokenReach | None:
-    """What a token of this tokenizer may cover; None: not known."""
+    """Find out how much of a text a token of this tokenizer may cover; None if that is unknown."""
     shrinking = _find_shrinking(backend)
     if shrinking is None or not isinstance(backend.model, models.BPE) or not _keeps_all(backend):
         return None

@@ -1,7 +1,7 @@
 """Tokenizes a huge text in a process of its own, which ends as soon as nobody waits for it.
 
-A tokenizer takes seconds and some hundred bytes of memory for each byte of a text, and cannot be interrupted.
-The child has the lowest of priorities beside the server, and its memory is free again when it ends.
+A tokenizer cannot be interrupted. It takes seconds, and some hundred bytes of memory for each byte of a text.
+The child has a lower priority than the server, and its memory is free again when it ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _COUNTS = struct.Struct("<QQ")  # of token ids, and of splits
 def tokenize_in_process(
     tokenizer: Any, text: str, *, add_special_tokens: bool
 ) -> tuple[tuple[int, ...], Splits]:
-    """Token ids and splits of a text. `tokenizer`: of transformers, `token_bounds.is_plain`. Raises Abandoned
-    if nobody waits any more, and InternalError if the process fails."""
+    """Return the token ids and splits of a text. `tokenizer`: a plain one (token_bounds.is_plain). Abandoned
+    if nobody waits any more; InternalError if the process fails."""
     definition, raw = _serialize(tokenizer.backend_tokenizer), text.encode()
     plain = bool(tokenizer.backend_tokenizer.encode_special_tokens)
     head = _HEAD.pack(len(definition), len(raw), add_special_tokens, plain)
@@ -58,7 +58,7 @@ def _serialize(backend: Tokenizer) -> bytes:
 
 
 def main(source: BinaryIO, target: BinaryIO) -> None:
-    """The child: reads one request, and writes its answer."""
+    """Run the child: read one request, and write its answer."""
     size, length, add_special_tokens, plain = _HEAD.unpack(source.read(_HEAD.size))
     backend = Tokenizer.from_str(source.read(size).decode())
     backend.no_truncation()
@@ -77,9 +77,10 @@ def main(source: BinaryIO, target: BinaryIO) -> None:
 def find_splits(
     backend: Tokenizer, text: str, ids: Sequence[int], encoding: Encoding
 ) -> tuple[tuple[int, int], ...]:
-    """The index and the first character of each token of `text`, but the first, that splits it.
+    """Find the tokens that split `text`: the parts before and after one are tokenized separately.
 
-    The parts of a text before and after such a token are normalized and tokenized separately.
+    Each is its index among the tokens, and its first character in `text`. A token at the start does not
+    count.
     """
     contents = find_splitting_tokens(backend)[0]
     found = []
@@ -94,7 +95,8 @@ def find_splits(
 
 @functools.lru_cache(maxsize=8)
 def find_splitting_tokens(backend: Tokenizer) -> tuple[dict[int, str], int]:
-    """Added tokens that match the raw text whatever is beside them, and the length of the longest of all."""
+    """Return the added tokens that match the raw text in any context, by id, and the length in characters of
+    the longest added token."""
     added = backend.get_added_tokens_decoder()
     contents = {i: token.content for i, token in added.items() if not (token.normalized or token.single_word)}
     return contents, max((len(token.content) for token in added.values()), default=0)

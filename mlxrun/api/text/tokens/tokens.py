@@ -1,7 +1,7 @@
-"""Tokenizing a text, and counting the tokens that two texts share without tokenizing all of the second.
+"""Tokenizes a text, and counts the tokens that two texts share without tokenizing all of the second.
 
-An added token splits a text into parts that are normalized and tokenized separately. So if two texts share a
-prefix, everything before the last such split in it has the same tokens, and only the rest is tokenized again.
+An added token splits a text into parts that are normalized and tokenized separately. If two texts share a
+prefix, all before the last split in it has the same tokens. Only the rest is tokenized again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlxrun.core.workers import HUGE_TEXT, check_abandoned
 
 @dataclass(frozen=True, slots=True)
 class PromptTokens:
-    """A text and its token ids. `splits`: see added_tokens.find_splits; without them counting is slower."""
+    """A text and its token ids. `splits`: from tokenize_process.find_splits; without them all is slower."""
 
     text: str
     ids: tuple[int, ...]
@@ -28,7 +28,8 @@ class PromptTokens:
 
 
 def tokenize(model: ModelInfo, text: str, *, add_special_tokens: bool) -> PromptTokens:
-    """Token ids of `text`; `add_special_tokens`: with those that the tokenizer puts around a text."""
+    """Tokenize `text`. `add_special_tokens`: add those that the tokenizer puts around a text. Abandoned if
+    nobody waits any more."""
     check_abandoned()
     tokenizer = model.tokenizer
     if len(text) > HUGE_TEXT and is_plain(tokenizer):
@@ -42,7 +43,7 @@ def tokenize(model: ModelInfo, text: str, *, add_special_tokens: bool) -> Prompt
 
 
 def check_length(model: ModelInfo, text: str, param: str | None = None) -> None:
-    """Raises PromptTooLong if a text has more tokens than the context for certain, without counting them."""
+    """Raise PromptTooLong if a text has certainly more tokens than the context, without tokenizing it."""
     if len(text) <= model.context_length:
         return
     least = count_least_tokens(model.tokenizer, text)
@@ -55,7 +56,7 @@ def check_length(model: ModelInfo, text: str, param: str | None = None) -> None:
 
 
 def count_shared_tokens(model: ModelInfo, tokens: PromptTokens, text: str) -> int:
-    """The number of leading tokens that `tokens` and `text` share, both without special tokens around."""
+    """Count the leading tokens that `tokens` and `text` share, both without special tokens around."""
     shared = count_shared_prefix(tokens.text, text)
     # The tokenizer takes the longest match, so all candidates for a split must lie within what is shared.
     last = shared - find_splitting_tokens(model.tokenizer.backend_tokenizer)[1]
@@ -66,7 +67,7 @@ def count_shared_tokens(model: ModelInfo, tokens: PromptTokens, text: str) -> in
 
 
 def count_shared_prefix(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """The length of the common prefix of two strings or tuples: a bisection, as slices compare fast."""
+    """Return the length of the common prefix of two strings or tuples."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
