@@ -40,7 +40,7 @@ DIALECT = {
 # Words with one meaning: each occurs in names of these places only; elsewhere say what is after the colon.
 RESERVED = {
     "score": (
-        r"mlxrun/(jobs|evals)/|cli/commands/(score|eval)",
+        r"mlxrun/(jobs|evals)/|cli/commands/(runs/score|eval)",
         "prompt logprobs, attention logits, or relevance",
     ),
     "scores": (

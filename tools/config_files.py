@@ -1,10 +1,11 @@
-"""`python -m tools.config_files` writes the files of the repository that are made from settings.py."""
+"""`python -m tools.config_files` writes the files of the repository that are made from
+mlxrun/config: the schema, configs/ and docs/config.md."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.config.annotate import describe_type, format_default, render_template_file
+from mlxrun.config.annotate import PRESETS, describe_type, format_default, render_preset, render_template_file
 from mlxrun.config.schema import SCHEMA_FILE, render_schema
 from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
 
@@ -48,6 +49,10 @@ def render_files() -> dict[Path, str]:
         SCHEMA_FILE: render_schema(),
         REPOSITORY / "configs" / "default.yaml": render_template_file(SCHEMA_FROM_CONFIGS),
         REPOSITORY / "docs" / "config.md": render_reference(),
+        **{
+            REPOSITORY / "configs" / f"{name}.yaml": render_preset(name, SCHEMA_FROM_CONFIGS)
+            for name in PRESETS
+        },
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from mlxrun.config.loading import LoadedConfig
@@ -17,10 +18,22 @@ from mlxrun.core.byte_sizes import format_bytes
 WIDTH = 100
 
 
+PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.yaml"))}
+
+
+def render_preset(name: str, schema: str) -> str:
+    """Return the config of that name in PRESETS; editors find the JSON Schema at `schema`."""
+    return f"{_point_to(schema)}\n{PRESETS[name].read_text(encoding='utf-8')}"
+
+
+def _point_to(schema: str) -> str:
+    return f"# yaml-language-server: $schema={schema}"
+
+
 def render_template_file(schema: str) -> str:
-    """Return every key with its default and description; editors find the JSON Schema at `schema`."""
+    """Return every key with its default and description. `schema`: where editors find the JSON Schema."""
     lines = [
-        f"# yaml-language-server: $schema={schema}",
+        _point_to(schema),
         "# Every key of mlxrun with its default; a file needs only the keys that it changes.",
         "# `mlxrun config check` finds errors, `mlxrun config show` prints where each value comes from.",
     ]
@@ -37,7 +50,7 @@ def render_template_file(schema: str) -> str:
 
 
 def render_with_origins(loaded: LoadedConfig) -> str:
-    """Return every value in effect, with its origin in a comment. The text is a valid config itself."""
+    """Return every value in effect, with its origin in a comment. The text is a valid config."""
     values = to_plain(loaded.config)
     rows = list(_list_rows(loaded, values))
     width = min(48, max(len(text) for text, _ in rows))

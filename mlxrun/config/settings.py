@@ -1,8 +1,8 @@
 """Every option of mlxrun with its default, its range and its description.
 
-The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
-server_settings.py and media_settings.py: the string under a field is its description, `Annotated` metadata is
-its range. Byte sizes are ints or "4GB" strings.
+The string under a field is its description; its `Annotated` metadata is its range. Byte sizes are ints or
+"4GB" strings. The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
+server_settings.py and media_settings.py.
 """
 
 from __future__ import annotations
@@ -235,6 +235,9 @@ class BatchSettings:
     """How often a line is retried after a transient error. Deterministic errors are not retried."""
     max_file_bytes: Annotated[int, Bytes(), Range(1, None)] = 1_000_000_000
     """Maximum size of a file that is uploaded to the server, and of the requests of a message batch."""
+    keep_awake: Literal["auto", "always", "never"] = "auto"
+    """Keep the machine awake while `mlxrun batch` or `mlxrun eval` runs; the display may go dark. `auto`: on
+    macOS, by caffeinate. `always`: on Linux too, by systemd-inhibit, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
-    """Return all problems of one layer."""
+    """Return all problems of one layer, by the JSON Schema and by the ranges of byte sizes."""
     errors = jsonschema.Draft202012Validator(build_schema()).iter_errors(tree.strip_origins())
     problems = [problem for error in errors for problem in _explain(tree, error)]
     return problems + list(_check_sizes(tree, {problem.key for problem in problems}))
@@ -98,7 +98,9 @@ def describe_error(error: jsonschema.ValidationError, info: SettingField | None)
             choices = ", ".join(quote_value(choice) for choice in limit)
             return f"{shown} is not one of {choices}{suggest_word(meant, quote_value)}"
         case "type":
-            return _describe_type_error(value, shown, limit, info)
+            is_model = list(error.absolute_path) == ["model"] and isinstance(value, str)
+            meant = f"model.path: {value}" if is_model else None
+            return _describe_type_error(value, shown, limit, info) + suggest_word(meant, str)
         case "pattern":
             return f"{shown} is not a byte size such as 4GB or 512MiB"
         case "minimum":

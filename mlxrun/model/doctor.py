@@ -76,7 +76,7 @@ def report_decisions(config: Config) -> Iterator[Finding]:
 
 
 def check_memory(facts: dict[str, Any]) -> Finding:
-    """Total and free memory where it is known, and the limit that mlxrun uses by default."""
+    """Total and free memory, where known, and mlxrun's default limit."""
     known = {
         "total": facts.get(
             "total_memory", facts.get("memory_size", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -90,7 +90,7 @@ def check_memory(facts: dict[str, Any]) -> Finding:
 
 
 def check_blas(path: str | None, gflops: float) -> Finding:
-    """Which BLAS is loaded: MLX on Linux has a slow one, unless OpenBLAS was loaded first."""
+    """The loaded BLAS. MLX on Linux has a slow one, unless OpenBLAS was loaded first."""
     value = f"float32 matmul {gflops:.0f} GFLOP/s, {path or 'the one MLX was built with'}"
     slow = path is None and sys.platform.startswith("linux")
     advice = f"{ADVICE}: float32 matmul becomes some 30 times faster" if slow else ""
@@ -111,7 +111,7 @@ def measure_matmul() -> float:
 
 
 def check_compiler() -> Finding:
-    """mx.compile on a CPU calls g++; without it kernels are not fused."""
+    """The C++ compiler. mx.compile on a CPU calls g++, and does not fuse kernels without it."""
     path = shutil.which("g++")
     if path is not None:
         return Finding("device", "compiler", "ok", path, facts={"path": path})
@@ -144,8 +144,7 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
 
 
 def report_weights(form: WeightForm) -> Iterator[Finding]:
-    """Weights that the model does not use, and how quantized ones are multiplied, with the times that decided
-    it."""
+    """Weights that the model does not use, and how quantized ones are multiplied, with the measured times."""
     if form.unused:
         names = ", ".join(form.unused[:3]) + (", and more" if len(form.unused) > 3 else "")
         advice = "the files have weights that this model does not use, such as heads for other tasks"
@@ -163,14 +162,14 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
 
 
 def report_hooks(hooks: Sequence[InstalledHook]) -> Iterator[Finding]:
-    """What of the library's model is changed."""
+    """The changes to the library's model."""
     for hook in hooks:
         value, facts = f"{hook.purpose} ({hook.places})", {"places": hook.places}
         yield Finding("hooks", hook.name, "ok", value, facts=facts)
 
 
 def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: int) -> Iterator[Finding]:
-    """What was compared of a model that gives vectors, and how texts are computed."""
+    """The checks of a model that gives vectors, and how texts are computed."""
     for check in checks:
         value = f"vectors differ by {check.difference:.2g}, rounding by up to {check.limit:.2g}"
         level: Literal["ok", "note"] = "ok" if check.passed else "note"
@@ -184,7 +183,7 @@ def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: in
 
 
 def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
-    """The load check: each check, what was not compared, and then the methods that the engine uses."""
+    """The load check: each check, what was not compared, and the methods that the engine uses."""
     for check in load_check.checks:
         advice = "" if check.passed else f"not used for this model{check.describe_instead()}"
         value, facts = check.describe(), describe_check(check)
@@ -225,7 +224,7 @@ def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
 
 
 def report_drafts(facts: Mapping[str, Any]) -> Finding:
-    """Who drafts, or why nobody does. `facts`: what a DraftPlanner says of itself."""
+    """The method of drafting, or why nothing drafts. `facts`: the result of DraftPlanner.describe."""
     method, problem = facts["method"], facts["problem"]
     given = {name: facts[name] for name in ("method", "configured", "problem")}
     value = f"{method}: {problem.removeprefix('off because ')}" if problem else method

@@ -86,6 +86,7 @@ def test_sections_that_nothing_reads_are_unknown_keys(section: str) -> None:
             "a.yaml:3:3: log.level: this key has a value at a.yaml:2:3 already",
         ),
         ("log: 3\n", "a.yaml:1:6: log: 3 is not a mapping of keys"),
+        ("model: a\n", "a.yaml:1:8: model: 'a' is not a mapping of keys (did you mean model.path: a?)"),
         ("version: 2\n", "a.yaml:1:10: version: 2 is not one of 1"),
         ("model: {path: ''}\n", "a.yaml:1:15: model.path: it is an empty string"),
         ("media: {roots: [a, a]}\n", 'a.yaml:1:16: media.roots: ["a", "a"] has an item twice'),

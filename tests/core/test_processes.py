@@ -68,3 +68,11 @@ def test_it_stands_still_in_a_suspension(now: list[float]) -> None:
     assert clock.read(waited=5.0) == first + 5.0
     now[0] += 0.5
     assert clock.read() == first + 5.5
+
+
+def test_nothing_forks_and_goes_on_in_python() -> None:
+    """Metal and the threads of BLAS do not survive it; a new process always runs a program."""
+    forbidden = ("multiprocessing", "os.fork", "pty.fork", "preexec_fn", "ProcessPoolExecutor", "num_proc")
+    root = Path(mlxrun.__file__).parent
+    sources = {path: path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
+    assert [(str(p), word) for p, text in sources.items() for word in forbidden if word in text] == []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from mlxrun.core.request import HitKind, Request, TokenEvent
 from mlxrun.server.endpoints import admin
 from mlxrun.server.http.access import CONFIG_HASH
@@ -40,12 +42,29 @@ async def test_no_key_of_the_status_is_ever_absent() -> None:
         before = (await loading.get("/v1/status")).json
         after = (await loaded.get("/v1/status")).json
         assert before.keys() == after.keys()
-        for name in ("age", "batches", "steps", "errors", "memory", "load_check", "versions", "device"):
+        for name in (
+            "age",
+            "batches",
+            "steps",
+            "errors",
+            "memory",
+            "load_check",
+            "versions",
+            "device",
+            "power",
+        ):
             assert name in before
         assert (before["age"], before["steps"], after["steps"]) == (None, 0, 7)
         assert before["queue"].keys() == after["queue"].keys()
         assert after["batches"] == {"running": None, "waiting": 0}
         assert "mlxrun_engine_age_seconds" not in await metric(loading)
+
+
+async def test_the_power_of_a_mac(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = {"low_power_mode": True, "thermal_pressure": "heavy", "cpu_speed_limit": None}
+    monkeypatch.setattr(admin, "read_power_state", lambda: state)
+    async with run_server(surfaces=ONLY) as s:
+        assert (await s.get("/v1/status")).json["power"] == state
 
 
 async def test_the_queue_agrees_with_the_requests() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import mlxrun
+from mlxrun.config.annotate import PRESETS
 from mlxrun.config.loading import load_config
 from mlxrun.config.schema import build_schema
 from mlxrun.config.settings import Config
@@ -39,11 +40,6 @@ def test_shipped_configs_load(path: Path) -> None:
     assert loaded.config.version == 1
 
 
-def test_there_are_five_shipped_configs() -> None:
-    assert {path.name for path in CONFIGS.glob("*.yaml")} == {
-        "default.yaml",
-        "prod.yaml",
-        "qwen3-8b.yaml",
-        "vision.yaml",
-        "batch.yaml",
-    }
+def test_the_shipped_configs_are_the_presets_and_two_more() -> None:
+    assert set(PRESETS) == {"laptop", "agents", "prod", "batch"}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {*PRESETS, "default", "vision"}

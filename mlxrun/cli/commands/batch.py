@@ -1,4 +1,4 @@
-"""`mlxrun batch`: runs a JSONL job on an engine in this process."""
+"""`mlxrun batch`: runs a JSONL job on an engine in this process, or on workers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import add_config_options, add_ray_option, list_first, load_command_config, say
+from mlxrun.cli.long_runs import keep_awake, raise_open_files
+from mlxrun.cli.options import (
+    add_config_options,
+    add_model_option,
+    add_ray_option,
+    list_first,
+    load_command_config,
+    name_model,
+    say,
+)
 from mlxrun.cli.run_setup import load_preparer, make_command_setup
 from mlxrun.core.terminal import print_line
 
@@ -24,6 +33,7 @@ Examples:
   mlxrun batch jobs/eval.jsonl                     answers in jobs/eval.out.jsonl, scores on the screen
   mlxrun batch jobs/eval.jsonl                     again: continues where it was killed or interrupted
   mlxrun batch jobs/eval.jsonl --dry-run           counts lines, tokens, images; loads no weights
+  mlxrun batch jobs/eval.jsonl --model qwen3-8b-4bit     a model of the hub, or of a folder
   mlxrun batch big.jsonl -c prod.yaml -o /data/big.out.jsonl --limit 100
   mlxrun batch big.jsonl --set batch.order=input --set scheduler.max_running=64
   mlxrun batch big.jsonl --ray                     a worker on each GPU of this machine (docs/scale.md)
@@ -59,6 +69,7 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 
 @click.command(epilog=EPILOG)
 @click.argument("jobs", type=click.Path())
+@add_model_option
 @add_config_options
 @click.option(
     "-o",
@@ -83,6 +94,7 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
 @click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
 def command(
     jobs: str,
+    model: str | None,
     config_path: Path | None,
     sets: tuple[str, ...],
     output: str | None,
@@ -106,11 +118,14 @@ def command(
         evals = make_eval_reader(paths.job, scorer)
         if scorer is not None:
             report_likelihood_lines(paths.job, str(jobs), say)
+        sets = name_model(model, sets)
         loaded = load_command_config(config_path, sets)
         options = JobOptions(**flags)
         if dry_run:
             return run_async(_dry_run(loaded, paths, options))
-        return run_async(_run(ray_address, loaded, sets, paths, options, evals))
+        raise_open_files()
+        with keep_awake(loaded.config.batch.keep_awake):
+            return run_async(_run(ray_address, loaded, sets, paths, options, evals))
 
 
 async def _run(

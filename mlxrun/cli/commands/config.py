@@ -9,6 +9,7 @@ import click
 
 from mlxrun.cli.options import add_config_options
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.field_errors import suggest
 from mlxrun.core.terminal import print_json, print_line, print_text
 
 
@@ -100,23 +101,33 @@ def schema() -> None:
 Examples:
   mlxrun config init                        write ./mlxrun.yaml, which every command uses by default
   mlxrun config init configs/mine.yaml
+  mlxrun config init --preset agents        only what a server for agents changes
+
+\b
+Presets: laptop (one person, with other work beside it), agents (long prompts that grow), prod (many clients
+with keys), batch (evaluations that can be repeated).
 """
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False), default=Path("mlxrun.yaml"))
+@click.option("--preset", metavar="NAME", help="Write a short file: laptop, agents, prod or batch.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file.")
-def init(file: Path, force: bool) -> None:
-    """Write a config file with all keys explained.
+def init(file: Path, preset: str | None, force: bool) -> None:
+    """Write a config file: one with all keys explained, or a preset.
 
-    Each key has its default and its description.
+    Each key has its default and its description; a preset has what it changes, and why.
     """
-    from mlxrun.config.annotate import render_template_file
+    from mlxrun.config.annotate import PRESETS, render_preset, render_template_file
     from mlxrun.config.schema import SCHEMA_FILE
 
     is_below = SCHEMA_FILE.is_relative_to(Path.cwd())
     schema_path = os.path.relpath(SCHEMA_FILE, file.absolute().parent) if is_below else str(SCHEMA_FILE)
+    if preset is not None and preset not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise ConfigError(f"--preset: {preset!r} is none of {known}{suggest(preset, PRESETS)}")
+    text = render_preset(preset, schema_path) if preset else render_template_file(schema_path)
     try:
         with file.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(render_template_file(schema_path))
+            out.write(text)
     except FileExistsError:
         raise ConfigError(f"{file} exists already; --force overwrites it") from None
     except OSError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.cli.options import add_config_options, add_model_argument, load_command_config, name_model
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.terminal import open_console, print_json
 
@@ -27,18 +27,25 @@ _SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)+(?=: )")  # that an error begins with
 @click.command(name="doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
-    "--model/--no-model", default=True, show_default=True, help="Load the model and run its load check."
+    "--model/--no-model",
+    "loads_model",
+    default=True,
+    show_default=True,
+    help="Load the model and run its load check.",
 )
+@add_model_argument
 @add_config_options
-def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[str, ...]) -> int:
+def command(
+    as_json: bool, loads_model: bool, model: str | None, config_path: Path | None, sets: tuple[str, ...]
+) -> int:
     """Check this machine and the model.
 
     "note" marks what works but could be better, "off" what must be fixed.
-    The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
-    the folder of a model, ends it before anything is checked, with exit code 2.
+    The exit code is 0, or 1 if something is off. With a mistake in the config, such as a model.path that is
+    not the folder of a model, nothing is checked and the exit code is 2.
     """
-    config = load_command_config(config_path, sets).config
-    findings = list(list_findings(config, with_model=model))
+    config = load_command_config(config_path, name_model(model, sets)).config
+    findings = list(list_findings(config, with_model=loads_model))
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
@@ -49,7 +56,8 @@ def command(as_json: bool, model: bool, config_path: Path | None, sets: tuple[st
 
 
 def list_findings(config: Config, *, with_model: bool) -> Iterator[Finding]:
-    """Yield all findings; about the model only if wanted. If mlx cannot be imported, that is one."""
+    """Yield all findings; about the model only if wanted. If mlx cannot be imported, this is the last
+    finding."""
     from mlxrun.model.machine.versions import Finding, check_versions, read_requirements
 
     yield from check_versions(read_requirements())
@@ -65,7 +73,8 @@ def list_findings(config: Config, *, with_model: bool) -> Iterator[Finding]:
 
 
 def list_model_findings(config: Config) -> Iterator[Finding]:
-    """Load the model as the engine does, and yield what its load check has found."""
+    """Load the model as the engine does, and yield the findings of its load check. A model that cannot be
+    loaded is a finding."""
     from mlxrun.api.text.templates.template import check_template
     from mlxrun.engine.build import build_engine
     from mlxrun.model.doctor import (
@@ -102,7 +111,7 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print a table of the findings by area, and below it the advice."""
+    """Print a table of the findings by area, and the advice below it."""
     from rich.markup import escape
     from rich.table import Table
 

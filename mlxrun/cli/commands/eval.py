@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.commands.job import make_row_report
+from mlxrun.cli.long_runs import keep_awake, raise_open_files
 from mlxrun.cli.options import add_config_options, load_command_config, say
 from mlxrun.cli.run_setup import read_model
 from mlxrun.core.errors import JobError
@@ -106,7 +107,11 @@ def command(
     jobs.check(cells)
     file.raise_problems()
     command = _EvalCommand(base, cells, _choose_cells(cells, only), jobs, output or suite.with_suffix(".out"))
-    return run_async(command.check_cost(flags["limit"]) if dry_run else command.run(flags))
+    if dry_run:
+        return run_async(command.check_cost(flags["limit"]))
+    raise_open_files()
+    with keep_awake(base.config.batch.keep_awake):
+        return run_async(command.run(flags))
 
 
 def _read_cells(path: Path, config_path: Path | None, sets: Sequence[str]) -> tuple[SuiteFile, list[Cell]]:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mlxrun.cli.options import add_config_options, add_ray_option, load_command_config
+from mlxrun.cli.long_runs import raise_open_files
+from mlxrun.cli.options import (
+    add_config_options,
+    add_model_argument,
+    add_ray_option,
+    load_command_config,
+    name_model,
+)
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
@@ -18,6 +25,8 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   mlxrun serve                                     the built-in model on http://127.0.0.1:8000
+  mlxrun serve ./Qwen3-8B-4bit                     the model of a folder, or of a .gguf file
+  mlxrun serve mlx-community/Qwen3-8B-4bit         a model of the hub; qwen3-8b-4bit finds it too
   mlxrun serve -c prod.yaml                        the model of a config file
   mlxrun serve -c prod.yaml --port 9000 --set scheduler.max_running=64
   mlxrun serve -c prod.yaml --ray                  on a worker for each GPU of this machine (docs/scale.md)
@@ -42,6 +51,7 @@ Exit codes: 0 stopped; 2 config; 3 engine.
 
 
 @click.command(epilog=EPILOG)
+@add_model_argument
 @add_config_options
 @click.option("--host", metavar="ADDRESS", help="Listen on this address, as with --set server.host=ADDRESS.")
 @click.option("--port", type=int, metavar="PORT", help="Listen on this port; 0: any free port.")
@@ -50,6 +60,7 @@ Exit codes: 0 stopped; 2 config; 3 engine.
     "--mixed", is_flag=True, help="With --ray: accept workers with other versions or on other devices."
 )
 def command(
+    model: str | None,
     config_path: Path | None,
     sets: tuple[str, ...],
     host: str | None,
@@ -57,13 +68,18 @@ def command(
     ray_address: str | None,
     mixed: bool,
 ) -> int:
-    """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
+    """Serve a model over HTTP with the APIs of OpenAI and Anthropic.
+
+    MODEL overrides model.path of the config. It is a folder, a .gguf file, a hub id, or the last part of one.
+    """
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.signal_loop import run_async
 
     given = {"host": host, "port": port}
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
+    sets = name_model(model, sets)
     loaded = load_command_config(config_path, sets, options)
+    raise_open_files()
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 

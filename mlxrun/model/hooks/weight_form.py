@@ -1,8 +1,7 @@
-"""Chooses the form of quantized weights: held dequantized, or quantized, with a method by number of rows.
+"""Chooses the form of quantized weights: held dequantized, or quantized with a method by number of rows.
 
 `model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
-reproducible mode the choice follows from the backend alone: a timing may fall out differently the next time,
-and the memory is another on another machine.
+reproducible mode the backend alone decides, because times and memory differ between runs and machines.
 """
 
 from __future__ import annotations
@@ -74,11 +73,14 @@ EXPERT_TABLES: Mapping[str, MethodTable] = {"cuda": MethodTable(((8, "library"),
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """What was chosen. `kinds`: of quantized weights; empty if there are none. `keeps_experts`: those stay
-    quantized where the others are held. `seconds`: by method and rows, of the timed products together; empty
-    if nothing was timed. `unused`: names of weights in the files that the model has no use for. `experts`:
-    methods of expert layers by tokens an expert; None where all their calls are the library's. `reason`: why
-    weights have this form, or why they were timed."""
+    """The chosen form.
+
+    `kinds`: of quantized weights, empty if there are none. `held`: they are held dequantized;
+    `keeps_experts`: except for experts. `seconds`: time of the measured products together, by method and
+    rows; empty if nothing was timed. `unused`: names of weights that the model does not use. `experts`:
+    methods of expert layers by tokens an expert, None if they use the library's calls. `reason`: why weights
+    have this form, or why they were timed.
+    """
 
     kinds: tuple[str, ...] = ()
     held: bool = False
@@ -157,11 +159,12 @@ def _make_refusal(needed: int, limit: int) -> ConfigError:
 
 
 def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> dict[str, dict[int, float]]:
-    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`:
-    those of dequantized weights too, which take their memory meanwhile.
+    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`: also
+    time dequantized weights, which take their memory meanwhile.
 
-    A method is left out with many rows if it took far longer with fewer than the best one takes with many. On
-    CUDA, where more rows have kernels to compile, they are timed only if quantized weights gain by one.
+    A method is not timed with many rows if it was far slower with fewer rows than the best one is with many.
+    On CUDA, more rows have kernels to compile. So they are timed only if quantized weights are faster with
+    one row.
     """
     backend = get_backend()
     is_cpu = backend == "cpu"
@@ -194,7 +197,8 @@ def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> d
 
 
 def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:
-    """Seconds by rows, none of them more than with more rows: on a CPU that can only be other processes."""
+    """Seconds by rows, none of them more than with more rows. On a CPU, such a difference comes from other
+    processes."""
     rows = sorted(times, reverse=True)
     least = itertools.accumulate((times[n] for n in rows), min)
     return dict(reversed(list(zip(rows, least, strict=True))))
@@ -273,7 +277,8 @@ def _time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
 
 
 def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
-    """The best method that needs no dequantized weights, for each number of rows; `default`: if not timed."""
+    """The best method without held weights for each number of rows. `default`: the methods where nothing was
+    timed."""
     entries: list[tuple[int, ProductMethod]] = []
     for rows in sorted({*WIDTHS, *(most for most, _ in default.entries)}):
         times = {m: seconds[m][rows] for m in get_args(ProductMethod) if rows in seconds.get(m, {})}
@@ -288,13 +293,14 @@ def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTabl
 
 
 def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether the library's call of one row is clearly faster than with dequantized weights, or not timed."""
+    """Whether the library's call of one row is clearly faster than with dequantized weights, or was not
+    timed."""
     library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
     return library <= CLEARLY_FASTER * held
 
 
 def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether dequantized weights are faster on the whole: by the geometric mean over the numbers of rows."""
+    """Whether dequantized weights are faster in all, by the geometric mean over the numbers of rows."""
     ratios = []
     for rows in {rows for times in seconds.values() for rows in times}:
         others = [times[rows] for name, times in seconds.items() if name != HELD and rows in times]

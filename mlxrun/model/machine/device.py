@@ -1,7 +1,7 @@
 """The device that MLX computes on, its memory, and the settings that depend on it.
 
-What the last digits of results depend on besides model, settings and versions (device, BLAS, compiler) is
-described here too.
+It also describes what decides the last digits of results besides model, settings and versions: device, BLAS,
+compiler.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def uses_gpu() -> bool:
 
 
 def may_shorten_float32() -> bool:
-    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16, as NVIDIA's and
-    the newest of Apple's do unless the environment has MLX_ENABLE_TF32=0."""
+    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16. NVIDIA's and
+    Apple's newest GPUs do, unless the environment has MLX_ENABLE_TF32=0."""
     return uses_gpu() and os.environ.get("MLX_ENABLE_TF32", "1") != "0"
 
 
@@ -141,13 +141,13 @@ def warm_device() -> None:
 
 
 def read_free_memory() -> int:
-    """Bytes that this process may still take: of what Linux reports as available, and of its own limits; 0
-    on other systems."""
+    """The bytes that this process may still take, by Linux's available memory and its own limits. 0 on other
+    systems."""
     return find_free_memory(list_limits(), count_reserved_bytes(loaded=True))
 
 
 def choose_blas_threads(settings: EngineSettings) -> int | None:
-    """The threads of OpenBLAS that an engine computes with; None: those that there are, nothing is fixed."""
+    """The number of OpenBLAS threads of an engine; None: it is not fixed."""
     if settings.blas_threads is None and settings.reproducible:
         return REPRODUCIBLE_THREADS
     return settings.blas_threads
@@ -176,7 +176,7 @@ def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
 
 
 def describe_rounding(settings: EngineSettings) -> dict[str, Any]:
-    """The decisive facts of an engine with these settings."""
+    """The facts that decide the rounding of an engine with these settings."""
     found = describe_device(settings)
     return {key: found[key] for key in DECISIVE if key in found}
 
@@ -189,7 +189,8 @@ def _compiles() -> bool:
 
 
 def start_measuring(drop_pool: bool) -> int:
-    """Collect garbage, drop the pool of free buffers if wanted, and reset the peak; returns bytes in use."""
+    """Collect garbage, drop the pool of free buffers if `drop_pool`, and reset the peak. Returns the bytes in
+    use."""
     gc.collect()
     mx.synchronize()
     if drop_pool:

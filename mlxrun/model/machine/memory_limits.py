@@ -1,8 +1,8 @@
-"""What this process may still take of memory: its limits (`ulimit`), its control groups, and the machine.
+"""The memory that this process may still take: its limits (`ulimit`), its control groups, and the machine.
 
-A limit of address space also counts what is only reserved: stacks of threads, and the buffers of BLAS. MLX
-and OpenBLAS do not survive an allocation that fails (the one crashes, the other tries for good), so that what
-is too little must be known before. On macOS only the machine's own memory is known.
+A limit of address space also counts reserved space: stacks of threads, and the buffers of BLAS. A failed
+allocation crashes MLX and hangs OpenBLAS, so a shortage must be known before. Linux only; elsewhere no limit
+is known.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LIMITS = (("RLIMIT_AS", "ulimit -v", 0), ("RLIMIT_DATA", "ulimit -d", 5))  # an
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """`name`: of what limits, for messages; `total`: its bytes; `left`: those that are not in use.
-    `reserves`: whether it counts address space that is reserved and not used."""
+    """`name`: what has the limit, for messages; `total`: its bytes; `left`: those not in use. `reserves`:
+    whether it counts reserved address space."""
 
     name: str
     total: int
@@ -48,18 +48,20 @@ class MemoryLimit:
 
 
 def list_limits() -> list[MemoryLimit]:
-    """All limits that are set; the machine's own memory is the last one."""
+    """All limits that are set. The machine's own memory is the last one."""
     return [*_list_process_limits(), *_list_group_limits(), *_list_machine_limits()]
 
 
 def find_free_memory(limits: list[MemoryLimit], reserved: int) -> int:
-    """The least that a limit leaves, `reserved` taken off where reserved space counts; 0 if none is known."""
+    """The fewest bytes that a limit leaves, 0 if none is known. `reserved`: subtracted where reserved space
+    counts."""
     left = [max(1, each.left - reserved) if each.reserves else each.left for each in limits]
     return min(left, default=0)
 
 
 def count_reserved_bytes(loaded: bool) -> int:
-    """Address space that threads and BLAS will reserve. `loaded`: a model is, which took some of it."""
+    """Bytes of address space that threads and BLAS will reserve. `loaded`: a loaded model has taken some of
+    them."""
     threads = os.cpu_count() or 1
     with suppress(KeyError, ValueError):
         threads = min(threads, int(os.environ["OPENBLAS_NUM_THREADS"]))
@@ -67,8 +69,8 @@ def count_reserved_bytes(loaded: bool) -> int:
 
 
 def explain_shortage(needed: int, limits: list[MemoryLimit], reserved: int) -> str | None:
-    """The limit that leaves less than this many bytes, in words; None if there is no such limit. `reserved`:
-    bytes besides, where reserved space counts."""
+    """The limit that leaves fewer than `needed` bytes, in words; None if there is none. `reserved`:
+    additional bytes where reserved space counts."""
     for limit in limits:
         extra = reserved if limit.reserves else 0
         if needed + extra > limit.left:
@@ -78,8 +80,8 @@ def explain_shortage(needed: int, limits: list[MemoryLimit], reserved: int) -> s
 
 
 def prepare_imports() -> None:
-    """Call this before MLX is imported. ModelLoadError if the limits leave too little for that. Where address
-    space is limited, all threads share few heaps, each of which would reserve 64 MB."""
+    """Prepare limited address space for MLX's import: all threads share few heaps, each of which would
+    reserve 64 MB. ModelLoadError if too little is left."""
     limits = _list_process_limits()
     if not limits:
         return

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxrun.api.stored_files import FileContent, ReadFile
+from mlxrun.core.durable_writes import sync_handle
 from mlxrun.core.errors import BodyTooLarge, NotFound
 from mlxrun.core.field_errors import quote
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, BatchFolders
@@ -103,7 +104,7 @@ class Upload:
         """Make the file durable."""
         with convert_errors(self.path):
             self._file.flush()
-            os.fsync(self._file.fileno())
+            sync_handle(self._file.fileno())
             self._file.close()
 
     def discard(self) -> None:

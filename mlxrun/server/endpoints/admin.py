@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from aiohttp import web
@@ -12,6 +13,7 @@ from prometheus_client import generate_latest
 
 from mlxrun import __version__
 from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
+from mlxrun.core.power_state import read_power_state
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name, may_access
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
@@ -47,6 +49,7 @@ def _name_status(error: MlxrunError | None) -> str:
 
 async def get_status(request: web.Request) -> web.StreamResponse:
     """Describe each request with its phase, and the state of engine, memory and cache."""
+    power = await asyncio.to_thread(read_power_state)  # first: all else is of one moment
     app, engine = request.app, request.app[ENGINE]
     values, age = engine.read_stats()
     stats, phases = dict(values), count_phases(app)
@@ -68,6 +71,7 @@ async def get_status(request: web.Request) -> web.StreamResponse:
             "age": None if age is None else round(age, 3),
             **stats,
             **engine.facts,
+            "power": power,
         }
     )
 

@@ -103,6 +103,15 @@ def test_init_writes_a_config_of_defaults_once(capsys: pytest.CaptureFixture[str
     assert Path("mlxrun.yaml").read_text() == text
 
 
+def test_init_writes_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "init", "--preset", "agents"]) == 0
+    loaded = load_config(Path("mlxrun.yaml"))
+    assert loaded.config.cache.backend == "disk" and loaded.config.scheduler.policy == "shortest"
+    assert Path("mlxrun.yaml").read_text().startswith("# yaml-language-server: $schema=")
+    assert main(["config", "init", "--preset", "agent", "b.yaml"]) == 2
+    assert "(did you mean 'agents'?)" in capsys.readouterr().err and not Path("b.yaml").exists()
+
+
 def test_init_into_a_missing_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "init", "nowhere/a.yaml"]) == 2
     assert capsys.readouterr().err.startswith("mlxrun: nowhere/a.yaml cannot be written: No such file")

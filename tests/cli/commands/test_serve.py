@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import pytest
 
 from mlxrun.cli.commands.serve import EPILOG
 from mlxrun.cli.main import main
-from mlxrun.config.loading import load_config
+from mlxrun.config.loading import LoadedConfig, load_config
 from mlxrun.core.errors import ConfigError
+from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.server.app import list_surfaces
 from tests.helpers.server_fakes import FakeEngine
 
@@ -49,6 +51,24 @@ def test_an_option_hides_no_mistake(
     assert len(shown) == len(said), shown
     for text in said:
         assert sum(text in each for each in shown) == 1, shown
+
+
+@pytest.mark.parametrize("given", ["folder", "./folder"])
+def test_a_model_may_be_named_as_an_argument(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes over the config; a folder comes before a short name."""
+    found: list[LoadedConfig] = []
+
+    async def serve(loaded: LoadedConfig) -> int:
+        found.append(loaded)
+        return 0
+
+    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", serve)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(EMBEDDED, tmp_path / "folder")
+    assert main(["serve", given, "--set", "model.path=embedded"]) == 0
+    assert found[0].config.model.path == str(tmp_path / "folder")
 
 
 @pytest.mark.usefixtures("_no_server")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.core.durable_writes import sync_handle
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import Journal
@@ -27,7 +28,7 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
     """Entries are written after their records, so a killed process leaves none without; and no commit ends
     before the records are on disk whose entries it makes durable."""
     bench = Bench(write_job(tmp_path, chats(COUNT)), make_config(rows=2))
-    real_sync, real_write = os.fsync, os.write
+    real_sync, real_write = sync_handle, os.write
     written, synced = list[bool](), list[tuple[str, int]]()
 
     def count_records() -> int:
@@ -39,7 +40,7 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
             written.append(claimed + bytes(data).count(b"\n") == count_records())
         return real_write(handle, data)
 
-    def fsync(handle: int) -> None:
+    def sync(handle: int) -> None:
         name = Path(os.readlink(f"/proc/self/fd/{handle}")).name
         if name in ("job.out.jsonl", "journal.jsonl"):
             synced.append((name, count_records()))
@@ -47,7 +48,7 @@ async def test_the_journal_never_runs_ahead(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("mlxrun.jobs.run.line_runner.COMMIT_LINES", 2)
     monkeypatch.setattr("os.write", write)
-    monkeypatch.setattr("os.fsync", fsync)
+    monkeypatch.setattr("mlxrun.jobs.records.run_paths.sync_handle", sync)
     bench.client.pause = 0.001
     await bench.run()
     assert 1 < len(written) <= COUNT and all(written)

@@ -97,7 +97,7 @@ def test_a_file_that_cannot_be_written_leaves_no_other(
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", fail)
+    monkeypatch.setattr("mlxrun.jobs.records.run_paths.sync_handle", fail)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"22")
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"] and path.read_bytes() == b"1"

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.core import child_memory
 from mlxrun.jobs.scoring import scorer_process
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
 
@@ -84,6 +85,22 @@ def test_limits_of_memory() -> None:
         pool.call("builtins:bytearray", 1_000_000_000)
     with pytest.raises(ScorerEnded):  # a megabyte of it is no JSON, which is another end than that of memory
         pool.call("builtins:bytearray", 1_000_000)
+
+
+@pytest.mark.skipif(not os.path.exists("/bin/ps"), reason="there is no ps")
+def test_limits_of_memory_where_the_kernel_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on macOS: the parent watches the child, and the next call gets another one."""
+    start = scorer_process.start_module
+
+    def start_without_limit(module: str, channel: int, memory: int, **options: Any) -> Any:
+        return start(module, channel, 100 * memory, **options)
+
+    monkeypatch.setattr(child_memory, "has_kernel_limits", lambda: False)
+    monkeypatch.setattr(scorer_process, "start_module", start_without_limit)
+    pool = ScorerPool(ScorerLimits(60.0, 300_000_000))
+    with pytest.raises(ScorerEnded, match=r"it took more than 0\.3 GB of memory"):
+        pool.call("builtins:exec", "x = b'1' * 400_000_000; import time; time.sleep(600)")
+    assert pool.call("builtins:len", "four") == 4
 
 
 def test_a_call_is_killed_from_another_thread(pool: ScorerPool) -> None:

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
+from mlxrun.core.child_memory import limit_own_memory, watch_memory
 from mlxrun.core.errors import MediaError
 from mlxrun.core.processes import STEP, RunningClock, start_module
 from mlxrun.core.workers import end_by
@@ -51,7 +52,7 @@ def start_reader(
     module: str, arguments: Sequence[object], data: bytes, *, seconds: int, memory: int, name: str
 ) -> Iterator[IO[bytes]]:
     """The output of a child that runs a module of ours and has got the file; at the end, it has succeeded.
-    `seconds` of processor time, bytes of address space. Raises MediaError about the `name` if it did not
+    `seconds` of processor time, bytes of memory. Raises MediaError about the `name` if it did not
     succeed, and Abandoned if nobody waits any more."""
     pipe = subprocess.PIPE
     with (
@@ -65,6 +66,7 @@ def start_reader(
         ) as process,
         end_by(process.kill),
         _end_after(WALL_SECONDS, process.kill),
+        watch_memory(process.pid, memory, process.kill),
     ):
         assert process.stdin is not None and process.stdout is not None
         is_complete = False
@@ -115,8 +117,7 @@ def run_child(read: Callable[..., None]) -> None:
     seconds, memory = int(sys.argv[1]), int(sys.argv[2])
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    with contextlib.suppress(ValueError, OSError):  # macOS has no such limit
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    limit_own_memory(resource.RLIMIT_AS, memory)
     target = sys.stdout.buffer
     try:
         read(sys.stdin.buffer.read(), target, *sys.argv[3:])

@@ -13,6 +13,7 @@ import pytest
 
 from mlxrun.api.text.media import media_process, pdf_process
 from mlxrun.api.text.media.pdf_process import MAX_PAGE_PIXELS, draw_pages, measure_pages
+from mlxrun.core import child_memory
 from mlxrun.core.errors import MediaError
 from mlxrun.core.workers import Lane
 from tests.helpers.command_processes import suspend
@@ -107,16 +108,46 @@ def test_a_page_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
         draw_pages(data, sizes, 72)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="macOS limits no address space")
-def test_a_page_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small stream that unpacks to 600 MB."""
+def make_bomb() -> bytes:
+    """A PDF with a small stream that unpacks to 600 MB."""
     packer = zlib.compressobj(1)
     packed = b"".join([*(packer.compress(bytes(10**7)) for _ in range(60)), packer.flush()])
     data = make_pages([stream(packed, packed=True)])
     assert len(data) < 4_000_000
+    return data
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS limits no address space")
+def test_a_page_that_takes_too_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = make_bomb()
     monkeypatch.setattr(pdf_process, "MEMORY", 500_000_000)
     with pytest.raises(MediaError, match=r"more than 0\.5 GB of memory"):
         draw_pages(data, measure_pages(data, 1, 72), 72)
+
+
+@pytest.mark.skipif(not Path("/bin/ps").exists(), reason="there is no ps")
+def test_a_page_that_takes_too_much_memory_where_the_kernel_has_no_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on macOS: the child is ended by its parent, and not by any other of its limits."""
+    start, data = media_process.start_module, make_bomb()
+    ends: list[int] = []
+
+    def start_without_limit(module: str, seconds: int, memory: int, *rest: Any, **options: Any) -> Any:
+        process = start(module, seconds, 100 * memory, *rest, **options)
+        kill = process.kill
+        process.kill = lambda: (ends.append(process.pid), kill())  # type: ignore[func-returns-value]
+        return process
+
+    monkeypatch.setattr(child_memory, "has_kernel_limits", lambda: False)
+    monkeypatch.setattr(child_memory, "INTERVAL", 0.02)
+    monkeypatch.setattr(media_process, "start_module", start_without_limit)
+    sizes = measure_pages(data, 1, 72)
+    assert ends == []
+    monkeypatch.setattr(pdf_process, "MEMORY", 200_000_000)
+    with pytest.raises(MediaError, match=r"more than 0\.2 GB of memory"):
+        draw_pages(data, sizes, 72)
+    assert len(ends) >= 1
 
 
 async def test_it_ends_with_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.commands.export import FORMATS
+from mlxrun.cli.commands.runs.export import FORMATS
 from mlxrun.cli.main import main
 from mlxrun.evals.exports import export_files
 from tests.helpers.batch_fakes import Bench, chats, write_job

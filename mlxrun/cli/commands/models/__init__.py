@@ -1,0 +1,1 @@
+"""Commands about models: what they are, and which are in the local cache of the hub."""

@@ -1,0 +1,54 @@
+"""`mlxrun list`: the models in the local cache of the hub."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.terminal import open_console, print_json, print_line
+
+FORMAT = 1
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlxrun list                               one line for each model: its id, its size, when it was last used
+  mlxrun list --json | jq -r '.models[].id'
+
+\b
+The cache is that of the hub's own programs: $HF_HUB_CACHE, else ~/.cache/huggingface/hub. Models in other
+folders are not listed; every command takes the path of such a folder.
+"""
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(as_json: bool) -> None:
+    """List the models in the local cache of the hub."""
+    from mlxrun.model.load.hub import list_cached_models
+
+    models = list_cached_models()
+    if as_json:
+        rows = [{"id": m.id, "folder": str(m.folder), "bytes": m.size, "used": m.used} for m in models]
+        print_json({"format": FORMAT, "models": rows})
+    elif not models:
+        print_line("no models yet; `mlxrun pull qwen3-0.6b-4bit` downloads one")
+    else:
+        _print_table([(m.id, format_rounded(m.size), _format_day(m.used)) for m in models])
+
+
+def _print_table(rows: list[tuple[str, str, str]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("model", overflow="fold")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("last used", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    open_console().print(table)
+
+
+def _format_day(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(seconds))

@@ -1,0 +1,25 @@
+"""The emulated GPU, in the place of Metal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from mlxrun.model.kv.paged import attention_kernel
+from tests.metal.emulator.compiler import OLDEST, find_compiler
+from tests.metal.emulator.emulated_kernel import Emulator
+
+
+@pytest.fixture
+def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
+    """Custom Metal kernels run on it, and the attention kernel is the one for Metal."""
+    if find_compiler() is None:
+        pytest.skip(f"Metal kernels are emulated on Linux, with clang++-19 (or clang++ {OLDEST} and newer)")
+    emulator = Emulator()
+    monkeypatch.setattr(mx.fast, "metal_kernel", emulator.make_kernel)
+    monkeypatch.setattr(attention_kernel, "get_backend", lambda: "metal")
+    attention_kernel._compile.cache_clear()
+    yield emulator
+    attention_kernel._compile.cache_clear()
