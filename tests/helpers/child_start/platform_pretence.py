@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -53,6 +54,7 @@ def pretend_mac() -> None:
         return darwin if module is sys and is_own else module
 
     _after_import(refine)
+    subprocess.run = _answer_vm_stat(subprocess.run)  # type: ignore[assignment]
     _when_mlx_is_there(_offer_metal)
 
 
@@ -89,6 +91,19 @@ def _hide(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(path, *args, **kwargs)
 
     return call
+
+
+def _answer_vm_stat(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """`subprocess.run`, for which there is the `vm_stat` of macOS."""
+
+    def run(command: Any, *args: Any, **kwargs: Any) -> Any:
+        if command != ("/usr/bin/vm_stat",):
+            return usual(command, *args, **kwargs)
+        size, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_AVPHYS_PAGES")
+        text = f"Mach Virtual Memory Statistics: (page size of {size} bytes)\nPages free: {pages}.\n"
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    return run
 
 
 def _after_import(refine: Callable[[Any, str], Any]) -> None:
