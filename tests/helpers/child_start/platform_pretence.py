@@ -25,15 +25,18 @@ _PASSED_ON = {"pathlib", "genericpath", "posixpath", "os", "io", "shutil", "code
 
 
 class _Darwin(ModuleType):
-    """The module sys, of another platform."""
-
-    platform = "darwin"
+    """The module sys, of another platform. A test may name a third one."""
 
     def __getattribute__(self, name: str) -> Any:
-        return "darwin" if name == "platform" else getattr(sys, name)
+        if name == "platform":
+            return super().__getattribute__("__dict__").get(name, "darwin")
+        return getattr(sys, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(sys, name, value)
+        if name == "platform":
+            super().__setattr__(name, value)
+        else:
+            setattr(sys, name, value)
 
     def __delattr__(self, name: str) -> None:
         delattr(sys, name)
