@@ -43,8 +43,8 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
-    """A model's quantized weights. `dequantized`: the bytes that they take when dequantized. Weights that
-    always stay quantized, such as experts on a GPU, do not count; 0: there are no others."""
+    """A model's quantized weights. `dequantized`: the bytes that they take as plain numbers. Experts on a GPU
+    are not counted, as they stay quantized. 0: nothing else is quantized."""
 
     dequantized: int
 
@@ -85,9 +85,8 @@ def decide_pool(machine: Machine, limit: int) -> Decision[int | None]:
 def decide_wired(machine: Machine, limit: int) -> Decision[int | None]:
     """Bytes that the system must not move out of memory; None: they are not limited, or cannot be.
 
-    More than the memory limit would take other programs' memory for good. With less, macOS may compress
-    weights between two requests, and the first token waits for them.
-    """
+    More than the memory limit takes other programs' memory for good. With less, macOS may compress weights
+    between two requests, and the first token waits for them."""
     if machine.backend != "metal":
         return Decision(None, "only Metal wires memory")
     if not limit or limit >= machine.recommended:
