@@ -6,7 +6,8 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 REPRODUCE_ARGS ?=
 
-.PHONY: demo test test-all test-slice test-product test-fast clients pin-clients lint format bench reproduce plots cast pictures generate docs clean
+.PHONY: demo test test-all test-slice test-examples test-product test-fast clients pin-clients lint format bench reproduce plots cast pictures \
+  generate docs clean system-packages wheel check-wheel formula container
 .DEFAULT_GOAL := test
 
 demo: .venv/.installed
@@ -25,6 +26,10 @@ SLICES ?= 40
 SLICE ?= auto/$(SLICES)
 test-slice: .venv/.installed-dev
 	$(BIN)/pytest -q $(PYTEST_ARGS) -m sweep --sweep-slice $(SLICE)
+
+# All tests but the sweeps, with all the examples of generated cases.
+test-examples: lint clients
+	$(BIN)/pytest -q $(PYTEST_ARGS) --hypothesis-profile full
 
 # What matters most in the product's own environment: its threads of BLAS, its kernels, its lengths of steps.
 PRODUCT := helpers/test_environment.py parity/test_text.py parity/test_prefix_cache_engine.py parity/test_speculation.py engine/test_engine.py \
@@ -79,6 +84,7 @@ pictures: .venv/.installed
 generate: .venv/.installed
 	$(BIN)/python -m tools.config_files
 	$(BIN)/python -m tools.family_results
+	$(BIN)/python -m tools.machine_tables
 	$(BIN)/python -m mlxrun.evals.suites.suite_schema
 	$(BIN)/python -m mlxrun.api.field_reference
 
@@ -86,6 +92,31 @@ generate: .venv/.installed
 docs: .venv/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "Open site/index.html in a browser."
+
+# What tests need beside Python: OpenBLAS, without which float32 is 30 times slower on Linux, and a browser for reports.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+PACKAGES := libopenblas0-pthread $(shell command -v chromium chromium-browser google-chrome >/dev/null || echo chromium)
+system-packages:
+	@if command -v apt-get >/dev/null; then $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq -y --no-install-recommends $(PACKAGES); \
+	  else echo 'make system-packages: there is no apt-get here; nothing is installed'; fi
+
+# What a release is made of, in dist/. RELEASE_URL is where its files will be found.
+RELEASE_URL ?= file://$(CURDIR)/dist
+wheel: .venv/.installed-dev
+	rm -rf dist
+	$(BIN)/uv build -q --out-dir dist
+
+check-wheel: wheel
+	$(BIN)/python -m tools.release.check_wheel dist
+
+formula: check-wheel
+	$(BIN)/python -m tools.release.formula dist $(RELEASE_URL)
+
+# BACKEND: cpu or cuda. Any program with docker's options may build it.
+CONTAINER ?= docker
+BACKEND ?= cpu
+container: wheel
+	$(CONTAINER) build -f packaging/Containerfile --build-arg BACKEND=$(BACKEND) -t mlxrun:$(BACKEND) dist
 
 clean:
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,4 +1,6 @@
-"""docs/, README.md and CONTRIBUTING.md have short lines and short sentences; `make format` wraps lines."""
+"""docs/, README.md and CONTRIBUTING.md have short lines and short sentences; `make format` wraps lines.
+Docstrings have short sentences; `python -m tools.docs_site.prose --docstrings PACKAGE` prints the long ones.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,10 @@ from tools.docs_site.prose import (
     MAX_COLUMNS,
     ROOT,
     count_words,
+    find_long_docstrings,
     find_long_lines,
     find_long_sentences,
+    list_modules,
     list_pages,
     split_sentences,
     wrap_page,
@@ -25,6 +29,11 @@ LONG_SENTENCES = {
     "docs/tools.md": 2,  # the lists of other names of formats
 }
 
+# Packages whose public docstrings have no sentence longer than MAX_WORDS.
+READ_PACKAGES: tuple[str, ...] = ("core", "config", "engine", "model")
+# Module: how many of its docstrings' sentences are longer. The numbers may only become smaller.
+LONG_DOCSTRINGS: dict[str, int] = {}
+
 
 @pytest.mark.parametrize("page", list_pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_sentences_and_lines_are_short(page: Path) -> None:
@@ -34,13 +43,23 @@ def test_sentences_and_lines_are_short(page: Path) -> None:
     assert lines == [] or GENERATED.search(text), "make format wraps them"
 
 
+@pytest.mark.parametrize("package", READ_PACKAGES)
+def test_sentences_of_docstrings_are_short(package: str) -> None:
+    modules = list_modules(package)
+    assert modules
+    for module in modules:
+        sentences = find_long_docstrings(module.read_text(encoding="utf-8"))
+        allowed = LONG_DOCSTRINGS.get(str(module.relative_to(ROOT)), 0)
+        assert len(sentences) <= allowed, (module, sentences)
+
+
 def test_every_page_is_measured() -> None:
     names = {str(page.relative_to(ROOT)) for page in list_pages()}
     assert {"README.md", "CONTRIBUTING.md", "docs/index.md", "docs/architecture/model.md"} <= names
     assert names >= LONG_SENTENCES.keys()
 
 
-LONG = "A sentence of words " + "that goes on " * 9 + "ends here."
+LONG = "A sentence of words" + " that goes on" * 9 + " ends here."
 
 
 def test_a_long_sentence_or_line_fails() -> None:
@@ -51,6 +70,36 @@ def test_a_long_sentence_or_line_fails() -> None:
     assert len(find_long_lines(f"{page}\n- {LONG}\n")) == 1
     wrapped = wrap_page(f"{page}\n- {LONG}\n")
     assert find_long_lines(wrapped) == [] and len(find_long_sentences(wrapped)) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'"""{LONG}"""',
+        f'class Row:\n    """One row. {LONG}"""',
+        f'class Row:\n    def join(self):\n        """Joins.\n\n        - {LONG}\n        """',
+        f'async def join():\n    """`a`: a row; `b`: {LONG}"""',
+    ],
+)
+def test_a_long_docstring_fails(source: str) -> None:
+    """Source with a fault planted."""
+    assert len(find_long_docstrings(source)) == 1
+    assert find_long_docstrings(source.replace(" that goes on" * 9, "")) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f'class _Row:\n    """{LONG}"""',
+        f'def _join():\n    """{LONG}"""',
+        f'def join():\n    def each():\n        """{LONG}"""',
+        f'"""A table.\n\n    {LONG}\n"""',
+        f'"""A call.\n\n```\n{LONG}\n```\n"""',
+        f'"""{" ".join(f"`{name}`, `{name}2`: a field of a row;" for name in "abcdef")}"""',
+    ],
+)
+def test_private_docstrings_blocks_and_lists_of_fields_are_not_measured(source: str) -> None:
+    assert find_long_docstrings(source) == []
 
 
 @pytest.mark.parametrize(

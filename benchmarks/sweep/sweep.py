@@ -5,10 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
 
 from benchmarks.sweep.family import FamilyResult, check_family
+from mlxrun.core.child_memory import limit_own_memory
 
 SECONDS = 300  # for one family; a loaded machine is many times slower
 SECONDS_TO_END = 30  # for a process whose result is known
@@ -30,14 +33,17 @@ def run_sweep(
     families: Sequence[tuple[str, str]], started: Callable[[str, str], None] = lambda kind, family: None
 ) -> Iterator[FamilyResult]:
     """The result of each family, in order. `started` is called before each."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    # A server that forks has imported MLX, which starts Metal; a fork does not survive that.
+    context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
+    if sys.platform != "darwin":
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
     for kind, family in families:
         started(kind, family)
         yield _run_apart(context, kind, family)
 
 
-def _run_apart(context: multiprocessing.context.ForkServerContext, kind: str, family: str) -> FamilyResult:
+def _run_apart(context: SpawnContext | ForkServerContext, kind: str, family: str) -> FamilyResult:
     """The result of a family from a process of its own; a process that dies or hangs is a result too."""
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_result, args=(sender, kind, family), daemon=True)
@@ -63,5 +69,5 @@ def _send_result(sender: Connection, kind: str, family: str) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):  # what libraries print is not part of the report
         os.dup2(silent, output)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit_own_memory(resource.RLIMIT_AS, MEMORY)
     sender.send(check_family(kind, family))

@@ -1,11 +1,11 @@
 """SIGINT and SIGTERM: the first ends a command in order, wherever it is; the second ends the process at once.
 
-Python raises KeyboardInterrupt wherever the main thread is. In a finaliser it is printed and lost, and the
-command would go on as if no signal had come; so it is raised again a moment later.
+Python raises KeyboardInterrupt wherever the main thread is. In a finaliser it is printed and lost, so it is
+raised again a moment later.
 
 A main thread that waits inside a library runs no Python, and takes no notice of a signal. So the system
-itself ends the process by the second one: when a signal is delivered, its action becomes the default one.
-For a moment after the first, others are ignored, as shells and `timeout` send two at once.
+itself ends the process by the second one: when a signal is delivered, its action becomes the default one. For
+a moment after the first, others are ignored, as shells and `timeout` send two at once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class _Settling:
 
 
 def handle_interrupts() -> None:
-    """Take SIGTERM as Ctrl-C, for the whole process, unless a command handles it itself. On the main thread
-    only."""
+    """Treat SIGTERM like Ctrl-C for the whole process, unless a command handles it itself. Call this on the
+    main thread only."""
     _take_signals()
     before = sys.unraisablehook
 
@@ -83,7 +83,8 @@ def _interrupt(number: int, frame: Any) -> None:
 
 
 def expect_last_signal() -> None:
-    """The first signal was taken: after a moment, the next one ends the process. On the main thread only."""
+    """Let the next signal end the process, after a moment: the first one was taken. Call this on the main
+    thread only."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
     _Settling.timer = threading.Timer(SETTLE, _use_default_actions)

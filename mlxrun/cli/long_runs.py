@@ -1,4 +1,4 @@
-"""What commands that run long ask of the system: enough open files, and a machine that stays awake."""
+"""Prepares the system for commands that run long: enough open files, and a machine that stays awake."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _END_SECONDS = 5.0  # that the program which keeps the machine awake may take to
 
 
 def raise_open_files() -> None:
-    """Let this process open OPEN_FILES files at once, or as many as it may. The log says if they are few."""
+    """Let this process open OPEN_FILES files at once, or as many as its hard limit allows. The log says if
+    they are few."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -41,7 +42,8 @@ def raise_open_files() -> None:
 
 @contextmanager
 def keep_awake(setting: str) -> Iterator[None]:
-    """Keep the machine awake during the block, as `batch.keep_awake` says. The display may go dark."""
+    """Keep the machine awake during the block, as `batch.keep_awake` (`setting`) says. The display may go
+    dark."""
     command = _find_inhibitor(setting)
     if command is None:
         yield

@@ -3,9 +3,9 @@
 Commands are imported when they are called, so that `mlxrun --help` is fast. A command returns its exit code,
 or None for 0. A MlxrunError is a message for the user; anything else is a bug and shows its traceback.
 
-A process that has loaded MLX ends after all functions of atexit, and before the interpreter shuts down:
-Thread.join returns before the C++ thread_local destructors of MLX's threads have run, and if they lose the
-race with the interpreter's shutdown, the process aborts (134) whatever its exit code was.
+A process that has loaded MLX ends after all functions of atexit, and before the interpreter shuts down.
+Thread.join returns before the C++ thread_local destructors of MLX's threads have run. If they lose the race
+with the interpreter's shutdown, the process aborts (134) whatever its exit code was.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 # The commands, each in a module of its name, and their lines in `mlxrun --help`.
 COMMANDS = {
     "serve": "Serve a model over HTTP with the APIs of OpenAI and Anthropic.",
+    "chat": "Talk with a model at the terminal.",
     "batch": "Run a batch job from a JSONL file, or resume it.",
     "job": "Make job files from CSV, JSONL or Parquet tables.",
     "eval": "Run a suite: models x tasks x seeds, resumable, with one manifest.",
@@ -66,6 +67,7 @@ Examples:
   mlxrun serve                                    the built-in model on http://127.0.0.1:8000
   mlxrun serve qwen3-8b-4bit                      a model of the hub, downloaded first
   mlxrun serve -c prod.yaml                       the model of a config file
+  mlxrun chat                                     talk with the server's model, or the built-in one
   mlxrun batch jobs/eval.jsonl                    run a job on the built-in model
   mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on the model of a config file
   mlxrun eval jobs/suite.yaml                     every model of a suite on every task, as a matrix of scores
@@ -85,7 +87,7 @@ class LazyGroup(click.Group):
     """A group whose commands are imported when they are called, not when they are listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table."""
+        """List the names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -100,7 +102,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that is called; the error for an unknown one names the closest."""
+        """Return the command that is called. The error for an unknown command names the closest one."""
         close = difflib.get_close_matches(args[0], COMMANDS, 1)
         if close and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {close[0]!r}?")
@@ -119,9 +121,9 @@ def cli() -> None:
 
 
 def main(argv: Sequence[str] | None = None, command: click.Command = cli, program: str = "mlxrun") -> int:
-    """Run a command line and return its exit code. Without `argv` it is that of the process, which then ends
-    with that code (see main.py). SIGTERM is Ctrl-C to it, where a command has no better answer: a
-    model may still be loading, or be downloaded."""
+    """Run a command line and return its exit code. Without `argv` it is the process's own command line. The
+    process then ends with that code (see main.py). It treats SIGTERM like Ctrl-C, unless the command handles
+    it: a model may still be loading or downloading."""
     process_exit = None
     if argv is None:
         process_exit = ProcessExit()
@@ -198,10 +200,8 @@ def _describe_limits() -> str:
 
 
 class ProcessExit:
-    """Create it before any import that registers with atexit, as the first function is called last.
-
-    `code`: the exit code of the process. None: the interpreter ends the process, as without MLX.
-    """
+    """Ends the process with `code`; None: the interpreter ends it, as without MLX. Create this before any
+    import that registers with atexit, as the first function is called last."""
 
     def __init__(self) -> None:
         self.code: int | None = None

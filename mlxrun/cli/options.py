@@ -1,10 +1,11 @@
-"""Options that commands share: `-c FILE` and `--set section.key=value`, and those of benchmarks; and how
-commands report.
+"""Options that commands share: `-c FILE`, `--set section.key=value` and those of benchmarks; and how commands
+report.
 
 `@add_config_options` adds the first two. The command gets `config_path` and `sets` and passes them to
-`load_command_config`, which loads the config and sets up logging. Handlers of logging are set here only;
-libraries get a handler through the root logger. Checks of a config that need other packages (names of
-parsers, the chat template's syntax) import nothing heavy, and nothing at all if it does not set the value.
+`load_command_config`, which loads the config and sets up logging. Only this module sets handlers of logging;
+libraries get a handler through the root logger. Checks of a config may need other packages (names of parsers,
+the chat template's syntax). They import nothing heavy, and nothing at all if the config does not set the
+value.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ def add_model_option(function: F) -> F:
 
 
 def name_model(model: str | None, sets: tuple[str, ...]) -> tuple[str, ...]:
-    """The values of `--set` with the model that a command was given. ModelLoadError for an unknown name."""
+    """Add the model that a command was given to the values of `--set`. ModelLoadError for an unknown name."""
     return sets if model is None else (*sets, f"model.path={find_model(model)}")
 
 
 def find_model(model: str) -> str:
-    """A model as the config names it: a short name becomes a full one, which is said. ModelLoadError for an
-    unknown name."""
+    """Return a model as the config names it. A short name becomes a full one, and the user is told.
+    ModelLoadError for an unknown name."""
     from mlxrun.model.load.hub import find_hub_id, is_short_name
 
     if not is_short_name(model):
@@ -94,7 +95,7 @@ def add_ray_option(function: F) -> F:
 
 
 def make_repeat_option(text: str) -> Callable[[F], F]:
-    """Return the option `--repeat` (repeat: int) of a benchmark; `text` is its help."""
+    """Make the option `--repeat` (repeat: int) of a benchmark. `text`: its help."""
     return click.option("--repeat", default=3, show_default=True, type=click.IntRange(1, 100), help=text)
 
 
@@ -133,8 +134,8 @@ def add_measure_options(function: F) -> F:
 def load_command_config(
     config_path: Path | None, sets: Sequence[str], options: Sequence[tuple[str, str, str]] = ()
 ) -> LoadedConfig:
-    """Load the config of a command and set up logging. Wrong parsers and chat templates are found here,
-    before a model is loaded. `options`: see `load_config`."""
+    """Load the config of a command and set up logging. ConfigError also names wrong parsers and chat
+    templates, before a model is loaded. `options`: see `load_config`."""
     import os
 
     from mlxrun.config.loading import load_config
@@ -145,7 +146,8 @@ def load_command_config(
 
 
 def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
-    """The name and the value of an option such as `--set max_tokens=20`; the value is YAML."""
+    """Parse the name and the YAML value of an option such as `--set max_tokens=20`. UsageError or ConfigError
+    if it is wrong."""
     from mlxrun.config.nodes import Origin
     from mlxrun.config.yaml_source import YamlError, parse_value
     from mlxrun.core.errors import ConfigError
@@ -169,7 +171,7 @@ def say(text: str) -> None:
 
 
 def list_first(texts: Sequence[object], most: int = SHOWN) -> Iterator[str]:
-    """The first of these texts, and how many more there are."""
+    """Yield the first `most` texts, and how many more there are."""
     yield from map(str, texts[:most])
     if len(texts) > most:
         yield f"... and {len(texts) - most} more"
@@ -177,7 +179,7 @@ def list_first(texts: Sequence[object], most: int = SHOWN) -> Iterator[str]:
 
 @contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, so that nothing is left behind: no part of a file, no process."""
+    """Treat SIGTERM like Ctrl-C, so that no process and no part of a file is left behind."""
     earlier = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -186,7 +188,7 @@ def interrupt_on_sigterm() -> Iterator[None]:
 
 
 def set_up_logging(settings: LogSettings) -> None:
-    """Log mlxrun from `settings.level` on, and warnings of other libraries, to standard error."""
+    """Log mlxrun at `settings.level` and above, and warnings of other libraries, to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

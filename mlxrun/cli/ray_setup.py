@@ -1,4 +1,5 @@
-"""Jobs and servers whose engines are workers on Ray (`--ray`). Without the option nothing here is imported.
+"""Jobs and servers whose engines are workers on Ray (`--ray`). Without the option, this module is not
+imported.
 
 Ray is reached before the model is looked at, so that a wrong address is known within seconds.
 """
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def load_worker_configs(loaded: LoadedConfig, sets: Sequence[str]) -> dict[int, Config]:
-    """The configs of the workers that `workers.overrides` names, by number."""
+    """Load the configs of the workers that `workers.overrides` names, by number. ConfigError names the
+    worker."""
     from mlxrun.config.loading import load_config
 
     own: defaultdict[int, list[str]] = defaultdict(list)
@@ -43,7 +45,7 @@ def load_worker_configs(loaded: LoadedConfig, sets: Sequence[str]) -> dict[int, 
 
 
 def check_overrides(configs: Mapping[int, Config], count: int) -> None:
-    """ConfigError if workers.overrides has settings of a worker that there is not."""
+    """Raise ConfigError if workers.overrides names a worker that does not exist."""
     if configs and max(configs) >= count:
         raise ConfigError(
             f"workers.overrides: there is no worker {max(configs)}; the last one is {count - 1}"
@@ -58,8 +60,8 @@ def _quote(value: object) -> str:
 async def run_on_ray(
     address: str, loaded: LoadedConfig, sets: Sequence[str], paths: JobPaths, mixed: bool
 ) -> AsyncIterator[JobSetup]:
-    """The setup of a job on the workers of a cluster, which end with it. ConfigError if Ray cannot be reached
-    or has no room, JobError or WorkerRefused if the first worker cannot be used."""
+    """Give the setup of a job on the workers of a cluster, which end with it. ConfigError if Ray cannot be
+    reached or has no room, JobError or WorkerRefused if the first worker cannot be used."""
     from mlxrun.cluster.messages import check_worker
     from mlxrun.cluster.ray.ray_workers import RayJob
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
@@ -91,8 +93,8 @@ async def run_on_ray(
 
 
 async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], mixed: bool) -> int:
-    """`mlxrun serve` on the workers of a cluster. SIGHUP restarts them one after the other. ConfigError if
-    Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
+    """Serve on the workers of a cluster, as `mlxrun serve` does. SIGHUP restarts them one after the other.
+    ConfigError if Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
     import asyncio
     import signal
     from typing import cast

@@ -1,7 +1,7 @@
-"""What commands load: a model's files without its weights, the engine of a server, and the model for a job.
+"""Loads what commands need: a model's files without its weights, the engine of a server, and the setup of a
+job.
 
-Files are read under a watchdog, as a file system may hang. The engine's thread has the same watchdog for what
-comes later; this is before there is such a thread.
+Files are read under a watchdog, as a file system may hang. Later, the engine's thread has the same watchdog.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.cli.options import list_first
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error, print_line
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ STUCK_EXIT = 3  # of an engine that cannot be used
 
 
 def read_model(settings: ModelSettings, **options: Any) -> LoadedModelInfo:
-    """What `load_model_info` returns, which has the options. A file system that answers no more would be
-    waited for without end, and no exception ends that: the process does, and says where it was."""
+    """Read a model with `load_model_info`, which has the options. A file system that answers no more ends the
+    process with STUCK_EXIT, as no exception can end the wait."""
     from mlxrun.engine.watchdog import watch
     from mlxrun.model.load.model_info import load_model_info
 
@@ -50,13 +51,18 @@ MODEL_HELP = "Where the model's files are now, as model.path. Default: where the
 
 
 def report_machine(run: RunFolder) -> list[str]:
-    """Print why bytes may differ here: what of this machine is not as on that of the run. Returns it."""
+    """Print, and return, the differences between this machine and the run's: why bytes may differ here."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
     from mlxrun.evals.replay import list_machine_differences, read_engine_settings
     from mlxrun.jobs.records.manifest_checks import RunEnvironment, list_versions
     from mlxrun.model.machine.device import describe_device
 
-    here = RunEnvironment(list_versions(), describe_device(read_engine_settings(run)))
+    settings = read_engine_settings(run)
+    try:
+        device = describe_device(settings)
+    except ConfigError:  # a GPU, which is not here
+        device = describe_device(replace(settings, device="auto"))
+    here = RunEnvironment(list_versions(), device)
     found = list_machine_differences(run.manifest, here)
     for text in found:
         print_line(f"{run.name}: differs here: {text}")
@@ -68,7 +74,7 @@ def report_machine(run: RunFolder) -> list[str]:
 
 
 def report_problems(run: RunFolder) -> bool:
-    """Print what is not as the run wrote it; whether there is anything."""
+    """Print what is not as the run wrote it. Returns whether there is anything."""
     problems = run.check()
     for line in list_first(problems):
         print_line(line)
@@ -76,7 +82,7 @@ def report_problems(run: RunFolder) -> bool:
 
 
 def report_progress(run: RunFolder) -> int:
-    """Print how far a run is that is not done; the number of its finished lines."""
+    """Print how far an unfinished run is. Returns the number of its finished lines."""
     from mlxrun.evals.run_folders.run_folder import DONE
 
     finished = run.count_lines()
@@ -88,9 +94,9 @@ def report_progress(run: RunFolder) -> int:
 def make_run_setup(
     run: RunFolder, model: str | None, choose_engine_config: Callable[[Config], Config]
 ) -> JobSetup:
-    """The setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are not
-    those of the run. `model`: instead of the recorded model.path. The model has its name in the run, which is
-    in the records, wherever its files are now."""
+    """Make the setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are
+    not those of the run. `model`: replaces the recorded model.path. The model keeps its name in the run,
+    which is in the records."""
     from mlxrun.cli.options import set_up_logging
     from mlxrun.config.setting_fields import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
@@ -107,8 +113,8 @@ def make_run_setup(
 
 
 def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSetup:
-    """The setup of a job on the model of a command's config. `folder`: image paths are relative to it;
-    `cache`: the folder of the job's prefix cache. ModelLoadError if the model cannot be loaded."""
+    """Make the setup of a job on the model of a command's config. `folder`: the folder of relative image
+    paths; `cache`: the folder of the job's prefix cache. ModelLoadError if the model cannot be loaded."""
     model_info, preparer = load_preparer(loaded.config, folder, weights=True)
     from mlxrun.jobs.run.job_cache import choose_engine_config
 
@@ -120,9 +126,9 @@ def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSe
 def load_preparer(
     config: Config, folder: Path, *, weights: bool, name: str | None = None
 ) -> tuple[LoadedModelInfo, LinePreparer]:
-    """The model of a config, and what prepares lines for it. `folder`: image paths are relative to it;
-    `weights`: whether their files must be there too; `name`: instead of the model's own one. ModelLoadError
-    if there is no such model."""
+    """Load the model of a config without weights, and make the preparer of its lines. ModelLoadError if there
+    is no such model. `folder`: the folder of relative image paths; `weights`: whether the files of weights
+    must exist; `name`: replaces the model's own name."""
     # A job whose lines are all done loads no weights, so that `start` announces them.
     model_info = read_model(config.model, weights=weights, announce=False)
     if name is not None and name != model_info.name:
@@ -173,14 +179,15 @@ async def load_engine(config: Config) -> LoadedEngine:
 
 
 async def load_model(config: Config, *, weights: bool) -> LoadedModelInfo:
-    """The model of a config, whose weights are loaded later; `weights`: they must be there."""
+    """Read the model of a config on a thread, without its weights. `weights`: whether their files must
+    exist."""
     import asyncio
 
     return await asyncio.to_thread(read_model, config.model, weights=weights)
 
 
 def make_context(config: Config, model: LoadedModelInfo) -> ApiContext:
-    """What turns request bodies into token ids for the model of a config."""
+    """Make the context that turns request bodies into token ids for the model of a config."""
     from mlxrun.api.parsers.registry import detect_formats
     from mlxrun.api.prepared import ApiContext
     from mlxrun.api.text.media.images import MediaLoader

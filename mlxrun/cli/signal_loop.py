@@ -1,5 +1,6 @@
-"""The event loop of commands: a second SIGINT or SIGTERM ends the process, whatever the loop waits for. Its
-clock stands still while the process is suspended."""
+"""The event loop of commands. A second SIGINT or SIGTERM ends the process, whatever the loop waits for. The
+loop's clock stands still while the process is suspended.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ Ts = TypeVarTuple("Ts")
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run the coroutine of a command as `asyncio.run` does; the signals that it handles are as above."""
+    """Run the coroutine of a command as `asyncio.run` does, on a SignalLoop."""
     with asyncio.Runner(loop_factory=SignalLoop) as runner:
         return runner.run(work)
 
@@ -39,7 +40,7 @@ class _SteppingSelector(selectors.DefaultSelector):
 
 
 class SignalLoop(asyncio.SelectorEventLoop):
-    """An event loop whose handlers of SIGINT and SIGTERM are called for the first signal; the second ends the
+    """An event loop that calls handlers of SIGINT and SIGTERM for the first signal; the second ends the
     process. Its time limits count only time in which the process runs."""
 
     _signalled = False
@@ -68,7 +69,8 @@ class SignalLoop(asyncio.SelectorEventLoop):
         reset_when_delivered(sig)
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Whether there was one. After a signal, the next one ends the process all the same."""
+        """Remove the handler, and return whether there was one. After a signal, the next one ends the process
+        all the same."""
         found = super().remove_signal_handler(sig)
         if self._signalled and sig in NUMBERS:
             signal.signal(sig, signal.SIG_DFL)

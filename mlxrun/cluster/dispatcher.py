@@ -1,10 +1,12 @@
-"""Hands lines to workers, and collects their results: each line has exactly one, whatever dies.
+"""Hands lines to workers and collects their results: each line has exactly one result, whatever dies.
 
-A worker has a bounded number of lines. Those of one prefix go to one worker (prefix_queue.py); once none
-waits, a worker that idles gets lines that others have not begun. A result counts only from the worker that
-has the line now. If a worker dies, its lines go to others, and a new worker takes its place. A line that was
-under way at two deaths runs alone on its worker; at the third death it fails, if workers can finish others.
-Pure asyncio: how workers are reached is theirs (messages.Worker).
+A worker has a bounded number of lines. Lines of one prefix go to one worker (prefix_queue.py). Once no line
+waits, an idle worker gets lines that others have not begun. A result counts only from the worker that has the
+line now.
+
+If a worker dies, its lines go to others, and a new worker takes its place. A line that was running at two
+deaths runs alone on its worker. At the third death it fails, if workers can finish other lines. This module
+is pure asyncio: `messages.Worker` decides how workers are reached.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ BACKOFF = 1.0  # seconds before the second of them; each further wait is twice a
 
 
 class Dispatcher:
-    """Keeps one worker of each of `makers` running. `on_report` sees every report of a worker, before its
-    results."""
+    """Keeps one worker of each of `makers` running. `on_report` gets every report of a worker, before its
+    results; `backoff`: seconds, see BACKOFF."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class Dispatcher:
             raise self._failed
 
     async def answer(self, ticket: LineTicket) -> LineResult:
-        """The result of a line. EngineDead if no worker is left."""
+        """Return the result of a line. EngineDead if no worker is left."""
         if self._failed is not None:
             raise _describe_end(self._failed)
         self._waiting.add(ticket.prefix, ticket)
@@ -77,7 +79,7 @@ class Dispatcher:
         return await ticket.result
 
     async def close(self) -> None:
-        """Stop all workers. Lines without a result have none."""
+        """Stop all workers. Unfinished lines get no result."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

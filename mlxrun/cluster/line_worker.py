@@ -1,6 +1,6 @@
-"""A worker: an engine with what prepares and answers lines, as `mlxrun batch` has them in one process.
+"""A worker: an engine that prepares and answers lines as `mlxrun batch` does in one process.
 
-It gets lines and collects what became of them until somebody polls. It does not know how it is reached.
+It gets lines, and keeps their results until somebody polls. It does not know how it is reached.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class LineWorker:
             line.task = asyncio.create_task(self._run(line))
 
     async def poll(self) -> WorkerReport:
-        """What happened since the last call; waits for a finished line, but not for long."""
+        """Return what happened since the last call. This waits for a finished line, but at most REPORT_EVERY
+        and `linger` seconds."""
         try:
             await asyncio.wait_for(self._news.wait(), REPORT_EVERY)
             await asyncio.sleep(self._linger)
@@ -97,7 +98,7 @@ class LineWorker:
         )
 
     def withdraw(self, count: int) -> list[int]:
-        """Stop up to `count` lines of which nothing was computed, the newest first; returns their numbers."""
+        """Stop up to `count` lines that are not begun, the newest first, and return their numbers."""
         waiting = [line for line in self._lines.values() if line.tokens.times.computed is None]
         given = waiting[::-1][:count]
         for line in given:
@@ -106,7 +107,7 @@ class LineWorker:
         return [line.sent.number for line in given]
 
     async def close(self) -> None:
-        """Stop the engine; its prefix cache is written before."""
+        """Stop the engine, once its prefix cache is written."""
         for line in tuple(self._lines.values()):
             line.task.cancel()
         await self._client.close()

@@ -1,6 +1,6 @@
-"""What driver and workers say to each other, as plain data that can be pickled, and who may take part.
+"""The messages between driver and workers, as plain data that can be pickled, and the check of workers.
 
-`PROTOCOL` changes with it: a driver and a worker of different numbers do not understand each other.
+`PROTOCOL` changes with the messages: a driver and a worker of different numbers do not understand each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROTOCOL = 1
 
 
 class WorkerDied(Exception):
-    """A worker answers no more. `blameless`: no line can be the reason, as its whole machine is gone."""
+    """A worker answers no more. `blameless`: no line can be the cause, as its whole machine is gone."""
 
     def __init__(self, reason: str, *, blameless: bool = False) -> None:
         super().__init__(reason)
@@ -25,20 +25,20 @@ class WorkerDied(Exception):
 
 
 class WorkerRefused(MlxrunError):
-    """A worker would compute other answers than the others, or cannot be used."""
+    """A worker cannot be used, or would compute other answers than the others."""
 
     exit_code = 2
 
 
 class RayEnded(EngineDead):
-    """Ray has ended, and with it all workers: none can be started any more."""
+    """Ray has ended, and all workers with it: none can be started any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What a worker is. `rows`: lines that it computes at once; `most`: lines that it should have at once;
-    `settings`: digest of all that changes answers, its model's digests included; `visible`: the devices that
-    it may use, as CUDA_VISIBLE_DEVICES has them."""
+    """The identity of a worker. `rows`: lines that it computes at once; `most`: lines that it should have at
+    once. `settings`: digest of all that changes answers, its model's digests included; `visible`: its
+    devices, as in CUDA_VISIBLE_DEVICES; `shares_folder`: whether it sees the job's folder."""
 
     host: str
     node: str
@@ -56,8 +56,8 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class SentLine:
-    """A line on its way to a worker. `number` is of this sending: a line that is sent again has another one.
-    `partial`: the records of its partial answers."""
+    """A line on its way to a worker. `number`: the number of this sending; a line that is sent again gets
+    another one. `partial`: the records of its partial answers."""
 
     number: int
     line: JobLine
@@ -67,7 +67,7 @@ class SentLine:
 
 @dataclass(frozen=True, slots=True)
 class LineCounts:
-    """Prompt tokens computed and reused, and output tokens of one line on one worker."""
+    """The tokens of one line on one worker: prompt tokens computed and reused, and output tokens."""
 
     computed: int = 0
     reused: int = 0
@@ -76,9 +76,9 @@ class LineCounts:
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """The response body of a line, or why there is none. `took`: seconds that the worker had it; `computed`
-    and `answered`: of these, until its first prompt tokens and its first output token; None: there were
-    none."""
+    """The response body of a line, or the error in its place. `took`: seconds that the worker had it;
+    `computed`, `answered`: seconds until its first prompt tokens and its first output token, None if there
+    were none."""
 
     number: int
     body: dict[str, Any] | None
@@ -91,9 +91,9 @@ class LineResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What a worker did since its last report. `running`: counts of lines that are under way; `partial`:
-    records of their answers; `prompts`: prompt tokens and max_tokens of lines that were prepared;
-    `counters`: those of its prefix cache; `dead`: why its engine has stopped."""
+    """What a worker did since its last report. `running`: counts of running lines; `partial`: records of
+    their answers; `prompts`: prompt tokens and max_tokens of prepared lines; `counters`: those of its prefix
+    cache; `dead`: why its engine has stopped."""
 
     finished: Sequence[LineResult] = ()
     running: Mapping[int, LineCounts] = field(default_factory=dict)
@@ -107,25 +107,26 @@ class Worker(Protocol):
     """One worker as the dispatcher sees it. Each method raises WorkerDied once the worker is gone."""
 
     async def start(self) -> WorkerFacts:
-        """Load the model. WorkerRefused if it must not be used; MlxrunError if no worker could load it."""
+        """Load the model. WorkerRefused if the worker must not be used; MlxrunError if no worker could load
+        it."""
 
     async def submit(self, lines: Sequence[SentLine]) -> None:
         """Hand lines over."""
 
     async def poll(self) -> WorkerReport:
-        """Wait until there is something to report; not longer than a second or so."""
+        """Wait for a report, but not longer than a second or so."""
 
     async def withdraw(self, count: int) -> Sequence[int]:
-        """Give up to `count` lines back that were not begun, and return their numbers."""
+        """Give back up to `count` lines that were not begun, and return their numbers."""
 
     async def close(self) -> None:
-        """Stop the worker; raises nothing."""
+        """Stop the worker. This raises nothing."""
 
 
 def check_worker(facts: WorkerFacts, first: WorkerFacts, *, mixed: bool) -> list[str]:
-    """What differs between a worker and the first one, where `mixed` allows it. WorkerRefused if it must not
-    be used. A worker with another model or other settings is refused always, as its answers would be kept
-    under the keys of this model's."""
+    """Return the differences between a worker and the first one that `mixed` allows. WorkerRefused if the
+    worker must not be used. A worker with another model or other settings is always refused: its answers
+    would be kept under this model's keys."""
     where = f"{facts.host} (process {facts.process})"
     if facts.protocol != PROTOCOL:
         raise WorkerRefused(

@@ -1,6 +1,7 @@
-"""A job's workers: hands its lines to a dispatcher, and gives it answers, counts and partial answers back.
+"""A job's workers: hands the job's lines to a dispatcher, and gives it answers, counts and partial answers
+back.
 
-The job runs on the driver as ever: index, journal, manifest, scores and outputs are there alone.
+The job runs on the driver as without workers: index, journal, manifest, scores and outputs are there alone.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _NOW = ("entries", "memory_bytes", "disk_bytes")  # counters of what is there, a
 
 
 class DispatchedAnswerer:
-    """Answers lines by a dispatcher's workers. `concurrency`: lines that all workers have at once, and some
-    that wait, so that there is a choice among prefixes."""
+    """Answers lines by a dispatcher's workers. `concurrency`: the lines of all workers, and WINDOW lines that
+    wait, so that there is a choice among prefixes."""
 
     def __init__(
         self, dispatcher: Dispatcher, meter: ProgressMeter, answers: PartialAnswers, lines_each: int
@@ -36,7 +37,7 @@ class DispatchedAnswerer:
         self._meter = meter
 
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
-        """The response body of `line`; `tokens` counts what it costs on all workers that had it."""
+        """Return the response body of `line`. `tokens` counts its tokens on all workers that had it."""
 
         def count(new: LineCounts) -> None:
             tokens.add(new.computed, new.reused, new.output)
@@ -63,7 +64,7 @@ class DispatchedAnswerer:
 
 
 class DispatchedPool:
-    """Workers of a job, made by `makers`; `lines_each`: the most lines that one has at once."""
+    """The workers of a job, made by `makers`. `lines_each`: the most lines that one worker has at once."""
 
     def __init__(self, makers: Sequence[Callable[[], Worker]], lines_each: int) -> None:
         self._makers = makers
@@ -75,18 +76,18 @@ class DispatchedPool:
         self._earlier: Counter[str] = Counter()  # of those before it
 
     async def start(self, meter: ProgressMeter, answers: PartialAnswers) -> DispatchedAnswerer:
-        """Start the workers; returns once the first is ready. MlxrunError if none will be."""
+        """Start the workers, and return once the first is ready. MlxrunError if none will be."""
         self._meter, self._answers = meter, answers
         self._dispatcher = Dispatcher(self._makers, self._read_report)
         await self._dispatcher.start()
         return DispatchedAnswerer(self._dispatcher, meter, answers, self._lines_each)
 
     def list_workers(self) -> list[dict[str, Any]]:
-        """The workers: where each is, on what device, and what it did."""
+        """List the workers: where each is, its device, and what it did."""
         return [_describe_slot(slot) for slot in self._dispatcher.slots] if self._dispatcher else []
 
     def read_cache_counters(self) -> Mapping[str, int]:
-        """The sums over all workers, dead ones included."""
+        """Sum the counters of all workers, dead ones included."""
         total = self._earlier.copy()
         for counters in self._counters.values():
             total.update(counters)

@@ -1,9 +1,9 @@
-"""The lines that wait for a worker, by prefix: a worker gets those whose prefix it has computed.
+"""The lines that wait for a worker, by prefix: a worker gets lines whose prefix it has computed.
 
-A *prefix group* is the lines with equal prefix hashes (lookahead.py). A worker that had a line of a
-group owns it, together with other owners. It is given, in this order: the oldest of its own groups; a group
-that nobody owns, first one with the system prompt of its last line; and, if it would idle otherwise, the
-oldest group of all, which it owns too from then on.
+A *prefix group* is the lines with equal prefix hashes (lookahead.py). A worker that had a line of a group
+owns the group, perhaps with other owners. A worker gets the oldest of its own groups. Without one it gets a
+group without owner, first one with the system prompt of its last line. If it would idle otherwise, it gets
+the oldest group of all, and owns that too from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _Groups = OrderedDict[int, None]  # prefix hashes, oldest first
 
 
 class PrefixQueue(Generic[T]):
-    """Waiting items by prefix hash. Owners are worker numbers. All calls take constant time."""
+    """Waiting items by prefix hash. Owners are worker numbers. All calls take constant time, except
+    `remove_worker`."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[int, deque[T]] = OrderedDict()
@@ -33,7 +34,7 @@ class PrefixQueue(Generic[T]):
         return self._size
 
     def add(self, prefix: int, item: T, *, first: bool = False) -> None:
-        """Add an item behind those of its group, or before all others."""
+        """Add an item behind those of its group. With `first`, add it before all others."""
         self._size += 1
         if prefix not in self._waiting:
             self._waiting[prefix] = deque()
@@ -45,8 +46,8 @@ class PrefixQueue(Generic[T]):
             self._waiting[prefix].append(item)
 
     def take(self, worker: int, most: int, *, idle: bool) -> list[T]:
-        """Take up to `most` items of one group for a worker; none if all that wait belong to others and it is
-        not `idle`."""
+        """Take up to `most` items of one group for a worker. None are taken if all waiting items belong to
+        others and the worker is not `idle`."""
         prefix = self._choose(worker, idle)
         if prefix is None:
             return []
@@ -65,7 +66,7 @@ class PrefixQueue(Generic[T]):
         return found
 
     def remove_worker(self, worker: int) -> None:
-        """Forget what a worker has computed, as it has died."""
+        """Forget what a dead worker has computed."""
         for prefix, owners in self._owners.items():
             if worker in owners and prefix in self._waiting:
                 self._leave(prefix)

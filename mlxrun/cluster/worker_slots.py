@@ -1,4 +1,4 @@
-"""What the dispatcher knows of each line that somebody waits for, and of each worker."""
+"""The dispatcher's records of lines that somebody waits for, and of workers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ State = Literal["starting", "running", "lost", "refused", "closed"]
 
 @dataclass(slots=True, eq=False)
 class LineTicket:
-    """A line that somebody waits for. `prefix`: its prefix hash; `find_partial`: the records of its partial
-    answers so far; `counts`: of this sending; `deaths`: of workers that had it."""
+    """A line that somebody waits for. `prefix`: its prefix hash; `find_partial`: returns the records of its
+    partial answers; `counts`: tokens of this sending; `deaths`: the number of workers that died with it."""
 
     line: JobLine
     key: str
@@ -54,7 +54,7 @@ class WorkerSlot:
 
     @property
     def room(self) -> int:
-        """How many more lines it should have."""
+        """The number of further lines that the worker should have."""
         if self.state != "running" or self.facts is None or self.runs_alone:
             return 0
         return self.facts.most - len(self.has)
@@ -62,8 +62,9 @@ class WorkerSlot:
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """What happened so far. `moved`: lines that were withdrawn for another worker; `rerun`: lines that were
-    sent again after a death; `ignored`: results of lines that the worker did not have any more."""
+    """Counts of events so far. `moved`: lines that were withdrawn for another worker; `rerun`: lines that
+    were sent again after a death; `poisoned`: lines that failed after MOST_DEATHS; `ignored`: results of
+    lines that their worker no longer had."""
 
     done: int = 0
     deaths: int = 0
@@ -74,7 +75,7 @@ class DispatchCounts:
 
 
 def report_counts(ticket: LineTicket, now: LineCounts) -> None:
-    """Report what a line has cost since the last report."""
+    """Report the tokens of a line since its last report."""
     old, ticket.counts = ticket.counts, now
     new = LineCounts(now.computed - old.computed, now.reused - old.reused, now.output - old.output)
     if new != LineCounts():

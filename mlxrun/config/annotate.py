@@ -31,7 +31,7 @@ def _point_to(schema: str) -> str:
 
 
 def render_template_file(schema: str) -> str:
-    """Return every key with its default and description; editors find the JSON Schema at `schema`."""
+    """Return every key with its default and description. `schema`: where editors find the JSON Schema."""
     lines = [
         _point_to(schema),
         "# Every key of mlxrun with its default; a file needs only the keys that it changes.",
@@ -50,7 +50,7 @@ def render_template_file(schema: str) -> str:
 
 
 def render_with_origins(loaded: LoadedConfig) -> str:
-    """Return every value in effect, with its origin in a comment. The text is a valid config itself."""
+    """Return every value in effect, with its origin in a comment. The text is a valid config."""
     values = to_plain(loaded.config)
     rows = list(_list_rows(loaded, values))
     width = min(48, max(len(text) for text, _ in rows))

@@ -1,8 +1,8 @@
 """Rules against valid values that contradict each other, and against settings that would have no effect.
 
-A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads: it is
-skipped if one of them is invalid, and its error cites the first of them that was given. `RULES` are all of
-them: those of rules.py (the server, sparse prefill, speculation, keys without effect) and of this module.
+A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads. It is
+skipped if one of them is invalid, and its error cites the first of them that was given. `RULES` has the rules
+of this module and of rules.py (the server, sparse prefill, speculation, keys without effect).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def check_draft_path(config: Config) -> str | None:
 
 
 def find_path_problem(path: str) -> str | None:
-    """What is wrong with a model's path; None: nothing."""
+    """What is wrong with a model's path; None if nothing is."""
     if path.endswith(".gguf"):
         return None if Path(path).is_file() else f"{path} is not a file"
     if path == "embedded" or (not Path(path).is_absolute() and HUB_ID.fullmatch(path)):
@@ -70,14 +70,14 @@ def check_adapters(config: Config) -> str | None:
 
 @reads("model.adapters", "model.adapter")
 def check_single_adapter(config: Config) -> str | None:
-    """One that all answers use leaves no model as it is for those that name none."""
+    """With an adapter for all answers, a request that names no adapter would not get the plain model."""
     both = config.model.adapters and config.model.adapter is not None
     return "not together with model.adapter: give each adapter a name" if both else None
 
 
 @reads("model.adapters", "model.names", "model.path")
 def check_adapter_names(config: Config) -> str | None:
-    """A request names an adapter as MODEL:NAME or NAME, which must be no name of the model itself."""
+    """A request names an adapter as MODEL:NAME or NAME, so neither may be a name of the model."""
     settings = config.model
     path = Path(settings.path)
     models = (*settings.names, settings.path, path.name, path.stem)
@@ -132,7 +132,7 @@ def check_chunk(config: Config) -> str | None:
 
 @reads("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible")
 def check_reproducible_chunk(config: Config) -> str | None:
-    """With `engine.reproducible` prompts are always computed in the same chunks, which are full ones."""
+    """With `engine.reproducible`, prompts are always computed in the same full chunks."""
     chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
     if not config.engine.reproducible or busy is None or chunk is None or chunk <= busy:
         return None
@@ -172,7 +172,7 @@ def check_reproducible_keys(config: Config) -> str | None:
 
 @reads("workers.resources")
 def check_worker_resources(config: Config) -> str | None:
-    """Amounts are numbers; a worker without any of them would have no place."""
+    """Amounts must be numbers above 0."""
     for name, amount in config.workers.resources.items():
         if isinstance(amount, bool | str) or amount <= 0:
             return f"{name}: {amount!r} is not a number above 0"
@@ -195,7 +195,7 @@ def check_worker_overrides(config: Config) -> str | None:
 
 @reads("workers.overrides", "workers.count")
 def check_worker_numbers(config: Config) -> str | None:
-    """Where the number of workers is not known before the cluster is, the command checks it."""
+    """If `workers.count` is null, the command checks the numbers once the cluster is known."""
     count = config.workers.count
     for key in config.workers.overrides if count is not None else ():
         number = key.partition(".")[0]

@@ -1,6 +1,6 @@
-"""Loads a config: defaults < file (and what it extends) < MLXRUN_SECTION__KEY < --set; then validates it.
+"""Loads and validates a config: defaults < file (and what it extends) < MLXRUN_SECTION__KEY < --set.
 
-`load_config` returns a config or raises one ConfigError with all problems, one a line, each as
+`load_config` returns a config, or raises one ConfigError with all problems. Each problem is a line
 `path:line:col: section.key: what is wrong (did you mean ...?)`.
 """
 
@@ -25,7 +25,7 @@ DEFAULT_FILE = "mlxrun.yaml"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """A config, the origin of each of its keys (`section.key`), and its hash."""
+    """A config, the origin of each of its keys (`section.key`), and its sha256 (`hash_config`)."""
 
     config: Config
     origins: Mapping[str, Origin]
@@ -41,12 +41,13 @@ def load_config(
     options: Sequence[tuple[str, str, str]] = (),
     trees: Sequence[tuple[ConfigNode, Path]] = (),
 ) -> LoadedConfig:
-    """Load the config of `path`; without one $MLXRUN_CONFIG, then ./mlxrun.yaml, then built-in defaults.
+    """Load the config of `path`. Without a path, load $MLXRUN_CONFIG, else ./mlxrun.yaml, else the defaults.
+    ConfigError with all problems.
 
     `extra_checks`: checks by packages that this one does not know. They run even if there are problems, so
-    that one error reports all; a key that has a problem has its default then. `options`: options of a command
-    that set a key, each as its name, the key and the text; they override `sets`. `trees`: sections in another
-    file, such as a suite, each with the folder that its paths are relative to; `sets` override them.
+    that one error reports all; a key with a problem has its default then. `options`: a command's own options
+    as (name, key, text); they override `sets`. `trees`: sections in another file, such as a suite, with the
+    folder that their paths are relative to; `sets` override them.
     """
     environ = environ or {}
     chosen, chosen_by = _choose_file(path, environ)

@@ -1,7 +1,7 @@
-"""The options of images, PDFs and videos in requests (see settings.py), the memory for decoded images, and
-the frames of a video that a model gets.
+"""The options of images, PDFs and videos in requests, the memory for decoded images, and the frames of
+videos.
 
-The string under a field is its description.
+See settings.py: the string under a field is its description.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ _SHARE = 8  # at most this part of a configured memory limit, unless the config 
 
 
 def get_image_bytes(configured: int | None, memory_limit: int | None) -> int:
-    """Bytes for the decoded images of all requests at a time, of media.memory_bytes and
-    scheduler.memory_limit."""
+    """Bytes for the decoded images of all requests at a time. `configured`: media.memory_bytes;
+    `memory_limit`: scheduler.memory_limit."""
     if configured is not None:
         return configured
     return DEFAULT_IMAGE_BYTES if memory_limit is None else min(DEFAULT_IMAGE_BYTES, memory_limit // _SHARE)
@@ -72,8 +72,8 @@ def get_image_bytes(configured: int | None, memory_limit: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class VideoSampling:
-    """`fps`: frames of a second; `min_frames` and `max_frames` of a video; their number is a multiple of
-    `multiple`."""
+    """How frames of a video are chosen. `fps`: frames per second; `min_frames`, `max_frames`: of a video;
+    `multiple`: the number of frames is a multiple of it."""
 
     fps: float
     min_frames: int
@@ -81,14 +81,14 @@ class VideoSampling:
     multiple: int
 
     def limit(self, settings: MediaSettings) -> VideoSampling:
-        """This sampling with the rate of the config, and at most as many frames as it allows."""
+        """This sampling with the config's rate and maximum number of frames."""
         most = min(self.max_frames, settings.video_max_frames)
         fps = settings.video_fps or self.fps
         return replace(self, fps=fps, max_frames=most, min_frames=min(self.min_frames, most))
 
     def choose_frames(self, total: int, source_fps: float) -> list[int]:
-        """The indices of the frames that are taken of a video of `total` frames, as mlx-vlm chooses them:
-        evenly from the first to the last. Empty if the video has too few."""
+        """The indices of the chosen frames of a video with `total` frames, evenly spaced as in mlx-vlm. Empty
+        if the video has too few."""
         import numpy as np
 
         least = -(-self.min_frames // self.multiple) * self.multiple
@@ -100,8 +100,8 @@ class VideoSampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Video:
-    """Frames in RGB, uint8 [frames, 3, height, width]. `indices`: of the frames among the `total` ones of the
-    video, of which `fps` are shown in a second."""
+    """Frames in RGB, uint8 [frames, 3, height, width]. `indices`: which of the video's `total` frames they
+    are; `fps`: the video's frames per second."""
 
     frames: np.ndarray[Any, Any]
     indices: tuple[int, ...]

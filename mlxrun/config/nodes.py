@@ -1,4 +1,4 @@
-"""Config values that know where they came from: the sources produce them, the loader merges them."""
+"""Config values that know where they came from. The sources produce them; the loader merges them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlxrun.core.visible_text import make_message
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from; `str()` is what errors and `config show` print."""
+    """Where a value came from. Errors and `config show` print its `str()`."""
 
     kind: Literal["default", "file", "env", "set"]
     name: str = ""  # the file, the variable, the key of --set, or another option with its dashes
@@ -37,7 +37,7 @@ class ConfigNode:
     key_origin: Origin | None = None
 
     def merge(self, top: ConfigNode) -> ConfigNode:
-        """Return `top` over this node: mappings are merged key by key, everything else is replaced."""
+        """Return `top` merged over this node. Mappings are merged key by key; everything else is replaced."""
         if not (isinstance(self.value, dict) and isinstance(top.value, dict)):
             return top
         merged = dict(self.value)
@@ -78,7 +78,7 @@ class ConfigProblem:
 
     @classmethod
     def at(cls, origin: Origin, path: str, message: str) -> ConfigProblem:
-        """A problem whose text is like `configs/prod.yaml:12:11: scheduler.policy: message`."""
+        """A problem with a text such as `configs/prod.yaml:12:11: scheduler.policy: message`."""
         order = ("default", "file", "env", "set").index(origin.kind)
         names_path = origin.kind == "set" and origin.name == path
         where = f"{origin}: {path}: " if path and not names_path else f"{origin}: "

@@ -1,6 +1,6 @@
-"""Rules against contradictions of settings: keys without effect, the server, sparse prefill, speculation.
+"""Rules about keys without effect, the server, sparse prefill and speculation.
 
-contradictions.py registers the others with `reads`.
+contradictions.py has the other rules.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def check_public_host(config: Config) -> str | None:
 
 @reads("server.api_keys")
 def check_api_keys(config: Config) -> str | None:
-    """A client must be able to send each key, and each key must have one owner."""
+    """A client must be able to send each key, and no two names may have the same key."""
     keys = config.server.api_keys
     for name, secret in keys.items():
         if not NAME.fullmatch(name):
@@ -145,7 +145,7 @@ def check_sparse_keeps_less(config: Config) -> str | None:
 
 @reads("prefill.sparse", "model.kind")
 def check_sparse_kind(config: Config) -> str | None:
-    """With `auto` the model's files decide, and the engine refuses it."""
+    """With model.kind `auto`, the engine checks the model's files instead."""
     kind = config.model.kind
     if config.prefill.sparse == "off" or kind in ("auto", "text"):
         return None
@@ -186,14 +186,14 @@ def check_drafting_model(config: Config) -> str | None:
 
 @reads("speculation.min_ngram", "speculation.max_ngram")
 def check_ngrams(config: Config) -> str | None:
-    """Of places that have `min_ngram` tokens in common, those with more are preferred."""
+    """`max_ngram` counts the common tokens of places that have at least `min_ngram`."""
     least, most = config.speculation.min_ngram, config.speculation.max_ngram
     return None if least <= most else f"min_ngram {least} is more than max_ngram {most}"
 
 
 @reads("speculation.method", "cache.kv_bits")
 def check_drafts_are_verified(config: Config) -> str | None:
-    """Drafts are verified by pages of keys, which are not quantized on any device."""
+    """Drafts are verified on pages of keys, which cannot be quantized."""
     method, bits = config.speculation.method, config.cache.kv_bits
     if method == "off" or bits is None:
         return None

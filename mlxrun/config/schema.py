@@ -22,7 +22,7 @@ EXTENDS_DOC = (
 
 
 def build_schema() -> dict[str, Any]:
-    """Return the schema of config files. An empty section (`model:` with nothing under it) is valid."""
+    """Return the schema of config files. A section may be empty (`model:` with nothing under it)."""
     properties = _build_properties("")
     properties[EXTENDS] = {
         "description": EXTENDS_DOC,

@@ -1,8 +1,7 @@
-"""The options of the server: its APIs, its address, its clients and their limits. See settings.py.
+"""The options of the server: its APIs, its address, its clients and their limits. Besides, checks of host
+names.
 
-Below them is what counts as the name of a host.
-
-Sections of the config are frozen dataclasses; the string under a field is its description.
+See settings.py: the string under a field is its description.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_address(name: str) -> bool:
-    """Whether this is an IP address."""
+    """Whether the name is an IP address."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -113,6 +112,7 @@ def is_address(name: str) -> bool:
 
 
 def normalize_host(host: str) -> str | None:
-    """Return an item of server.allowed_hosts as Host headers are compared with it; None if it is invalid."""
+    """Return an item of server.allowed_hosts in the form that Host headers are compared with; None if it is
+    invalid."""
     name = host.strip("[]").lower().removesuffix(".")
     return name if name == "*" or _HOST.fullmatch(name) or is_address(name) else None

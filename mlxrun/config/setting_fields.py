@@ -1,8 +1,7 @@
-"""What settings.py declares, as data: one SettingField a key, with its type, range, default and description.
+"""The settings as data: one SettingField for each key, with its type, range, default and description.
 
-Configs are made from plain values, which are valid here, and turned back into them.
-
-The schema, the loader, the reference and `config init` read this. Sections are one level deep.
+Besides, it builds configs from plain values, which must be valid, and turns them back. Sections are one level
+deep.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from mlxrun.core.byte_sizes import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class SettingField:
-    """One key. `type` is without Annotated and None, such as int, Literal["a"] or tuple[str, ...]."""
+    """One key. `type` has no Annotated and no None: int, Literal["a"], tuple[str, ...]."""
 
     section: str  # "" for a key of the top level
     key: str
@@ -59,7 +58,7 @@ class SettingField:
 
     @property
     def holds_text(self) -> bool:
-        """Whether the value is a mapping whose values are strings only."""
+        """Whether the value is a mapping to strings only."""
         return self.is_mapping and get_args(self.type)[1] is str
 
     @property
@@ -70,7 +69,7 @@ class SettingField:
 
 @dataclass(frozen=True, slots=True)
 class SettingSection:
-    """One section of the file: its class and the description of that."""
+    """One section of the file. `doc`: the docstring of its class, as one line."""
 
     name: str
     cls: type
@@ -122,7 +121,8 @@ def _describe_field(section: str, item: Field[Any], hint: Any, doc: str) -> Sett
 
 
 def read_docstrings(cls: type) -> dict[str, str]:
-    """Return the strings under the fields of a class from its source, as Python does not keep them."""
+    """Return the strings under the fields of a class. They are read from its source, as Python does not keep
+    them."""
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
     assert isinstance(body, ast.ClassDef)
     docs = {}
@@ -142,7 +142,8 @@ HIDDEN = "***"
 
 
 def build_config(values: dict[str, Any], leave_out: Collection[str] = ()) -> Config:
-    """Return the config of plain values; keys in `leave_out`, and keys not given, have their default."""
+    """Return the config of plain, valid values. Keys that are in `leave_out`, or not given, have their
+    default."""
     arguments: dict[str, dict[str, Any]] = {name: {} for name in ("", *list_sections())}
     for path, info in list_fields().items():
         section = values.get(info.section) if info.section else values
@@ -165,7 +166,7 @@ def _convert_value(info: SettingField, value: Any) -> Any:
 
 
 def to_plain(config: Config) -> dict[str, Any]:
-    """Return the config as JSON-ready dicts with every key; secrets are hidden."""
+    """Return the config as JSON-ready dicts with every key. Secrets are hidden."""
     result: dict[str, Any] = {}
     for info in list_fields().values():
         value = getattr(getattr(config, info.section) if info.section else config, info.key)
@@ -177,6 +178,6 @@ def to_plain(config: Config) -> dict[str, Any]:
 
 
 def hash_config(config: Config) -> str:
-    """Return the sha256 of a config's canonical JSON. Configs that differ in secrets only have one hash."""
+    """Return the sha256 (hex) of a config's canonical JSON. Secrets do not change it."""
     text = json.dumps(to_plain(config), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Every option of mlxrun with its default, its range and its description.
 
-The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
-server_settings.py and media_settings.py: the string under a field is its description, `Annotated` metadata is
-its range. Byte sizes are ints or "4GB" strings.
+The string under a field is its description; its `Annotated` metadata is its range. Byte sizes are ints or
+"4GB" strings. The JSON Schema, the config reference and `mlxrun config init` are generated from this module,
+server_settings.py and media_settings.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelSettings:
     """Hold quantized weights as plain numbers, which takes 2 to 8 times the memory. `auto`: where that takes
     at most half of the memory limit and is faster, as on CPUs; products are timed when a model is loaded.
     With engine.reproducible: on CPUs and CUDA, and where they take more than that, the model is refused.
-    Experts stay quantized on a GPU, unless `always`."""
+    On Metal they stay quantized, and experts on every GPU, unless `always`."""
     names: tuple[str, ...] = ()
     """Names that requests may use as `model`, besides the path. Empty: every name is accepted."""
     context_length: Annotated[int | None, Range(16, None)] = None
@@ -71,6 +71,9 @@ class EngineSettings:
     """Make answers independent of what else runs in the batch: prompts are prefilled one at a time in full
     chunks, rows are decoded one at a time on a CPU, which is slower, and in batches of a fixed size,
     `scheduler.max_running`, on a GPU, where it costs time only if few rows run."""
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """What computes. `auto`: the GPU if there is one that MLX can use, else the CPU. `gpu`: an error where
+    there is none."""
     blas_threads: Annotated[int | None, Range(1, 64)] = None
     """Threads of OpenBLAS on a CPU, whatever OPENBLAS_NUM_THREADS says. Their number decides the last digits
     of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses."""
@@ -110,8 +113,8 @@ class SchedulerSettings:
     """Maximum number of prompts whose chunks are computed in one forward. They must have the same length,
     unless the load check has found padding to be exact."""
     memory_limit: Annotated[int | None, Bytes(), Range(1, None)] = None
-    """Bytes for weights, KV caches and temporary arrays. null: what the device recommends (GPU), or 80 % of
-    the free memory (CPU)."""
+    """Bytes for weights, KV caches and temporary arrays. null: on CUDA the GPU's memory; elsewhere 80 % of
+    what is free at start, on Metal at most what it recommends (docs/machines.md)."""
     memory_headroom: Annotated[float, Range(0.0, 0.9)] = 0.05
     """Fraction of memory_limit that stays free."""
 

@@ -41,7 +41,7 @@ class ConfigSources:
         self._problems.append(ConfigProblem.at(origin, path, message))
 
     def read_files(self, path: Path, named_by: str = "", above: tuple[Path, ...] = ()) -> list[ConfigNode]:
-        """Return the layers of a file: first those that it extends, in order, then its own."""
+        """Return the layers of a file: first those of the files that it extends, in order, then its own."""
         self._count += 1
         if self._count > MAX_FILES:
             if self._count == MAX_FILES + 1:
@@ -68,7 +68,8 @@ class ConfigSources:
         return [*layers, own]
 
     def read_environment(self) -> ConfigNode:
-        """Return the layer of all MLXRUN_SECTION__KEY variables. Other programs may use the prefix too."""
+        """Return the layer of all MLXRUN_SECTION__KEY variables. A variable that only resembles this form is
+        a problem; others with the prefix are ignored."""
         misspelled = {ENV_PREFIX + path.replace(".", "_").upper(): path for path in list_fields()}
         sections = {ENV_PREFIX + name.upper(): name for name in list_sections()}
         layer: dict[str, ConfigNode] = {}
@@ -86,7 +87,7 @@ class ConfigSources:
         return self.finish_layer(ConfigNode(layer, Origin("env")), Path.cwd(), interpolate=False)
 
     def read_flags(self, sets: Sequence[str]) -> list[ConfigNode]:
-        """Return a layer for each --set section.key=value, so that none hides an error of another."""
+        """Return a layer for each --set section.key=value, so that no flag hides an error of another."""
         layers = []
         for flag in sets:
             layer: dict[str, ConfigNode] = {}
@@ -102,8 +103,7 @@ class ConfigSources:
         return layers
 
     def read_options(self, options: Sequence[tuple[str, str, str]]) -> ConfigNode:
-        """Return the layer of a command's own options: each with its name, the key that it sets, and its
-        text."""
+        """Return the layer of a command's own options, each as (name, key, text)."""
         layer: dict[str, ConfigNode] = {}
         for name, key, text in options:
             self._set_value(layer, key.split("."), text, Origin("set", name))
@@ -219,7 +219,7 @@ class Interpolator:
         self._problems = problems
 
     def interpolate(self, node: ConfigNode, path: str = "", info: SettingField | None = None) -> ConfigNode:
-        """Return the node with all references replaced; `info` is the key it belongs to, if that is known."""
+        """Return the node with all references replaced. `info`: the key that it belongs to, if known."""
         info = info or list_fields().get(path)
         if isinstance(node.value, dict):
             below = {

@@ -31,7 +31,7 @@ _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
-    """Return all problems of one layer."""
+    """Return all problems of one layer, by the JSON Schema and by the ranges of byte sizes."""
     errors = jsonschema.Draft202012Validator(build_schema()).iter_errors(tree.strip_origins())
     problems = [problem for error in errors for problem in _explain(tree, error)]
     return problems + list(_check_sizes(tree, {problem.key for problem in problems}))

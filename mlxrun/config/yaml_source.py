@@ -1,7 +1,7 @@
 """Parses YAML into nodes that know their line and column.
 
-Scalars are read as in YAML 1.2 (`no` and `12:30` are strings, `1e-3` is a number). Duplicate keys, tags and
-keys that are not strings are problems; wrong syntax raises YamlError.
+Scalars are read as in YAML 1.2: `no` and `12:30` are strings, `1e-3` is a number. Duplicate keys, tags and
+keys that are not strings are reported as problems. Wrong syntax raises YamlError.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for _tag, _pattern, _first in _SCALARS:
 
 
 class YamlError(Exception):
-    """The text is not YAML; `line` and `column` begin with 1."""
+    """The text is not YAML. `line` and `column` begin with 1."""
 
     def __init__(self, line: int, column: int, reason: str) -> None:
         super().__init__(reason)
@@ -62,7 +62,7 @@ class YamlError(Exception):
 
 
 def parse_yaml(text: str, name: str, problems: list[ConfigProblem]) -> ConfigNode:
-    """Return the root mapping of a file, which is empty if the file is."""
+    """Return the root mapping of a file; an empty mapping for an empty file. YamlError for wrong syntax."""
     start = Origin("file", name, 1, 1)
     root = _compose(text)
     if root is None or root.tag == _TAG + "null":
@@ -75,7 +75,7 @@ def parse_yaml(text: str, name: str, problems: list[ConfigProblem]) -> ConfigNod
 
 
 def parse_value(text: str, path: str, origin: Origin, problems: list[ConfigProblem]) -> ConfigNode:
-    """Return a value that is not from a file; everything in it has the given origin."""
+    """Return a value that is not from a file. All its nodes have the given origin."""
     root = _compose(text)
     if root is None:
         return ConfigNode(None, origin, origin)
@@ -92,7 +92,7 @@ def parse_scalar(text: str) -> Any:
 
 
 def render_yaml(value: Any) -> str:
-    """Return a value as one line of YAML, which this module reads back as the same value."""
+    """Return a value as one line of YAML that this module reads back as the same value."""
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=math.inf, allow_unicode=True)
     return str(text).removesuffix("\n").removesuffix("\n...")
 

@@ -1,9 +1,10 @@
-"""The seam through which drafts come that a model makes: a source predicts, the draft planner says for whom.
+"""The interface of what drafts tokens with a model. A source predicts; the draft planner decides for which
+rows.
 
-Implementations are in model/speculation/; engine/build.py gives one to the planner. What a source needs
-of the target besides tokens, such as hidden states, it gets from the runner, which is built there too.
+Implementations are in model/speculation/; engine/build.py gives one to the planner. A source that needs more
+of the target than tokens, such as hidden states, gets it from the runner.
 
-A source may fail: after its first error a CheckedSource closes it, drafts nothing, and fails no request.
+After a source's first error, CheckedSource closes it and drafts nothing more. No request fails.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class KnownRow:
-    """A row's request and the tokens of its answer that are known; they only grow until it is forgotten."""
+    """A row's request and the known tokens of its answer. The tokens only grow until the row is forgotten."""
 
     request: Request
     output: Sequence[int]
@@ -32,22 +33,22 @@ class KnownRow:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens of prompt and answer."""
+        """The number of known tokens of prompt and answer."""
         return len(self.request.prompt) + len(self.output)
 
     def list_tokens(self, start: int, stop: int | None = None) -> list[int]:
-        """The known tokens at these positions."""
+        """The known tokens at the positions [start, stop)."""
         size, stop = len(self.request.prompt), self.num_tokens if stop is None else stop
         answer = self.output[max(start - size, 0) : max(stop - size, 0)]
         return [*self.request.prompt[start:stop], *answer]
 
 
 class DraftSource(Protocol):
-    """Predicts the next tokens of rows. Called on the engine's thread, between steps. After an error of any
-    method it is closed, and called no more; no request fails.
+    """Predicts the next tokens of rows. Its methods are called on the engine's thread, between steps. After
+    an error of any method, the source is closed and called no more; no request fails.
 
-    `name`: what it is called in /v1/status. `cost`: what one more drafted token costs for all rows together,
-    in steps of the target. `max_tokens`: the most that it drafts for a row in a step.
+    `name`: its name in /v1/status. `cost`: what one more drafted token costs for all rows together, in steps
+    of the target. `max_tokens`: the most tokens that it drafts for a row in a step.
     """
 
     @property
@@ -58,30 +59,29 @@ class DraftSource(Protocol):
     def max_tokens(self) -> int: ...
 
     def takes(self, request: Request) -> bool:
-        """Whether it can draft for this request at all."""
+        """Whether the source can draft for this request at all."""
 
     def advance(self, rows: Sequence[KnownRow]) -> None:
-        """Take in tokens of decoding rows, a bounded number of them and without waiting for the device;
-        called each time a step is planned. Newer tokens than the known ones may be in flight."""
+        """Take in tokens of decoding rows: a bounded number, without waiting for the device. It is called
+        each time a step is planned. Tokens newer than the known ones may be in flight."""
 
     def is_ready(self, row: KnownRow) -> bool:
-        """Whether little is left of the row's tokens to take in, so that `propose` can draft for it. Newer
-        tokens may be in flight here too; `propose` then follows once they are known."""
+        """Whether `propose` can draft for the row, because few of its tokens are left to take in. Newer
+        tokens may be in flight; `propose` is called once they are known."""
 
     def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> Sequence[tuple[int, ...]]:
-        """For each row, at most so many tokens that are expected behind its newest one, which is known: no
-        row's tokens are in flight. Waits for the device once."""
+        """For each row, at most `limits` tokens that are expected after its newest one. No row has tokens in
+        flight. Waits for the device once."""
 
     def forget(self, request_id: str) -> None:
-        """The row has ended or was preempted; nothing happens if it is not known. The id may come again."""
+        """Drop a row that has ended or was preempted. An unknown id has no effect; an id may come again."""
 
     def close(self) -> None:
-        """Release all arrays of rows. Nothing is called after that."""
+        """Release all arrays of rows. No method is called afterwards."""
 
 
 class CheckedSource:
-    """Has the members of DraftSource, none of which raises. `problem`: why it drafts no more; None: it
-    does."""
+    """A DraftSource whose methods never raise. `problem`: why it drafts no more, None while it drafts."""
 
     def __init__(self, source: DraftSource) -> None:
         self._source = source

@@ -43,14 +43,14 @@ class MlxrunError(Exception):
 
     @classmethod
     def from_problems(cls, problems: Iterable[str]) -> Self:
-        """The error that lists these problems, each once and on a line of its own."""
+        """An error that lists these problems, one a line, each once."""
         listed = tuple(dict.fromkeys(problems))
         error = cls("\n".join(listed))
         error.problems = listed
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Errors go to other processes as they are, but without their cause."""
+        """Pickle the error without its cause, for other processes."""
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -70,7 +70,7 @@ class JobError(MlxrunError):
 
 
 class DiskFailed(JobError):
-    """The disk of a job has no room left, or is broken: nothing is wrong with the job."""
+    """The disk of a job is full or broken. The job itself is not at fault."""
 
     exit_code = 3
     code = "disk_failed"
@@ -107,13 +107,13 @@ class PromptTooLong(RequestError):
 
 
 class OutOfMemory(PromptTooLong):
-    """The context would hold prompt and answer, but the memory of this machine never will. For a client it is
-    a shorter context: it has to send less, and no retry helps."""
+    """Prompt and answer fit the context, but never the memory of this machine. A client sees it as a shorter
+    context: it must send less, and a retry does not help."""
 
 
 class MediaError(RequestError):
-    """An image, PDF or video is missing, too large, broken, or outside what the config allows. The code of a
-    PDF is `invalid_document`, that of a video `invalid_video`."""
+    """An image, PDF or video is missing, too large, broken, or not allowed by the config. A PDF's code is
+    `invalid_document`, a video's is `invalid_video`."""
 
     code = "invalid_image"
 
@@ -228,8 +228,8 @@ def get_http_status(error: BaseException) -> int:
 
 
 def shorten_message(text: str) -> str:
-    """The text in at most MAX_MESSAGE bytes. What is too long is cut in its middle, because a message begins
-    with the place of an error and may end with its reason; the text says so."""
+    """The text in at most MAX_MESSAGE bytes. A longer text is cut in its middle and says so: its beginning
+    names the place of an error, its end may name the reason."""
     data = text.encode(errors="surrogatepass")
     if len(data) <= MAX_MESSAGE:
         return text
@@ -239,7 +239,8 @@ def shorten_message(text: str) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """The text for the user. Of a bug only its class, since its text may contain anything."""
+    """The text of an error for the user. A bug is described by its class only, since its text may contain
+    anything."""
     known = isinstance(error, MlxrunError)
     return shorten_message(str(error)) if known else f"internal error ({type(error).__name__})"
 
@@ -258,12 +259,12 @@ _SHORTAGES = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that a device, or this process, has no memory left."""
+    """Whether an error says that a device or this process has no memory left."""
     return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _SHORTAGES)
 
 
 def wrap_model_error(error: Exception) -> MlxrunError:
-    """What a client is told of an exception that the model raised for its request."""
+    """The error that a client gets for an exception that the model raised on its request."""
     if isinstance(error, MlxrunError):
         return error
     text = f"the model failed on this request: {type(error).__name__}: {error}"

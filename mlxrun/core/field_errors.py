@@ -1,9 +1,10 @@
-"""Errors about fields of a request: every text names the field and what was expected there.
+"""Errors about fields of a request. Each text names the field and what was expected there.
 
-Paths look like `messages[3].content[1].type`; they are `RequestError.param` and start the message.
+Paths look like `messages[3].content[1].type`. They are `RequestError.param`, and the message starts with
+them.
 
-Errors about a translated chat body are mapped to the fields of the body that the client sent: `sources` has a
-path of the chat body as key, and as value the path that it was translated from.
+A translated chat body has errors about fields that the client did not send. `sources` maps a path of the chat
+body to the path that it was translated from.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ def reject(param: str, text: str, *, code: str | None = None) -> NoReturn:
 
 
 def reject_unsupported(param: str, reason: str) -> NoReturn:
-    """Raises the RequestError for a field that is known, but that mlxrun cannot honour."""
+    """Raises the RequestError for a known field that mlxrun cannot honour."""
     reject(param, f"not supported: {reason}", code=UNSUPPORTED)
 
 
 def reject_choice(param: str, value: Any, options: Iterable[str]) -> NoReturn:
-    """Raises the RequestError for a value that is none of `options`, with a suggestion."""
+    """Raises the RequestError for a value that is not in `options`, with a suggestion."""
     names = list(options)
     hint = suggest(value, names) if isinstance(value, str) else ""
     reject(param, f"{quote(value)} is not one of {', '.join(names)}{hint}")
 
 
 def reject_unknown(param: str, options: Iterable[str]) -> NoReturn:
-    """Raises the RequestError for a field or parameter that is none of `options`, with a suggestion."""
+    """Raises the RequestError for a field or parameter that is not in `options`, with a suggestion."""
     reject(shorten(param), f"unknown parameter{suggest(param, options)}", code=UNKNOWN)
 
 
@@ -49,61 +50,62 @@ def get_json_type(value: Any) -> str:
 
 
 def shorten(text: str, most: int = 160) -> str:
-    """`text`, shortened so that an error about a large value stays readable."""
+    """The text in at most `most` characters, so that an error about a large value stays readable."""
     return text if len(text) <= most else f"{text[: most - 12]}... ({len(text)})"
 
 
 def describe_foreign_error(error: Exception, most: int) -> str:
-    """What code that is not mlxrun's raised, for a client: at most so many characters of its text, which says
-    what it refuses. That of a MemoryError is about arrays."""
+    """The error of a library, for a client: at most `most` characters of its text. The text of a MemoryError
+    is replaced, since it is about arrays."""
     if isinstance(error, MemoryError):
         return "there is not enough memory for it"
     return shorten(str(error), most) or type(error).__name__
 
 
 def quote(value: Any) -> str:
-    """A short quoted form of a value, also of one that is nested too deeply for repr."""
+    """A short quoted form of a value. A value that is no string is named by its type, as it may be too deep
+    for repr."""
     return repr(shorten(value)) if isinstance(value, str) else get_json_type(value)
 
 
 def find_closest(word: Any, words: Iterable[str]) -> str | None:
-    """The one of `words` that was probably meant; None if none is close."""
+    """The member of `words` that was probably meant; None if none is close."""
     # With less, `num_retries` would be meant by `num_beams`.
     near = difflib.get_close_matches(str(word)[:80], list(words), 1, cutoff=0.7)
     return near[0] if near else None
 
 
 def suggest_word(meant: str | None, quote: Callable[[str], str] = repr) -> str:
-    """` (did you mean 'x'?)`, or nothing."""
+    """` (did you mean 'x'?)`, or "" without a word."""
     return f" (did you mean {quote(meant)}?)" if meant else ""
 
 
 def suggest(word: Any, words: Iterable[str]) -> str:
-    """The suggestion of the closest of `words`, or nothing."""
+    """A suggestion of the closest member of `words`, or "" if none is close."""
     return suggest_word(find_closest(word, words))
 
 
 def reject_type(param: str, value: Any, expected: str) -> NoReturn:
-    """Refuses a value of another JSON type than those that are expected, in words."""
+    """Raises the RequestError for a value of the wrong JSON type. `expected`: the allowed types, in words."""
     reject(param, f"expected {expected}, got {get_json_type(value)}", code="invalid_type")
 
 
 def check_type(value: Any, expected: type, param: str) -> Any:
-    """Returns `value` if it has the expected JSON type."""
+    """Returns `value`. RequestError if it has another JSON type."""
     if type(value) is not expected:
         reject_type(param, value, get_json_type(expected()))
     return value
 
 
 def get_required(value: dict[str, Any], key: str, expected: type, param: str) -> Any:
-    """Returns the field of an object that must have it, of the expected JSON type; null counts as missing."""
+    """Returns a field of an object. RequestError if it is missing, null, or of another JSON type."""
     if value.get(key) is None:
         reject(f"{param}.{key}", "missing", code="missing_field")
     return check_type(value[key], expected, f"{param}.{key}")
 
 
 def check_keys(value: Mapping[str, Any], allowed: Iterable[str], param: str) -> None:
-    """Refuses the first key that is not allowed, by name."""
+    """RequestError for the first key that is not in `allowed`."""
     allowed = tuple(allowed)
     for key in value:
         if key not in allowed:
@@ -112,7 +114,7 @@ def check_keys(value: Mapping[str, Any], allowed: Iterable[str], param: str) -> 
 
 
 def iterate_strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
-    """Yields every string in a JSON value, object keys included, with its path. Takes any depth."""
+    """Yields every string in a JSON value of any depth with its path, object keys included."""
     stack: list[tuple[str, Any]] = [(param, value)]
     while stack:
         path, item = stack.pop()
@@ -127,7 +129,8 @@ def iterate_strings(value: Any, param: str) -> Iterator[tuple[str, str]]:
 
 
 def find_source(param: str, sources: Mapping[str, str]) -> tuple[str, str]:
-    """The source of the longest known path that `param` begins with, and the rest of `param`."""
+    """The source of the longest known path that `param` begins with, and the rest of `param`. ("", param) if
+    none is known."""
     head = param
     while head:
         if head in sources:
@@ -137,7 +140,7 @@ def find_source(param: str, sources: Mapping[str, str]) -> tuple[str, str]:
 
 
 def rename_field(error: RequestError, param: str) -> None:
-    """Changes the field that an error names, in its text too."""
+    """Changes the field that an error names, also in its text."""
     text = str(error)
     if error.param is not None and text.startswith(f"{error.param}:"):
         error.args = (param + text[len(error.param) :],)

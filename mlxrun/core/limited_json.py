@@ -1,7 +1,7 @@
-"""JSON of users, clients and models, with a limit of its depth.
+"""Reads JSON of users, clients and models with a limit of its depth.
 
-What encodes, copies, renders or validates a value gives up some hundred levels down, each at a depth of its
-own that also depends on the caller. All that a limited value meets takes it.
+Libraries fail on deep values at different depths, which also depend on the caller's stack. A value within
+MAX_DEPTH passes all of them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ _CONTAINERS = (dict, list)
 
 
 class NestedTooDeeply(ValueError):
-    """A JSON text that may be valid, and is not read for its depth."""
+    """A JSON text is nested too deeply to be read."""
 
     def __init__(self) -> None:
         super().__init__(f"nested too deeply: more than {MAX_DEPTH} levels")
 
 
 def load_json(text: str | bytes, **hooks: Any) -> Any:
-    """The value of a JSON text. NestedTooDeeply, or another ValueError if it is no JSON that can be read.
-    `hooks`: as json.loads takes them."""
+    """The value of a JSON text. `hooks`: keyword arguments of json.loads. NestedTooDeeply for a deep text,
+    another ValueError for one that is not JSON."""
     try:
         value = json.loads(text, **hooks)
     except RecursionError as error:
@@ -32,13 +32,13 @@ def load_json(text: str | bytes, **hooks: Any) -> Any:
 
 
 def check_depth(value: Any) -> None:
-    """NestedTooDeeply if a JSON value is that."""
+    """NestedTooDeeply if a JSON value is nested deeper than MAX_DEPTH."""
     if is_nested_deeper(value, MAX_DEPTH):
         raise NestedTooDeeply
 
 
 def is_nested_deeper(value: Any, levels: int) -> bool:
-    """Whether objects and arrays are nested deeper than that."""
+    """Whether objects and arrays are nested deeper than `levels`."""
     found = [value] if isinstance(value, _CONTAINERS) else []
     for _ in range(levels):
         items = (item for each in found for item in (each.values() if isinstance(each, dict) else each))

@@ -1,4 +1,4 @@
-"""How many bytes rows take, as arithmetic on integers, so that admission can be tested without a device."""
+"""Computes how many bytes rows take: integer arithmetic, so that admission can be tested without a device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mlxrun.core.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes of one row's cache.
+    """Bytes of one row's cache. Lengths are rounded up to `step` tokens.
 
-    `per_token`: bytes for each token; `windows`: (window, bytes per token) of layers that keep at most a
-    window of tokens; `fixed`: bytes of every row (recurrent state). Lengths are rounded up to `step` tokens.
-    `packed_per_token`: bytes for each token of a quantized row, if there are such: a row in the decode batch
-    that had `packed_from` tokens before an earlier step, which has quantized it.
+    `per_token`: bytes for each token; `fixed`: bytes of every row (recurrent state); `windows`: (window,
+    bytes per token) of layers that keep at most a window of tokens. `packed_per_token`: bytes for each token
+    of a quantized row, None if rows are not quantized. A row of the decode batch is quantized by the first
+    step that begins with `packed_from` tokens or more in it.
     """
 
     per_token: int = 0
@@ -28,11 +28,12 @@ class Footprint:
     packed_from: int = 0
 
     def compute_row_bytes(self, tokens: int, decoding: bool = False) -> int:
-        """Bytes of a row of `tokens` tokens behind the next step. `decoding`: in the decode batch already."""
+        """Bytes of a row that has `tokens` tokens after the next step. `decoding`: it is in the decode batch
+        already."""
         return self.sum_row_bytes([tokens], decoding)
 
     def sum_row_bytes(self, lengths: Sequence[int], decoding: bool = False) -> int:
-        """The same for rows of these lengths together."""
+        """Bytes of rows of these lengths together, as `compute_row_bytes`."""
         if not decoding or self.packed_per_token is None:
             return self._sum_bytes(lengths, self.per_token)
         most = self.packed_from + 1
@@ -40,14 +41,14 @@ class Footprint:
         return self._sum_bytes(plain, self.per_token) + self._sum_bytes(packed, self.packed_per_token)
 
     def compute_copy_bytes(self, tokens: int, decoding: bool) -> int:
-        """Bytes that the row needs besides while it joins the decode batch or moves in it: those of its other
-        form if it is quantized then."""
+        """Extra bytes while a row joins the decode batch or moves in it. If the row is quantized then, they
+        are those of its other form."""
         is_packed = not decoding and tokens > self.packed_from
         packed = self.packed_per_token if is_packed else None
         return self._sum_bytes([tokens], self.per_token if packed is None else packed)
 
     def add(self, other: Footprint) -> Footprint:
-        """That of a row in two models, of which the other one has no quantized rows."""
+        """The footprint of a row in two models. The other model has no quantized rows."""
         packed = None if self.packed_per_token is None else self.packed_per_token + other.per_token
         return replace(
             self,
@@ -69,8 +70,8 @@ class Footprint:
 class MemoryBudget:
     """The sum that admission checks, in bytes: weights + rows + transients <= limit.
 
-    `transient` is what one prompt token of a step needs for activations; `limit` 0 means unlimited. `images`:
-    bytes of `weights` that are kept for decoded images.
+    `limit`: 0 means unlimited; `transient`: activations of one prompt token in a step; `images`: the part of
+    `weights` that is kept for decoded images.
     """
 
     limit: int = 0
@@ -82,9 +83,9 @@ class MemoryBudget:
     def compute_needed_bytes(
         self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
     ) -> int:
-        """Bytes in use with rows of these lengths, those of `decoding` in the decode batch, and a step of
-        `prefill_tokens` prompt tokens. The longest row counts twice, because a row is copied when it joins
-        the decode batch or moves in it."""
+        """Bytes in use by rows and a step of `prefill_tokens` prompt tokens. `decoding`: lengths of rows in
+        the decode batch; `lengths`: of the other rows. The longest row counts twice, because a row is copied
+        when it joins the batch or moves in it."""
         footprint = self.footprint
         rows = footprint.sum_row_bytes(lengths) + footprint.sum_row_bytes(decoding, decoding=True)
         copies = [footprint.compute_copy_bytes(n, decoding=False) for n in lengths]
@@ -93,15 +94,16 @@ class MemoryBudget:
         return self.weights + rows + max(copies, default=0) + self.transient * prefill_tokens
 
     def compute_batch_bytes(self, rows: int, length: int, slice_tokens: int = 0) -> int:
-        """Bytes of texts that are computed together for their vectors, padded to `length` tokens: their
-        caches, and the activations of one forward of `slice_tokens` tokens, 0: of all."""
+        """Bytes of a pooling batch, padded to `length` tokens: the caches, and the activations of one forward
+        of `slice_tokens` tokens. `slice_tokens` 0: one forward computes all tokens."""
         tokens = min(rows * length, slice_tokens or rows * length)
         return rows * self.footprint.compute_row_bytes(length) + self.transient * tokens
 
     def compute_spare_bytes(
         self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int] = ()
     ) -> int | None:
-        """Bytes left beside such rows and such a step, negative if they do not fit; None if unlimited."""
+        """Bytes left beside these rows and this step, negative if they do not fit. None if memory is
+        unlimited."""
         if self.limit == 0:
             return None
         return self.limit - self.compute_needed_bytes(lengths, prefill_tokens, decoding)
@@ -111,15 +113,15 @@ class MemoryBudget:
         return spare is None or spare >= 0
 
     def find_max_length(self, start: int, stop: int, chunk: int) -> int:
-        """The most tokens, from `start` (which is known to fit) to `stop`, that a lone row may hold and,
-        after a preemption, compute again in chunks of that size."""
+        """The most tokens that a row alone may hold, between `start`, which is known to fit, and `stop`.
+        After a preemption, that row is computed again in chunks of `chunk` tokens."""
         while start < stop:
             middle = (start + stop + 1) // 2
             start, stop = (middle, stop) if self.fits([middle], min(middle, chunk)) else (start, middle - 1)
         return start
 
     def explain_shortage(self, tokens: int, prefill_tokens: int) -> str:
-        """The sum for a lone request, for an error that a user can act on."""
+        """The sum for a request alone, for an error that a user can act on."""
         footprint = self.footprint
         rows = footprint.compute_row_bytes(tokens) + footprint.compute_copy_bytes(tokens, decoding=False)
         transients = format_rounded(self.transient * prefill_tokens)
@@ -129,8 +131,8 @@ class MemoryBudget:
         )
 
     def find_start_problem(self, pools: bool = False) -> str | None:
-        """Why not even the shortest request can ever run; None if it can. `pools`: whether that is a text for
-        its vector, whose row is not copied."""
+        """Why not even the shortest request can ever run; None if it can. `pools`: the request wants a
+        vector, and its row is not copied."""
         if not pools:
             return None if self.fits([2], 1) else self.explain_shortage(2, 1)
         needed = self.compute_batch_bytes(1, 1)
@@ -146,13 +148,13 @@ class MemoryBudget:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What every request must fit in by itself: the model's context, in tokens, and the memory."""
+    """What every request must fit by itself: the model's context, in tokens, and the memory."""
 
     context: int
     memory: MemoryBudget = MemoryBudget()
 
     def compute_max_length(self, request: Request, min_chunk: int) -> int:
-        """Most tokens of prompt and answer. `min_chunk`: prompt tokens of the smallest step. Raises
+        """The most tokens of prompt and answer. `min_chunk`: prompt tokens of the smallest step. Raises
         RequestError, PromptTooLong or OutOfMemory if the request can never run."""
         if not request.prompt:
             raise RequestError("the prompt is empty")

@@ -50,5 +50,8 @@ def _run(*command: str) -> str:
     with suppress(OSError, subprocess.SubprocessError):
         # Without close_fds, macOS starts the program by posix_spawn.
         options: dict[str, Any] = {"close_fds": False, "stdin": subprocess.DEVNULL, "timeout": _SECONDS}
-        return subprocess.run(command, capture_output=True, text=True, **options).stdout
+        done: subprocess.CompletedProcess[str] = subprocess.run(
+            command, capture_output=True, text=True, **options
+        )
+        return done.stdout
     return ""

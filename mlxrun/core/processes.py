@@ -1,11 +1,10 @@
 """Starts modules of this package as processes, and measures the time in which this process ran.
 
-By SIGSTOP, Ctrl-Z or a paused container, a process computes nothing, while others wait for it or are
-suspended with it. A time limit that counted this time would fail what has taken no time, as soon as the
-process goes on. (While the machine sleeps, the system's own monotonic clock stands still too.)
+SIGSTOP, Ctrl-Z or a paused container suspends a process. A time limit must not count that time: the process
+would fail work as soon as it goes on. (While the machine sleeps, the monotonic clock stands still too.)
 
-No system says how long a process was suspended. So `RunningClock` is read often, and a time in which nobody
-has read it does not count.
+No system says how long a process was suspended. So `RunningClock` is read often, and a longer gap between two
+readings does not count.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from typing import Any
 def start_module(
     module: str, *arguments: Any, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """A process that runs a module with these arguments. `environment`: variables besides those of this
-    process; `options`: of Popen."""
+    """Start a process that runs a module with these arguments. `environment`: additional variables;
+    `options`: keyword arguments of Popen."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # -P: files of the folder that this process was started in are no modules of the child.
     return subprocess.Popen(
@@ -38,14 +37,15 @@ STEP = 1.0  # seconds at most that are waited between two readings
 
 
 class RunningClock:
-    """Seconds in which this process ran, for one thread."""
+    """Seconds in which this process ran. One thread reads it."""
 
     def __init__(self) -> None:
         self._last = time.monotonic()
         self._suspended = 0.0
 
     def read(self, waited: float = 0.0) -> float:
-        """The time. `waited`: seconds that the caller has meant to wait since the last reading."""
+        """The seconds since the start. `waited`: seconds that the caller meant to wait since the last
+        reading."""
         now = time.monotonic()
         if now - self._last > waited + GAP:
             self._suspended += now - self._last

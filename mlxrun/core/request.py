@@ -3,8 +3,7 @@
 A Request holds only token ids and numbers that were validated before. Text, images and JSON stay in the front
 end; `media` and `grammar` are opaque to the scheduler.
 
-Equal content ids mean equal content. The prefix cache and the pages of rows find by them what a prompt shares
-with others.
+Equal content ids mean equal content. The prefix cache and the pages of rows use them to find shared prompts.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ from mlxrun.core.errors import MlxrunError
 class SamplingParams:
     """How the tokens of one request are sampled. Ranges are validated where bodies are parsed.
 
-    Order of application, on float32 logits of the last position: grammar, `min_tokens`, logit_bias,
-    repetition penalty (CTRL, arXiv:1909.05858: over prompt and answer), presence and frequency penalty
-    (OpenAI: over the answer only), temperature, top_k, top_p, min_p. `temperature` 0 is greedy. `seed` and
-    the token's position decide all randomness of a request, whatever else runs in the batch.
+    The settings apply in this order to the float32 logits of the last position: grammar, `min_tokens`,
+    logit_bias, penalties, temperature, top_k, top_p, min_p. The repetition penalty is that of CTRL
+    (arXiv:1909.05858), over prompt and answer. Presence and frequency penalties are OpenAI's, over the answer
+    only. `temperature` 0 is greedy. `seed` and the token's position decide all randomness of a request,
+    whatever else runs in the batch.
 
-    The first `min_tokens` tokens are none of `end_ids`, unless the grammar allows nothing else.
-    `max_tokens` 0: the request ends once its prompt is computed.
+    The first `min_tokens` tokens are none of `end_ids`, unless the grammar allows nothing else. `max_tokens`
+    0: the request ends once its prompt is computed.
     """
 
     max_tokens: int = 256
@@ -50,35 +50,35 @@ class SamplingParams:
 
 
 class GrammarMatcher(Protocol):
-    """Follows the answer of one row token by token, on the engine thread only. An error that a method raises
-    fails that row and no other."""
+    """Follows the answer of one row token by token, on the engine thread only. An error of a method fails
+    only that row."""
 
     @property
     def done(self) -> bool:
         """Whether only a stop token may follow."""
 
     def mask(self) -> bytes:
-        """The tokens that may follow, stop tokens included, as a bitmask: token i is bit i % 8 of byte i //
-        8. Tokens beyond the end of the bytes are forbidden."""
+        """The tokens that may follow, stop tokens included, as a bitmask. Token i is bit i % 8 of byte i //
+        8. Tokens beyond the last byte are forbidden."""
 
     def accept(self, token: int) -> None:
-        """Take in a sampled token, which the last mask allowed."""
+        """Take in a sampled token that the last mask allowed."""
 
     def fork(self) -> GrammarMatcher:
-        """A copy, which takes in tokens without this one."""
+        """An independent copy."""
 
 
 class Grammar(Protocol):
     """What an answer must match. Immutable: one object may serve many requests."""
 
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> GrammarMatcher:
-        """A matcher for an answer that begins with `output`; called each time a row starts. A stop token is
-        allowed only where the answer is complete. Raises RequestError if `output` does not match."""
+        """A matcher for an answer that begins with `output`. It is called each time a row starts. A stop
+        token is allowed only where the answer is complete. Raises RequestError if `output` does not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessedPrompt:
-    """What a model's processor makes of a prompt with images. For the fields see `Request`."""
+    """A prompt with images as a model's processor returns it. `Request` describes the fields."""
 
     ids: tuple[int, ...]
     image_spans: tuple[tuple[int, int], ...]
@@ -88,11 +88,11 @@ class ProcessedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:
-    """What a model makes of a text in place of an answer: an embedding, or the score of a pair of texts.
+    """What a model returns for a text instead of an answer: an embedding, or the score of a pair of texts.
 
     `size`: numbers in a vector, 1 for a score. `max_tokens`: of one text. `generates`: whether the model
-    answers prompts too. `prompts`: texts that go before a text, by name; `default_prompt`: the name of
-    the one that is used where a request names none. `sizes`: to which an embedding may be cut, empty: any.
+    answers prompts too. `prompts`: texts that are put before a text, by name; `default_prompt`: the one that
+    is used if a request names none. `sizes`: the lengths to which an embedding may be cut; empty: any.
     `template`: how query and document become one text; None: as a pair of the tokenizer.
     """
 
@@ -109,7 +109,7 @@ class PooledModel:
 
 
 class LoraAdapter(NamedTuple):
-    """A LoRA adapter that is loaded beside its model. `digest`: sha256 of its files."""
+    """A loaded LoRA adapter. `digest`: sha256 of its files."""
 
     name: str
     digest: str
@@ -121,16 +121,19 @@ class Request:
 
     `prompt`: all tokens, with image placeholders expanded. `image_spans`: the half-open ranges of `prompt`
     that images fill, in order and without overlap; a prefill chunk does not end inside one. `media`: the
-    images as the model's processor returns them (numpy only). `image_digests`: for each span, a digest of its
-    content. `cache_positions`: ascending positions in `prompt` where other prompts are likely to diverge from
-    this one, such as the end of the system prompt and tools, or the start of the last user turn.
-    `prior_output`: tokens of the answer that are known from an earlier run; events do not repeat them.
-    `grammar`: what the answer must match. `logprobs_from`: with `prompt_logprobs`, the first position of
-    `prompt` whose logprob is wanted; the first token has none. `pooled`: a vector is wanted in place of an
-    answer; `token_types`: of the tokens of a pair, empty: all 0. `speculation`: its row may draft. `adapter`:
-    the LoRA adapter that answers, None: the model as it is. `sparse`: tokens of its prompt may be left out.
-    If some were, `prompt` has the others, `positions` where these are in the whole prompt, and `left_out`
-    their ids.
+    images as the model's processor returns them (numpy only). `image_digests`: a digest of the content of
+    each span.
+
+    `cache_positions`: ascending positions where other prompts are likely to diverge from this one. Examples
+    are the end of the system prompt and tools, or the start of the last user turn. `prior_output`: tokens of
+    the answer that are known from an earlier run; events do not repeat them. `grammar`: what the answer must
+    match. `logprobs_from`: with `prompt_logprobs`, the first position of `prompt` whose logprob is wanted;
+    the first token has none.
+
+    `pooled`: the request wants a vector, not an answer; `token_types`: of the tokens of a pair, empty: all 0.
+    `speculation`: its row may draft. `adapter`: the LoRA adapter that answers, None: the model as it is.
+    `sparse`: tokens of the prompt may be left out. If some were, `prompt` has the others, `positions` their
+    positions in the whole prompt, and `left_out` the ids that are missing.
     """
 
     id: str
@@ -156,14 +159,14 @@ class Request:
 
     @property
     def num_left_out(self) -> int:
-        """Tokens of the prompt that were left out; its last one never is."""
+        """How many tokens of the prompt were left out. Its last token never is."""
         return self.positions[-1] + 1 - len(self.prompt) if self.positions else 0
 
     @property
     def all_cache_positions(self) -> tuple[int, ...]:
-        """`cache_positions`; the end of the last image if none is behind it, where questions about images
-        part; and where the answers to one question part: before the token that predicts the first wanted one
-        of a prompt whose first logprobs are not wanted."""
+        """`cache_positions` and up to two more, ascending. One is the end of the last image if no position is
+        behind it, since questions about images diverge there. The other is where answers to one question
+        diverge: before the token that predicts the first wanted logprob."""
         points, size = set(self.cache_positions), len(self.prompt)
         points |= {stop for _, stop in self.image_spans[-1:] if max(points, default=0) < stop < size}
         if self.params.prompt_logprobs is not None and 1 < self.logprobs_from < size:
@@ -172,7 +175,7 @@ class Request:
 
 
 class FinishReason(enum.StrEnum):
-    """Why an answer ended, in OpenAI's words where it has one."""
+    """Why an answer ended, in OpenAI's words where they exist."""
 
     STOP = "stop"  # a stop id, or (front end) a stop string
     LENGTH = "length"  # max_tokens or the context is used up
@@ -191,7 +194,7 @@ class HitKind(enum.StrEnum):
 
 
 class TokenLogprob(NamedTuple):
-    """Natural-log probabilities under the model's own distribution (before grammar, temperature, filters)."""
+    """Natural-log probabilities of the model itself, before grammar, temperature and filters."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), likeliest first
@@ -199,12 +202,12 @@ class TokenLogprob(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """Progress of one request. Events of a request can be merged: tokens and logprobs concatenate, other
-    fields take the latest.
+    """Progress of one request. Events can be merged: tokens and logprobs concatenate, other fields take the
+    latest.
 
     Exactly one event of each request has `finish` set, and it is the last one. `tokens` never has a stop id.
-    `prompt_logprobs` go on where those of the event before ended; the first one is of the token at
-    `logprobs_from`. None stands for a token inside an image.
+    `prompt_logprobs` continue those of the event before. The first one is of the token at `logprobs_from`.
+    None stands for a token inside an image.
     """
 
     request_id: str
@@ -222,7 +225,7 @@ class TokenEvent(NamedTuple):
     num_left_out: int = 0  # tokens of the prompt that were not computed at all (sparse prefill)
 
     def merge_progress(self, later: TokenEvent) -> TokenEvent:
-        """This event followed by `later`, as one event without the tokens and logprobs of either."""
+        """This event followed by `later`, as one event without tokens and logprobs."""
         return TokenEvent(
             self.request_id,
             num_computed_tokens=max(self.num_computed_tokens, later.num_computed_tokens),
@@ -242,12 +245,12 @@ ID_MASK = (1 << 63) - 1
 
 
 def compute_digest(*parts: bytes) -> bytes:
-    """The digest of 16 bytes by which content is known."""
+    """The 16-byte blake2b digest that identifies content."""
     return blake2b(b"".join(parts), digest_size=16).digest()
 
 
 def has_known_content(request: Request) -> bool:
-    """Whether its prompt has content ids: not that of images whose tokens are not known."""
+    """Whether the prompt has content ids. It has none if it has images whose tokens are unknown."""
     spans, digests = request.image_spans, request.image_digests
     return len(spans) == len(digests) and (request.media is None or len(spans) > 0)
 
@@ -255,10 +258,8 @@ def has_known_content(request: Request) -> bool:
 def build_content_ids(
     tokens: Sequence[int], spans: Sequence[tuple[int, int]], digests: Sequence[bytes]
 ) -> array[int]:
-    """Return the token ids, where an image's are replaced by negative numbers derived from its digest.
-
-    ValueError if there is not one digest for each image: such a prompt matches nothing.
-    """
+    """Return the token ids (int64), with an image's ids replaced by negative numbers derived from its digest.
+    ValueError unless there is one digest for each image: such a prompt matches nothing."""
     if len(spans) != len(digests):
         raise ValueError(f"{len(spans)} image spans, but {len(digests)} digests")
     ids = array("q", tokens)
@@ -278,7 +279,7 @@ def _build_image_ids(image_digest: bytes, tokens: array[int]) -> array[int]:
 
 
 def round_down(length: int, spans: Sequence[tuple[int, int]], grid: int = 1) -> int:
-    """Return the longest length up to this one that is a multiple of `grid` and does not end inside an
+    """Return the longest length, at most `length`, that is a multiple of `grid` and does not end inside an
     image."""
     while True:
         length -= length % grid

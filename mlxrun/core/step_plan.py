@@ -17,7 +17,7 @@ from mlxrun.core.request import HitKind, Request, TokenLogprob
 class PrefillChunk:
     """Compute tokens [start, stop) of a request: its prompt and, after a preemption, its output so far.
 
-    A chunk that reaches the last token also samples the next one; others only fill the cache.
+    A chunk that reaches the last token also samples the next one. Other chunks only fill the cache.
     """
 
     request_id: str
@@ -35,7 +35,7 @@ class SnapshotKind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """Copy a part of a row's cache for the prefix cache. `entry` means something to the prefix cache only.
+    """Copy a part of a row's cache for the prefix cache. `entry`: the prefix cache's own record, opaque here.
 
     DELTA: tokens [start, stop), which the row's cache holds. STATE: the row holds exactly `stop` tokens.
     `synchronous`: the step waits for the copy. Each request gets one SnapshotResult, in the same order.
@@ -51,7 +51,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """A snapshot: evaluated arrays that share no memory with the row; `payload` None if copying failed."""
+    """A snapshot: evaluated arrays that share no memory with the row. `payload` is None if copying failed."""
 
     request: SnapshotRequest
     payload: Any
@@ -61,9 +61,9 @@ class SnapshotResult:
 class CacheHit:
     """The first `length` tokens of a request are in the prefix cache.
 
-    `deltas`: consecutive (start, stop, payload) from 0 to `length`, of which the last payload may hold tokens
-    beyond its `stop`; empty if no layer keeps all keys. `state`: the payload at exactly `length` tokens; None
-    if the model has no states.
+    `deltas`: consecutive (start, stop, payload) from 0 to `length`; empty if no layer keeps all keys. The
+    last payload may hold tokens beyond its `stop`. `state`: the payload at exactly `length` tokens; None if
+    the model has no states.
     """
 
     length: int
@@ -74,7 +74,7 @@ class CacheHit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that gets a row. `output`: its tokens from before a preemption or from an earlier run."""
+    """A request that gets a row. `output`: its tokens before a preemption, or from an earlier run."""
 
     request: Request
     output: tuple[int, ...] = ()
@@ -85,8 +85,8 @@ class Admission:
 class StepPlan:
     """One step, in the order of execution: final_snapshots, free, admit, decode, prefill with snapshots.
 
-    `decode`: requests that get one more token; all their tokens but the newest are in their row's cache.
-    `drafts`: for some of them, predicted tokens after the newest one; the step before is collected.
+    `decode`: requests that get one more token; their row's cache has all their tokens but the newest.
+    `drafts`: predicted tokens after the newest one, for some of them; the step before is collected first.
     `final_snapshots`: of rows that are freed now. `snapshots`: of rows that have prefilled.
     """
 
@@ -109,8 +109,8 @@ class SampledToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The logprobs of consecutive prompt tokens of a request, the first one at position `start`. Each has at
-    least one of the likeliest tokens, even if the request wants none: the prefix cache keeps it."""
+    """The logprobs of consecutive prompt tokens, the first one at position `start`. Each has at least one of
+    the likeliest tokens, because the prefix cache keeps it."""
 
     request_id: str
     start: int
@@ -120,12 +120,11 @@ class PromptLogprobs:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Sampled tokens and failed requests, by request id. With decode-ahead, tokens and logprobs lag one step
-    behind. A row gets one token: with a draft, the draft's tokens as long as they are what is sampled, and
-    one more.
+    behind. A row without a draft gets one token. A row with a draft gets its accepted tokens and one more.
 
     `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
-    runner computed those tokens. `logprobs`: of prompts, each request's in order of position.
-    `shared_tokens`: of rows in the decode batch, held by another row too.
+    runner computed those tokens. `prompt_logprobs`: each request's in order of position. `shared_tokens`:
+    tokens in the decode batch that several rows hold together.
     """
 
     tokens: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
@@ -138,7 +137,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class SerializedTensor:
-    """An array as bytes. `dtype` as safetensors calls it: F32, BF16, F16, U32, U8, I64, ..."""
+    """An array as bytes. `dtype` is its safetensors name: F32, BF16, F16, U32, U8, I64, ..."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -147,7 +146,7 @@ class SerializedTensor:
 
 @dataclass(frozen=True, slots=True)
 class SerializedPayload:
-    """A payload outside the device."""
+    """A payload in host memory."""
 
     tensors: Mapping[str, SerializedTensor]
     meta: Mapping[str, str]
@@ -162,8 +161,8 @@ MAX_ROWS = 256  # texts in a batch
 
 @dataclass(slots=True)
 class PoolingBatch:
-    """Texts that are computed together. `nbytes`: the memory that they take; `computed`: tokens of each row
-    that are done; `state`: the runner's own."""
+    """Texts that are computed together. `nbytes`: the memory that they take; `computed`: how many tokens of
+    each row are done; `state`: the runner's own."""
 
     requests: tuple[Request, ...]
     nbytes: int = 0
@@ -172,7 +171,7 @@ class PoolingBatch:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest text."""
+        """The number of tokens of the longest text."""
         return max(len(request.prompt) for request in self.requests)
 
 
@@ -185,13 +184,13 @@ SINGLE_TOKEN_CHUNK = 512  # tokens
 class StepCosts:
     """What the parts of a step cost on this device.
 
-    `max_sampling_chunk`: after a hit, up to this many tokens are computed by one forward that also samples,
-    if a forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a
-    decoding row; more if each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once
-    this many tokens of a prompt are computed, because attention is then most of the cost; 0: never.
-    `few_lengths`: a chunk that is shortened gets one of few lengths, if the device prepares for each new one.
-    `min_chunk`: tokens that take no longer than fewer would, because a forward is bound by its launches;
-    `least_fitting`: a chunk is halved if a step has time for less than this share of it.
+    `max_sampling_chunk`: after a hit, one forward computes up to this many tokens and samples; set where a
+    forward costs more than its tokens. `waiting_weight`: how much a waiting prompt counts beside a decoding
+    row; greater where each forward is expensive. `deep_prompt`: beside decoding rows, chunks shrink once this
+    many tokens of a prompt are computed, since attention dominates from there; 0: never. `few_lengths`: a
+    shortened chunk gets one of few lengths, because the device prepares for each new one. `min_chunk`: fewer
+    tokens take no less time, because launches bound a forward. `least_fitting`: a chunk is halved if a step
+    has time for less than this share of it.
     """
 
     max_sampling_chunk: int = 0
@@ -202,15 +201,15 @@ class StepCosts:
     least_fitting: float = 1.0
 
     def limit_chunk(self, remaining: int, budget: int) -> int:
-        """The most tokens of a step's first chunk, where `remaining` are left of its prompt."""
+        """The most tokens of a step's first chunk. `remaining`: tokens left of its prompt."""
         if not self.few_lengths or remaining <= budget:
             return budget
         return 1 << (budget.bit_length() - 1)
 
     def get_max_sampling_chunk(self, request: Request) -> int:
-        """The most tokens after a hit that are computed by one forward that also samples. A prompt
-        with logprobs and one token of output would join the decode batch, with a copy of all its keys, for
-        one step."""
+        """The most tokens after a hit that one forward computes while it also samples. It is greater for a
+        prompt with logprobs and one output token: joining the decode batch would copy all its keys for one
+        step."""
         params = request.params
         is_single = params.max_tokens == 1 and params.prompt_logprobs is not None
         return max(self.max_sampling_chunk, SINGLE_TOKEN_CHUNK) if is_single else self.max_sampling_chunk

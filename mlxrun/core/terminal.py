@@ -1,8 +1,8 @@
 """Standard output and standard error, and what is written to them.
 
-All text that a command shows may have parts of files in it. `filter_streams` puts a filter before both, so
-that nothing passes which a terminal would obey, whoever writes it: this program, a library or a traceback.
-Only consoles of `open_console` write past it, because they style their text after they have filtered it.
+Text that a command shows may contain parts of files. `filter_streams` filters both streams, whoever writes:
+this program, a library or a traceback. Nothing passes that a terminal would obey. Only the consoles of
+`open_console` write past the filter, because they filter their text before they style it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _BAR_MOVES = re.compile(r"\r|(?:\x1b\[A)+\Z")
 
 
 class FilteredStream:
-    """A text stream that makes visible what is written to it. `unfiltered`: the stream below."""
+    """A text stream that makes control characters visible. `unfiltered`: the stream below."""
 
     def __init__(self, unfiltered: TextIO) -> None:
         self.unfiltered = unfiltered
 
     def write(self, text: str) -> int:
-        """Write the text with its control characters written out; returns the length of the text."""
+        """Write the text with its control characters made visible. Returns the length of the text."""
         moves = _BAR_MOVES.match(text) if text[:1] in "\r\x1b" and self.isatty() else None
         start = moves[0] if moves else ""
         with name_stream(self.unfiltered):
@@ -54,7 +54,7 @@ class FilteredStream:
 
 @contextmanager
 def filter_streams() -> Iterator[None]:
-    """Filter standard output and standard error meanwhile."""
+    """Filter standard output and standard error within the block."""
     earlier = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_filter(stream) for stream in earlier)
     try:
@@ -89,8 +89,8 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 
 
 def open_console(stream: IO[str] | None = None, width: int | None = None, **options: Any) -> Console:
-    """A console that makes all text visible before it lays it out and styles it. `width`: in columns, where
-    the stream, by default standard output, is no terminal."""
+    """A console that makes all text visible before it lays it out and styles it. `width`: columns where the
+    stream is no terminal. The stream is standard output by default."""
     from mlxrun.core.visible_console import VisibleConsole
 
     stream = sys.stdout if stream is None else stream

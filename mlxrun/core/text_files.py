@@ -1,7 +1,7 @@
-"""Opens and reads the files that a user names: regular files, in UTF-8, of a size that can be meant.
+"""Opens and reads the files that a user names: regular files, in UTF-8, of a limited size.
 
-A FIFO or a device would be waited for, or read without end; only a pipe of the shell surely has a writer. All
-problems are OSErrors, whose `strerror` says what is wrong, so that callers treat them like a missing file.
+A FIFO or a device would block, or be read without end. Only a pipe that the shell opened surely has a writer.
+All problems are OSErrors whose `strerror` says what is wrong, so callers treat them like a missing file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MARKS = (
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, opened to be read; OSError if it is not a regular one. Folders are refused by the system."""
+    """Open a file for reading. OSError if it is not a regular file; the system refuses folders."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
@@ -48,13 +48,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether a path stands for what the shell has opened for this process: /dev/stdin, or <(...)."""
+    """Whether a path is a stream that the shell opened for this process: /dev/stdin, or <(...)."""
     return str(path).startswith(_STREAMS)
 
 
 def read_regular(path: Path, most: int = MAX_TEXT, *, streams: bool = False) -> bytes:
-    """The content of a regular file; OSError if it has more than `most` bytes. `streams`: a pipe that the
-    shell has opened is read to its end too, and then has nothing more."""
+    """The content of a regular file. OSError if it has more than `most` bytes. `streams`: also read a pipe
+    that the shell opened, which is empty afterwards."""
     is_pipe = streams and is_stream(path) and path.is_fifo()
     with path.open("rb") if is_pipe else open_regular(path) as file:
         data = file.read(most + 1)
@@ -82,8 +82,8 @@ def _guess_encoding(start: bytes) -> str | None:
 
 
 def read_text_file(path: Path, most: int = MAX_TEXT) -> str:
-    """The text of a regular file in UTF-8, with or without a mark at its beginning. OSError, or
-    UnicodeDecodeError if it is in none of the encodings of Unicode."""
+    """The text of a regular file in UTF-8, without its byte order mark. OSError as `read_regular` and
+    `check_encoding`; UnicodeDecodeError for another encoding."""
     data = read_regular(path, most)
     check_encoding(data[:4])
     return data.decode("utf-8-sig")

@@ -1,7 +1,7 @@
-"""Text of files, models and clients as people are shown it: what a terminal would obey is made visible.
+"""Makes text of files, models and clients safe to show: characters that a terminal would obey become visible.
 
 Control characters, marks that change the direction of text and lone surrogates are written as `\\x1b` or
-`\\u202e`. A message is one line of at most MAX_MESSAGE bytes. Neither can a message forge a line of the log.
+`\\u202e`. A message is one line of at most MAX_MESSAGE bytes, so it cannot forge a line of the log.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _NAMED = {"\t": "\\t", "\r": "\\r"}
 
 
 def make_visible(text: str) -> str:
-    """The text with its hidden characters written out; line feeds stay."""
+    """The text with its hidden characters written out. Line feeds stay."""
     return _HIDDEN.sub(_write_out, text)
 
 
 def make_line(text: str) -> str:
-    """The text as one line: line feeds are written out too."""
+    """The text as one line, with line feeds written out too."""
     return make_visible(text).replace("\n", "\\n")
 
 
@@ -45,7 +45,7 @@ def make_message(text: str) -> str:
 
 
 def dump_json(value: Any, indent: int | None = None) -> str:
-    """A value as JSON in which hidden characters are escapes, so that it may be printed and still be read."""
+    """A value as JSON with hidden characters as escapes. It is safe to print, and programs can read it."""
     return escape_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
@@ -61,7 +61,7 @@ def _write_out(found: re.Match[str]) -> str:
 
 @contextmanager
 def name_stream(stream: object) -> Iterator[None]:
-    """Give an OSError of the block, which has no path in it, the name of the stream."""
+    """Give the name of the stream to an OSError of the block that has no path."""
     try:
         yield
     except OSError as error:
@@ -71,18 +71,18 @@ def name_stream(stream: object) -> Iterator[None]:
 
 
 def describe_trace(trace: TracebackType | None) -> dict[str, str]:
-    """The `extra` of a record that shows where an error was raised, and not what it says."""
+    """The `extra` of a log record that shows where an error was raised, without its text."""
     return {TRACE: "".join(traceback.format_tb(trace))}
 
 
 class TextFormatter(logging.Formatter):
-    """One line for each record; tracebacks follow, indented."""
+    """One line for each record, with the traceback indented below."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of a record, and below it the trace in its `extra`."""
+        """Return the line of a record, with the trace of its `extra` below."""
         line = make_message(super().formatMessage(record))
         trace = getattr(record, TRACE, "")
         return f"{line}\n{_indent(trace.rstrip())}" if trace else line
@@ -97,7 +97,7 @@ def _indent(lines: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and the traceback of an exception."""
+    """One JSON object a line: time, level, logger, message and, if there is one, the traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
@@ -115,7 +115,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def start_logging(level: str) -> None:
-    """Log as text from this level on, in a process that is no command, unless its logging is set up."""
+    """Log as text from this level on, in a process that is no command. An existing setup of logging stays."""
     handler = logging.StreamHandler()
     handler.setFormatter(TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper())

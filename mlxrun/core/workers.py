@@ -1,7 +1,7 @@
-"""Runs slow work on worker threads of its own, so that short requests do not wait behind it.
+"""Runs slow work on worker threads, so that short requests do not wait behind it.
 
-Each kind of work has a lane with few threads. What nobody waits for any more is abandoned: work that has not
-begun is dropped, and work that asks `check_abandoned` ends there.
+Each kind of work has a lane with few threads. Work that nobody waits for is abandoned: it is dropped before
+it starts, or it ends where it calls `check_abandoned`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _CPUS = os.cpu_count() or 1
 
 
 class Abandoned(Exception):
-    """Nobody waits for this work any more."""
+    """Nobody waits for this work."""
 
 
 class LaneJob:
-    """One call of a lane: whether it is abandoned, and what ends it then."""
+    """One call of a lane. It knows whether the call is abandoned, and which callbacks end it then."""
 
     def __init__(self) -> None:
         self.abandoned = False
@@ -44,7 +44,7 @@ class LaneJob:
 
     @contextmanager
     def end_by(self, callback: Callable[[], None]) -> Iterator[None]:
-        """Have the callback called if the job is abandoned during the block."""
+        """Call the callback if the job is abandoned within the block."""
         with self._lock:
             if self.abandoned:
                 raise Abandoned
@@ -68,7 +68,8 @@ def check_abandoned() -> None:
 
 @contextmanager
 def end_by(callback: Callable[[], None]) -> Iterator[None]:
-    """Have the callback end what the block waits for if its lane is abandoned; Abandoned if it was before."""
+    """Within the block, call the callback if the lane's job is abandoned. Raises Abandoned if it was, before
+    or meanwhile."""
     job = _job.get()
     with nullcontext() if job is None else job.end_by(callback):
         yield
@@ -76,7 +77,7 @@ def end_by(callback: Callable[[], None]) -> Iterator[None]:
 
 
 class Lane:
-    """Worker threads for one kind of work; they start with the first of it."""
+    """Worker threads for one kind of work. They start with the first call."""
 
     def __init__(self, name: str, threads: int) -> None:
         self.threads = threads
@@ -87,8 +88,8 @@ class Lane:
         return ThreadPoolExecutor(self.threads, self._name)
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of a function that a thread of the lane runs. If this is cancelled, the work is
-        abandoned, and the cancellation takes effect when its thread is free, so that what it uses can be
+        """The result of a function that a thread of the lane runs. If the caller is cancelled, the work is
+        abandoned. The cancellation takes effect once its thread is free, so that its resources can be
         released."""
         job, context = LaneJob(), contextvars.copy_context()
         context.run(_job.set, job)
@@ -105,14 +106,14 @@ class Lane:
 
 
 async def wait_until_done(future: asyncio.Future[Any]) -> None:
-    """Wait for what must not be left alone, however often this is cancelled meanwhile."""
+    """Wait until a future is done, however often the caller is cancelled meanwhile."""
     while not future.done():
         with suppress(asyncio.CancelledError):
             await asyncio.wait((future,))
 
 
 async def run_together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of all. If one fails, the others are cancelled, and its error is raised."""
+    """The results of all coroutines. If one fails, the others are cancelled and its error is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]
@@ -122,7 +123,7 @@ async def run_together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first exception in a group that is no group itself."""
+    """The first exception of a group that is not a group itself."""
     found: BaseException = errors
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -130,7 +131,7 @@ def find_first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException
 
 
 def ignore_error(result: asyncio.Future[Any]) -> None:
-    """A callback of what nobody waits for any more: asyncio would log its error."""
+    """A callback for a future that nobody waits for: asyncio would log its error."""
     if not result.cancelled():
         result.exception()
 
@@ -138,12 +139,12 @@ def ignore_error(result: asyncio.Future[Any]) -> None:
 LONG_TEXTS = Lane("long-texts", max(1, min(4, _CPUS // 2)))
 HUGE_TEXTS = Lane("huge-texts", max(1, min(4, _CPUS // 4)))
 IMAGES = Lane("images", max(1, min(8, _CPUS // 2)))
-PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see pdf_process.py
+PDFS = Lane("pdfs", 2)  # of which each may take 2 GB, see api/text/media/pdf_process.py
 VIDEOS = Lane("videos", 2)  # of which each may take 4 GB, see api/text/media/videos.py
 
 
 async def run_on_text(size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a function that tokenizes `size` characters, on a thread of the lane for such texts."""
+    """The result of a function that tokenizes `size` characters. Long texts run on a lane of their own."""
     if size > LONG_TEXT:
         lane = HUGE_TEXTS if size > HUGE_TEXT else LONG_TEXTS
         return await lane.run(function, *args, **kwargs)

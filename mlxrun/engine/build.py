@@ -1,10 +1,10 @@
 """Builds an engine from a config: loads the model, and joins the parts.
 
-Must be called on the thread that will step the engine, because MLX's streams belong to threads.
+It must run on the thread that will step the engine, because MLX's streams belong to threads.
 
-From top to bottom: the engine; who drafts (n-gram lookup, a draft model, the checkpoint's own head, or
-nobody); and the prefix cache. Its fingerprint covers everything that an entry depends on besides the tokens:
-an entry of another model, library, device or chunk size is never found.
+From top to bottom: the engine; the source of drafts (n-gram lookup, a draft model, the checkpoint's own head,
+or none); the prefix cache. The cache's fingerprint covers everything that an entry depends on besides the
+tokens. So no entry of another model, library, device or chunk size is ever found.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from mlxrun.model.machine.device import (
     get_backend,
     resolve_config,
 )
+from mlxrun.model.machine.device_choice import hold_device
 from mlxrun.model.machine.versions import list_library_versions
 from mlxrun.model.model_loading import LoadedModel, load_model
 from mlxrun.model.pooling.build import build_decoder_runner, build_encoder_runner
@@ -77,9 +78,10 @@ FALLBACK_BYTES = 2_000_000_000  # default size if the amount of memory is unknow
 def build_engine(
     config: Config, model_info: LoadedModelInfo | None = None, load_check: LoadCheckReport | None = None
 ) -> Engine:
-    """An idle engine. Raises ModelLoadError or ConfigError. `model_info`: if it is already loaded;
-    `load_check`: if this model was already compared."""
+    """Build an idle engine. Raises ModelLoadError or ConfigError. `model_info`: the model, if it is already
+    loaded; `load_check`: its report, if it was already compared."""
     with ExitStack() as held:
+        held.enter_context(hold_device(config.engine))
         held.enter_context(hold_blas_threads(choose_blas_threads(config.engine)))
         engine = _build_engine(config, model_info, load_check)
         engine.held = held.pop_all()
@@ -221,7 +223,7 @@ _DECODE: dict[DecodeMethod, str] = {
 
 
 def check_drafting(config: Config) -> None:
-    """ConfigError if the config wants drafts that this device has for no model."""
+    """ConfigError if the config asks for a method of drafting that this device cannot run."""
     method = config.speculation.method
     problem = None if method in ("off", "auto") else find_device_problem()
     if problem is not None:
@@ -230,8 +232,8 @@ def check_drafting(config: Config) -> None:
 
 
 def find_draft(config: Config, info: LoadedModelInfo) -> LoadedModelInfo | None:
-    """The model of `model.draft`, if it may be used. ConfigError if its files show that it cannot be, or if
-    the model that it is for, that of `info`, is of a kind that cannot use it."""
+    """The model of `model.draft`, or None if nothing uses it. ConfigError if its files show that it cannot be
+    used, or if the target model (`info`) is of a kind that cannot use it."""
     settings, method = config.model, config.speculation.method
     drafts = method == "draft" or (method == "auto" and not names_split_head(settings))
     is_sparse = config.prefill.sparse != "off"
@@ -258,11 +260,12 @@ def _check_sparse_prompts_fit(least: int, info: LoadedModelInfo, draft: LoadedMo
 def build_draft_planner(
     model: LoadedModel, draft: LoadedModelInfo | None
 ) -> tuple[DraftPlanner, LoadedSource | None]:
-    """The planner, and the model or head whose drafts it asks for, if any. ConfigError if what the config
-    names cannot draft. `draft`: see find_draft.
+    """The draft planner, and the model or head that drafts for it, if any. `draft`: the result of find_draft.
+    ConfigError if the configured method cannot draft.
 
-    Drafts fill a forward of fixed width, and are few beside rows otherwise. `auto` uses model.draft, or else
-    the checkpoint's own head."""
+    A draft fills free rows of a forward of fixed width, else drafts are few. `auto` uses model.draft, or else
+    the checkpoint's own head.
+    """
     config, methods = model.config, model.methods
     settings = config.speculation
     if settings.method == "off":
@@ -304,8 +307,8 @@ def _load_head(model: LoadedModel) -> LoadedSource | None:
 def build_prefix_cache(
     config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec, memory: MemoryBudget
 ) -> PrefixCacheInterface:
-    """`config`: with the values of the device. ConfigError if the budget holds no chunk, or if the folder
-    cannot be written."""
+    """The prefix cache of the config, in which values of the device are filled in. ConfigError if the memory
+    holds no chunk, or if the folder cannot be written."""
     settings, chunk = config.cache, config.scheduler.chunk
     assert chunk is not None
     if settings.backend == "none" or snapshots.problem is not None:
@@ -333,7 +336,7 @@ def build_prefix_cache(
 
 
 def compute_fingerprint(config: Config, model_info: LoadedModelInfo, snapshots: SnapshotCodec) -> bytes:
-    """Return a digest (32 bytes) of all that decides what an entry holds for given tokens."""
+    """Return a 32-byte digest of all that decides what an entry holds for given tokens."""
     parts = {
         "format": FORMAT_VERSION,
         "model": model_info.digests["model"],

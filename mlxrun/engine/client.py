@@ -1,7 +1,7 @@
-"""The asyncio side of the engine: submit a request, iterate over its events.
+"""The asyncio side of the engine: it submits requests and iterates over their events.
 
-Closing or cancelling the iteration aborts the request within one step. A slow reader delays nobody: its
-events merge in a single slot. All methods must be called on the event loop that called `start`.
+Closing or cancelling the iteration aborts the request within one step. A slow reader delays nobody, because
+its events merge in a single slot. All methods must be called on the event loop that called `start`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Collector:
-    """One slot for the events of one request: `put` merges those that were not read yet, `get` waits."""
+    """One slot for the events of one request. `put` merges unread events; `get` waits for one."""
 
     def __init__(self) -> None:
         self._event: TokenEvent | None = None  # the unread events as one, without the tokens and logprobs
@@ -45,7 +45,7 @@ class Collector:
         self._filled.set()
 
     def replace_with_error(self, error: MlxrunError) -> None:
-        """Put an error in place of the unread events."""
+        """Replace the unread events by an error."""
         self._take_unread()
         self.put(TokenEvent("", finish=FinishReason.ERROR, error=error))
 
@@ -69,7 +69,7 @@ class Collector:
 
 
 class EngineClient:
-    """A running engine on its own thread. Use `start` to make one."""
+    """A running engine on its own thread. `start` makes one."""
 
     def __init__(self, build: Callable[[], Engine]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -87,7 +87,8 @@ class EngineClient:
 
     @classmethod
     async def start(cls, config: Config, model_info: LoadedModelInfo | None = None) -> EngineClient:
-        """Load the model and start. Raises ModelLoadError or ConfigError. `model_info`: if already loaded."""
+        """Load the model and start the engine. Raises ModelLoadError or ConfigError. `model_info`: if already
+        loaded."""
         return await cls.start_with(partial(build_engine, config, model_info))
 
     @classmethod
@@ -118,25 +119,26 @@ class EngineClient:
         return self._dead_error
 
     def read_cache_counters(self) -> Mapping[str, int]:
-        """The counters of the prefix cache (cache.entry.CacheCounters) by name; empty without a cache."""
+        """The prefix cache's CacheCounters by name; empty without a cache."""
         return self._ready.result().prefix_cache.read_counters()
 
     def read_stats(self) -> EngineStats:
-        """The engine's numbers after its newest step; after its last one if it has stopped."""
+        """The engine's numbers after its newest step, which is its last one if it has stopped."""
         assert self._thread.stats is not None, "the engine is ready"
         return self._thread.stats
 
     async def clear_cache(self) -> None:
-        """Drop all prefix cache entries that no running request uses. EngineDead if it has stopped."""
+        """Drop all prefix cache entries that no running request uses. EngineDead if the engine has
+        stopped."""
         await self._call_engine(lambda engine: engine.prefix_cache.clear())
 
     def abort(self, request_id: str) -> None:
-        """End a request whose events nobody reads any more. Does nothing if it has already ended."""
+        """End a request whose events nobody reads any more. A request that has ended is ignored."""
         if request_id in self._collectors:
             self._thread.send(Abort(request_id))
 
     def fail(self, request_id: str, error: MlxrunError) -> None:
-        """End a request with `error`, which its reader gets after the events that have already come."""
+        """End a request with `error`. Its reader gets it after the events that have already come."""
         collector = self._collectors.get(request_id)
         if collector is None:
             return
@@ -145,9 +147,9 @@ class EngineClient:
         self._thread.send(Abort(request_id))
 
     async def generate(self, request: Request) -> AsyncGenerator[TokenEvent, None]:
-        """The events of one request, merged while they are not read; the last one has `finish`.
+        """The events of one request, merged while unread. The last one has `finish`.
 
-        Raises the error of an event that has one: RequestError, Overloaded or EngineDead.
+        Raises an event's error: RequestError, Overloaded or EngineDead.
         """
         self._raise_if_dead()
         if request.id in self._collectors:
@@ -179,8 +181,8 @@ class EngineClient:
             self._on_dead(EngineDead("the engine was closed"))
 
     def stop_at_exit(self) -> None:
-        """Stop the engine and wait for its thread, while the process ends and no worker thread can start any
-        more. May be called on any thread; unfinished requests get no event."""
+        """Stop the engine and wait for its thread, at a time when no worker thread can start any more. It may
+        be called on any thread. Unfinished requests get no event."""
         self._thread.send(StopEngine())
         self._thread.join()
 

@@ -1,6 +1,6 @@
-"""The engine: loops over its workloads. Front ends reach it through engine/client.py.
+"""The engine: it loops over its workloads. Front ends reach it through engine/client.py.
 
-It knows token ids, not text. Every request that `add` accepted gets exactly one event with `finish` set.
+It knows token ids, not text. Every request that `add` accepts gets exactly one event with `finish` set.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ Workload = GenerationSteps | PoolingSteps | TokenSelection
 
 
 class Engine:
-    """Not thread-safe: one thread builds, steps and closes it. `prefix_cache` is the scheduler's; `pooling`
-    computes vectors, None: the model gives none; `selection` leaves out tokens of long prompts, None: all are
-    computed; `num_embeddings`: tokens that the model has embeddings for, 0: not known."""
+    """Steps a model. It is not thread-safe: one thread builds, steps and closes it.
+
+    `pooling`: computes vectors, None if the model has none; `selection`: leaves out tokens of long prompts,
+    None if all are computed; `num_embeddings`: the number of tokens with embeddings, 0 if unknown.
+    """
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Engine:
 
     @property
     def prefix_cache(self) -> PrefixCacheInterface:
-        """The scheduler's."""
+        """The scheduler's prefix cache."""
         return self.generation.prefix_cache
 
     @property
@@ -97,14 +99,13 @@ class Engine:
                 )
 
     def abort(self, request_id: str) -> None:
-        """End a request; its final event comes with the next step. Does nothing if it has already ended."""
+        """End a request. Its final event comes with the next step. A request that has ended is ignored."""
         found = (workload.abort(request_id) for workload in self._workloads)
         self._aborted += [event for event in found if event is not None]
 
     def step(self) -> list[TokenEvent]:
-        """Run one step of what generates, and a slice of each other workload. Returns the events of the
-        requests that got further. Raises EngineDead after `engine.max_errors` failures of rows or texts in a
-        row."""
+        """Run one step of generation, and one slice of each other busy workload. Returns the events of
+        requests that made progress. EngineDead after `engine.max_errors` consecutive failures."""
         events, self._aborted = self._aborted, []
         busy = [workload for workload in self._slices if workload.is_busy]
         if self.generation.is_busy or not busy:
@@ -124,8 +125,8 @@ class Engine:
 
 
 def join_media_spans(request: Request) -> Request:
-    """The request with one span, from its first token to the end of its last image: no chunk ends inside, and
-    nothing cached either. RequestError if it wants the logprobs of its prompt, which a span has none of."""
+    """The request with one span, from its first token to the end of its last image. No chunk and no cache
+    entry ends inside it. RequestError if the request wants prompt logprobs, which a span does not have."""
     if request.params.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs are not supported for prompts with images of this model")
     spans, digests = request.image_spans, request.image_digests
@@ -140,6 +141,6 @@ def join_media_spans(request: Request) -> Request:
 
 def join_digests(request: Request) -> Request:
     """The request with digests that each cover all its images. Images that are encoded together round
-    otherwise than each alone, so that the same bytes come of the same images only."""
+    differently from single ones, so a cached image is exact only beside the same images."""
     every = request.image_digests
     return replace(request, image_digests=tuple(compute_digest(own, *every) for own in every))

@@ -1,9 +1,8 @@
 """The thread that owns the engine: it loads the model, steps while there is work, and closes the engine.
 
-After each step it publishes the engine's numbers, for /v1/status and /metrics.
-
 Messages come in by one queue; the events of each step go out by one call of `on_events`. MLX's streams belong
-to threads, so no other thread touches the engine. A thread that hangs is noticed by watchdog.py.
+to threads, so no other thread touches the engine. watchdog.py notices a thread that hangs. After each step
+the thread publishes the engine's numbers, for /v1/status and /metrics.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """`counts` are JSON-ready: running and waiting requests, in all and in the background; steps and failed
-    steps since the start; drafts."""
+    """The engine's numbers. `counts` are JSON-ready: running and waiting requests, in all and in the
+    background; steps and failed steps since the start; drafts."""
 
     counts: Mapping[str, Any]
     memory_limit: int | None  # bytes
@@ -42,12 +41,11 @@ class EngineStats:
     load_check: LoadCheckReport | None = None
 
     def compute_age(self) -> float:
-        """Seconds since these were collected; 0 while the engine is idle."""
+        """Seconds since these numbers were collected; 0 while the engine is idle."""
         return time.monotonic() - self.time if self.busy else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """The counts, the result of the load check (None if there was none), and the bytes of memory at this
-        moment."""
+        """The counts, the result of the load check (None if there was none), and the bytes of memory now."""
         load_check = None if self.load_check is None else self.load_check.describe()
         return {
             "load_check": load_check,
@@ -57,7 +55,7 @@ class EngineStats:
 
 
 def collect_stats(engine: Engine) -> EngineStats:
-    """Collect them on the engine's thread, between two steps."""
+    """Collect the engine's numbers, on its thread, between two steps."""
     requests = engine.scheduler.requests
     reading = [] if engine.selection is None else list(engine.selection.waiting.values())
     background = [state for state in requests if state.request.background]
@@ -92,7 +90,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class CallEngine:
-    """Set `result` to what `function(engine)` returns or raises, called between two steps."""
+    """Call `function(engine)` between two steps, and set `result` to what it returns or raises."""
 
     function: Callable[[Engine], Any]
     result: Future[Any]
@@ -108,10 +106,10 @@ Message = Submit | Abort | CallEngine | StopEngine
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Callbacks of the engine thread, called on that thread; they must not block.
+    """Callbacks of the engine thread, called on that thread. They must not block.
 
-    `on_ready` is called once after loading, with the idle engine; `on_events` after each step that has
-    events; `on_dead` once if loading fails or the engine stops by an error.
+    `on_ready`: called once after loading, with the idle engine; `on_events`: after each step that has events;
+    `on_dead`: once, if loading fails or an error stops the engine.
     """
 
     on_ready: Callable[[Engine], None]
@@ -120,7 +118,7 @@ class Listener:
 
 
 class EngineThread:
-    """`build` makes the engine, on the thread."""
+    """Runs an engine. `build` makes it, on the thread."""
 
     def __init__(self, build: Callable[[], Engine], listener: Listener) -> None:
         self._build = build
@@ -142,7 +140,7 @@ class EngineThread:
         self._inbox.put(message)
 
     def join(self) -> None:
-        """Wait for the thread to end. One that hangs is left behind."""
+        """Wait for the thread to end. A thread that hangs is left behind."""
         self._over.wait()
         if not self._is_stuck:
             self._thread.join()

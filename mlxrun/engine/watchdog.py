@@ -1,10 +1,11 @@
 """Notices that the engine's thread hangs inside a library, while a model is loaded or in a step.
 
-Slow is not stuck. Progress is whatever shows that something is computed or read: a step that ends, bytes of
-weights that are counted, processor time of the thread itself, processor time of the process in its own code
-(a library that tries in vain spends its time in the system), and bytes that are read. Without any of these
-for LIMIT seconds, the engine is given up. Compiling kernels takes far less, and downloads have limits of
-their own. Only time in which the process runs counts: not that while it, or the machine, is suspended.
+Slow is not stuck. Progress is any sign of work: a step that ends, bytes of weights, processor time of the
+thread, or bytes that are read. Processor time of the process counts only in its own code, since a library
+that tries in vain spends its time in the system.
+
+Without progress for LIMIT seconds, the engine is given up. Compiling kernels takes far less, and downloads
+have limits of their own. Time in which the process or the machine is suspended does not count.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ READ_BYTES = 1 << 16  # in a tick
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What shows progress. `counted`: notes, and bytes of weights; `own`: processor seconds of the thread,
-    None: not known; `used`: those of the process outside the system; `read`: bytes."""
+    """Signs of progress. `counted`: notes, and bytes of weights; `own`: processor seconds of the thread, None
+    if unknown; `used`: processor seconds of the process outside the system; `read`: bytes read."""
 
     counted: tuple[int, int]
     own: float | None
@@ -40,7 +41,7 @@ class Signs:
     read: int
 
     def show_progress(self, before: Signs, seconds: float) -> bool:
-        """Whether there was any since `before`, so many seconds ago."""
+        """Whether there was progress since `before`, which was read `seconds` earlier."""
         return (
             (self.counted, self.own) != (before.counted, before.own)
             or self.used - before.used >= BUSY_SHARE * seconds
@@ -50,7 +51,8 @@ class Signs:
 
 @contextmanager
 def watch(doing: str, on_stuck: Callable[[str], None]) -> Iterator[None]:
-    """Watch what this thread does here. `on_stuck`: as of a Watchdog."""
+    """Watch this thread within the block. `doing`: what it does, for the report; `on_stuck`: as in
+    Watchdog."""
     watchdog = Watchdog(on_stuck)
     watchdog.start()
     watchdog.note(doing)
@@ -76,12 +78,12 @@ class Watchdog:
         threading.Thread(target=self._run, name="mlxrun-watchdog", daemon=True).start()
 
     def note(self, doing: str | None) -> None:
-        """Say what the thread does now, which is progress; None: nothing that could hang."""
+        """Note what the thread does now, which counts as progress. None: nothing that could hang."""
         self._doing = doing
         self._notes += 1
 
     def stop(self) -> None:
-        """The thread ends."""
+        """Stop watching, since the thread ends."""
         self._stopped.set()
 
     def _run(self) -> None:

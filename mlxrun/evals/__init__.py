@@ -1,1 +1,1 @@
-"""Evals: suites of jobs, run folders, comparing, verifying, reports and exports."""
+"""Evals: suites of jobs, run folders, comparisons, verification, reports and exports."""

@@ -7,8 +7,8 @@
     generation: {max_tokens: 200, temperature: 0}
     verdict: {choices: {A: 1, B: 0.5, C: 0}}
 
-Templates are those of `mlxrun job make`; their variables are `question` (the last message of the user),
-`answer` (without reasoning), `expected`, `group`, `id` and `line` (the job line), and `row` with all of them.
+Templates are those of `mlxrun job make`. Their variables are `question` (the user's last message), `answer`
+(without reasoning), `expected`, `group`, `id`, `line` (the job line), and `row` with all of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _VARIABLES = frozenset(("question", "answer", "expected", "group", "id", "line",
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """A checked judge. `content`: as it was written; `digest`: of that."""
+    """A checked judge. `content`: the judge as it was written; `digest`: SHA-256 of the content."""
 
     name: str
     content: Mapping[str, Any]
@@ -46,7 +46,7 @@ class Judge:
     digest: str
 
     def make_line(self, custom_id: str, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The job line that has one answer judged; JobError if the template fails on it, or no model could
+        """Make the job line that has one answer judged. JobError if the template fails, or if no model could
         answer the line."""
         try:
             line = {"id": custom_id, **self.template.render(columns, 0)}
@@ -61,8 +61,8 @@ class Judge:
 
 
 def read_judge(path: Path) -> Judge:
-    """The judge in a YAML or JSON file; JobError with all problems, each with file, line, column and key, if
-    it is not valid."""
+    """Read the judge in a YAML or JSON file. JobError with all problems, each with file, line, column and
+    key."""
     try:
         text = read_text_file(path)
     except OSError as error:
@@ -86,8 +86,8 @@ def read_judge(path: Path) -> Judge:
 
 
 def parse_judge(value: Any, name: str, locate: Callable[[Sequence[str]], str] | None = None) -> Judge:
-    """The judge that a mapping describes; JobError with all problems, each of which begins with `name`, or
-    with the place of its value by `locate`, and names the key."""
+    """Parse the judge that a mapping describes. JobError with all problems. Each names the key, and begins
+    with `name`, or with the place that `locate` returns for its value."""
     problems = [
         f"{name if locate is None else locate(steps)}: {text}" for steps, text in _find_problems(value)
     ]
@@ -133,7 +133,7 @@ def _find_problems(value: Any) -> Iterator[Problem]:
 
 
 def find_question(body: Mapping[str, Any]) -> str:
-    """The text of the last message of the user in a request's body, or its prompt; empty if there is none."""
+    """Find the text of the user's last message in a request's body, or its prompt. Empty if there is none."""
     items = next((body[name] for name in ("messages", "input", "prompt") if name in body), "")
     if isinstance(items, str):
         return items

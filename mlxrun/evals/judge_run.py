@@ -1,8 +1,8 @@
 """Runs a judge over the answers of a run, and scores the run by its verdicts.
 
-The judge's requests are an ordinary job, `judge/job.jsonl` in the run folder: it can be interrupted, and what
-it has judged is not judged again while answers, template and model stay the same. With another model or other
-settings, its earlier answers are moved to `earlier`. Answers of failed lines are not judged.
+The judge's requests are an ordinary job, `judge/job.jsonl` in the run folder, which may be interrupted.
+Answers are not judged again while answers, template and model stay the same. With another model or other
+settings, the judge's earlier answers are moved to `earlier`. Answers of failed lines are not judged.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ JUDGE = "judge"  # the folder below the run folder, and what records call the ma
 
 @dataclass(frozen=True, slots=True)
 class JudgeVerdicts:
-    """The verdicts of a judge as a scorer; `verdicts` by the id of the judge's line."""
+    """The verdicts of a judge as a scorer. `verdicts`: by the id of the judge's line."""
 
     verdicts: Mapping[str, Verdict]
     digest: str
     name: str = JUDGE
 
     def score(self, answer: ScoredAnswer) -> Verdict:
-        """Look up the verdict of an answer."""
+        """Look up the verdict on an answer."""
         found = self.verdicts.get(_name_line(str(answer.line["custom_id"]), answer.index))
         return found or Verdict(0, note="the judge failed: it has no verdict on this answer")
 
@@ -57,8 +57,8 @@ async def run_judge(
     say: Callable[[str], None],
     view: Callable[[ProgressMeter], ProgressView] = make_view,
 ) -> Scores:
-    """Judge the answers of the run at `paths`, and score it. `setup`: of the judge's model, whose engine is
-    started if an answer is left to be judged. JobError if the run is not as its job left it."""
+    """Judge the answers of the run at `paths`, and score it. `setup`: of the judge's model, whose engine
+    starts if an answer is left to be judged. JobError if the run is running, or is not as its job left it."""
     run = RunFolder.open(paths.out)
     if run.state == RUNNING:
         raise JobError(f"{run.name}: its job is running; wait for it before its answers are judged")

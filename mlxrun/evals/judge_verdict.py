@@ -1,4 +1,4 @@
-"""Reads the verdict in a judge's answer, and makes a score from 0 to 1 of it."""
+"""Reads the verdict in a judge's answer, and turns it into a score from 0 to 1."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _RATING = re.compile(rf"\[\[\s*({_NUMBER})\s*\]\]")  # as MT-bench's judges writ
 
 
 class VerdictError(Exception):
-    """A judge's answer has no verdict that can be read; the text says why."""
+    """A judge's answer has no readable verdict; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictReader:
-    """How verdicts are read. `choices`: the score of each word or letter; `low` and `high`: the ends of a
-    scale of numbers; `json`: the field of the answer's object with the choice or the number; `after`: the
-    verdict stands behind its last occurrence."""
+    """Reads verdicts. `choices`: the score of each word or letter; `low`, `high`: the ends of a scale of
+    numbers; `json`: the field of the answer's object with the choice or number; `after`: the verdict stands
+    behind its last occurrence."""
 
     choices: Mapping[str, float] = field(default_factory=dict)
     low: float = 0.0
@@ -43,7 +43,7 @@ class VerdictReader:
     after: str | None = None
 
     def read(self, answer: str) -> tuple[float, Any]:
-        """The score, and the verdict as the judge gave it; VerdictError if there is none."""
+        """Return the score, and the verdict as the judge gave it. VerdictError if there is none."""
         if self.after is not None:
             if self.after not in answer:
                 raise VerdictError(f"its answer has no {self.after!r}")
@@ -117,7 +117,7 @@ class VerdictReader:
 
 
 def read_limited(reader: VerdictReader, answer: str) -> tuple[float, Any]:
-    """As `reader.read`, in a process with limits; ScorerEnded if it takes too much time or memory."""
+    """Call `reader.read` in a process with limits. ScorerEnded if it takes too much time or memory."""
     score, value, problem = OWN.call(f"{__name__}:read_fields", asdict(reader), answer)
     if problem is not None:
         raise VerdictError(problem)
@@ -125,7 +125,7 @@ def read_limited(reader: VerdictReader, answer: str) -> tuple[float, Any]:
 
 
 def read_fields(fields: Mapping[str, Any], answer: str) -> tuple[float, Any, str | None]:
-    """The child's side of `read_limited`."""
+    """Read a verdict in the child, for `read_limited`."""
     try:
         return *VerdictReader(**fields).read(answer), None
     except VerdictError as error:
@@ -133,7 +133,7 @@ def read_fields(fields: Mapping[str, Any], answer: str) -> tuple[float, Any, str
 
 
 def find_verdict_problems(value: Any) -> Iterator[Problem]:
-    """What is wrong with the `verdict` of a judge."""
+    """Yield what is wrong with the `verdict` of a judge."""
     if not isinstance(value, dict) or not value:
         yield ("verdict",), "verdict must be an object with choices, number or json"
         return
@@ -187,7 +187,7 @@ def _find_scale_problems(value: Any) -> Iterator[Problem]:
 
 
 def build_reader(value: Mapping[str, Any]) -> VerdictReader:
-    """The reader of a `verdict` without problems; a scale is from 0 to 1 where no ends are given."""
+    """Build the reader of a valid `verdict`. A scale without ends is from 0 to 1."""
     scale = value.get("number", {})
     low, high = float(scale.get("min", 0)), float(scale.get("max", 1))
     choices = {str(key): float(score) for key, score in value.get("choices", {}).items()}

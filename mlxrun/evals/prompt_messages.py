@@ -1,4 +1,4 @@
-"""The prompt of a job line as messages that a person can read, whatever the API of the line."""
+"""The prompt of a job line as messages for people, whatever the line's API."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PromptMessage:
 
 
 def list_messages(body: Mapping[str, Any]) -> list[PromptMessage]:
-    """The messages of a body in order, with tools and texts that the API keeps apart as messages of their
-    own. Anything that is not understood is shown as JSON, so that nothing of a prompt is missing."""
+    """List the messages of a body in order. Tools, and texts that the API keeps apart, are messages of their
+    own. Unknown content is shown as JSON, so that nothing of a prompt is missing."""
     found = []
     for name in ("system", "instructions"):
         if body.get(name):
@@ -124,5 +124,5 @@ def _shorten_data(value: Any) -> Any:
 
 
 def dump_text(value: Any) -> str:
-    """A value as text: a string as it is, anything else as JSON."""
+    """Dump a value as text: a string as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,12 +1,12 @@
 """Runs a job, or some of its lines, again from the manifest of an earlier run, and compares the records.
 
-The manifest has the whole config, and digests of the job file and of the model's files. The job file is found
-where it was, at the same place relative to the output, or beside the output by its digest.
+The manifest has the whole config, and digests of the job file and the model's files. The job file is looked
+for where it was, at the same place relative to the output, and beside the output by its digest.
 
-The result of scoring (`eval`) is not compared: it follows from the answer, and can be computed again without
-the model. Chosen lines are run each alone and without a prefix cache. They are a job of their own in a
-temporary folder, so that the run folder is not touched and everything else is as in the run: the config, the
-seeds, the keys of lines and thus the ids in their records.
+The result of scoring (`eval`) is not compared: it follows from the answer, and can be computed without the
+model. Chosen lines run one by one and without a prefix cache. They are a job of their own in a temporary
+folder, so the run folder is not touched. All else is as in the run: config, seeds, keys of lines, and thus
+the ids in records.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ _MISSING = object()
 
 @dataclass(slots=True)
 class RunComparison:
-    """The lines of an earlier run that were computed again."""
+    """The result of computing lines of an earlier run again."""
 
     compared: int = 0
     differing: list[LineDifference] = field(default_factory=list)
 
 
 def rebuild_config(run: RunFolder) -> Config:
-    """The config of the last run of a job; JobError if the manifest does not contain one, or if it was edited
-    there. Keys that the version of the run did not know have their defaults, which change no answer; only the
-    number of BLAS threads, which was the environment's then, is the recorded one."""
+    """Rebuild the config of the last run of a job. JobError if the manifest has none, if it was edited, or if
+    the run is a batch of a server. Keys that the run's version did not know get their defaults, which change
+    no answer. Only the number of BLAS threads, which the environment decided then, is the recorded one."""
     if run.manifest.get("batch"):
         raise JobError(f"{run.name}: is a batch of a server; its answers have ids that only the server gives")
     try:
@@ -89,7 +89,7 @@ def _restore_threads(config: Config, manifest: Mapping[str, Any]) -> Config:
 
 
 def read_engine_settings(run: RunFolder) -> EngineSettings:
-    """How the engine of a run computed; the defaults if the manifest does not contain it."""
+    """Read the engine settings of a run. The result is the defaults if the manifest has no usable config."""
     try:
         return rebuild_config(run).engine
     except JobError:  # which is reported where the config is used
@@ -97,8 +97,8 @@ def read_engine_settings(run: RunFolder) -> EngineSettings:
 
 
 def find_job(run: RunFolder) -> RunFolder:
-    """The run with the job file that has the recorded digest. JobError if none of the files beside the output
-    has it."""
+    """Return the run with the job file that has the recorded digest. JobError if neither it nor a file beside
+    the output has that digest."""
     paths, recorded = run.paths, run.manifest["input"]
     beside = (
         path for path in sorted(paths.out.parent.glob("*.jsonl")) if path not in (paths.out, paths.errors)
@@ -114,7 +114,7 @@ def find_job(run: RunFolder) -> RunFolder:
 
 
 def list_machine_differences(manifest: Mapping[str, Any], here: RunEnvironment) -> list[str]:
-    """What differs between this machine and those that the runs of a job had: versions, device, BLAS."""
+    """List what differs between this machine and the machines of a job's runs: versions, device, BLAS."""
     runs = [run for run in manifest["runs"] if run.get("versions")]
     runs = [run for run in runs if run.get("lines")] or runs[-1:]
     found = [RunEnvironment.parse(run) for run in runs] or [RunEnvironment.parse(manifest)]
@@ -125,8 +125,8 @@ def list_machine_differences(manifest: Mapping[str, Any], here: RunEnvironment) 
 
 
 def check_model(run: RunFolder, settings: Mapping[str, Any], model: str) -> None:
-    """JobError if the model's files, or how mlxrun uses them, are not those of the run; then no line could
-    come out alike. `settings`: what `collect_settings` returns here."""
+    """Raise JobError if the model's files, or how mlxrun uses them, differ from the run: no line could come
+    out alike. `settings`: the result of `collect_settings` here."""
     old = run.manifest["settings"]
     try:
         changes = list(describe_changes(old, settings, run.manifest["model"]["path"], model))
@@ -139,7 +139,8 @@ def check_model(run: RunFolder, settings: Mapping[str, Any], model: str) -> None
 async def replay_job(
     run: RunFolder, paths: JobPaths, setup: JobSetup, options: JobOptions, say: Callable[[str], None]
 ) -> RunComparison:
-    """Run all lines of the job of `run`, with the output of `paths`, and compare them."""
+    """Run all lines of the job of `run` again, with the output of `paths`, and compare them. JobError if the
+    output is complete already, unless `options.fresh`."""
     if not options.fresh and paths.manifest.is_file() and RunFolder.open(paths.out).state == DONE:
         raise JobError(f"{paths.out}: is complete already; --fresh runs it again, or give another -o")
     await JobRun(paths, setup, options, say, StopSignals(say)).run()
@@ -151,7 +152,7 @@ def _compare_runs(old: RunFolder, new: RunFolder) -> RunComparison:
 
 
 def compare_lines(pairs: Iterable[tuple[RunLine, RunLine | None]]) -> RunComparison:
-    """Compare the records of lines and of what they were computed to again."""
+    """Compare the records of lines with the records of their second computation."""
     found = RunComparison()
     for old, new in pairs:
         text = "it was not run" if new is None else describe_difference(old.record, new.record)
@@ -173,14 +174,14 @@ def _match_lines(
 
 
 def make_serial_config(config: Config) -> Config:
-    """The config of an engine that computes one request at a time and reuses nothing."""
+    """Make the config of an engine that computes one request at a time and reuses nothing."""
     scheduler = replace(config.scheduler, max_running=1, step_ms=0)
     return replace(config, scheduler=scheduler, cache=replace(config.cache, backend="none"))
 
 
 def choose_lines(run: RunFolder, sample: int | None, seed: int) -> list[int]:
-    """The numbers of the lines to run again, in order: `sample` of those that were answered, or all (None).
-    A failed line is not run again, as what failed may have been temporary."""
+    """Choose the numbers of the lines to run again, in order: `sample` of the answered lines, or all of them
+    (None). Failed lines are not run again, as their cause may have been temporary."""
     chosen = [
         line.number
         for line in run.read_lines()
@@ -248,7 +249,7 @@ def _read_record(path: Path, offset: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class LineDifference:
-    """A line whose record is another one now. `number`: in the job file; `text`: what differs first."""
+    """A line whose record has changed. `number`: its number in the job file; `text`: the first difference."""
 
     id: str
     number: int | None
@@ -260,7 +261,8 @@ class LineDifference:
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Where the bytes of two records begin to differ, without their scores; None if they are equal."""
+    """Describe where the bytes of two records begin to differ, without their scores. None if they are
+    equal."""
     before, now = _dump(old), _dump(new)
     if before == now:
         return None

@@ -25,8 +25,8 @@ from mlxrun.jobs.scoring.score_groups import Scores
 
 
 def check_journal(run: RunFolder) -> None:
-    """JobError if the journal is missing: rescoring writes one, whose digests would vouch for records that
-    were edited before."""
+    """Raise JobError if the journal is missing. Rescoring writes one, whose digests would vouch for records
+    that were edited before."""
     if not run.paths.journal.exists():
         raise JobError(
             f"{run.paths.journal}: is missing, so it cannot be seen whether records were edited; nothing "
@@ -35,7 +35,8 @@ def check_journal(run: RunFolder) -> None:
 
 
 def check_run(run: RunFolder) -> None:
-    """JobError if a record was edited or removed, or if a line or an image has changed since its answer."""
+    """Raise JobError if a record was edited or removed, or if a line or an image has changed since its
+    answer."""
     check_journal(run)
     problems: list[RunProblem] = []
     for _ in run.read_lines(problems.append):
@@ -51,8 +52,8 @@ def check_run(run: RunFolder) -> None:
 
 
 def rescore(run: RunFolder, evals: EvalReader, facts: Mapping[str, Any] | None = None) -> Scores:
-    """Score all answers of a run again; JobError if the run is not as its job left it. `facts`: what the
-    manifest's `scoring` has besides what `evals` describes."""
+    """Score all answers of a run again. JobError if the run is not as its job left it. `facts`: what the
+    manifest's `scoring` has besides the description of `evals`."""
     paths, manifest = run.paths, run.manifest
     check_journal(run)
     with lock_folder(paths.folder):

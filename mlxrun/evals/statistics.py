@@ -1,6 +1,6 @@
 """The statistics of two runs of the same lines: the difference of their scores, its interval and its tests.
 
-What is sampled are lines, or clusters of lines (the epochs of one question, the questions about one text).
+The sampled units are lines, or clusters of lines (the epochs of one question, the questions about one text).
 Two runs differ if the difference would show on other lines of the same kind. See Miller, "Adding Error Bars
 to Evals" (2024), sections 2 and 4. Scores are from 0 to 1.
 """
@@ -29,8 +29,8 @@ Bounds = tuple[float, float]
 @dataclass(frozen=True, slots=True)
 class McNemar:
     """McNemar's test of the lines that only one of two runs got right. `exact` is the exact two-sided p
-    value, whose false alarms are fewer than 5 %. `mid` counts what was seen by half, and comes close to 5 %,
-    as Fagerland, Lydersen and Laake found (The McNemar test for binary matched-pairs data, 2013)."""
+    value, with fewer than 5 % false alarms. `mid` (mid-p) counts the observed outcome by half, and comes
+    close to 5 % (Fagerland, Lydersen and Laake, "The McNemar test for binary matched-pairs data", 2013)."""
 
     better: int
     worse: int
@@ -40,7 +40,7 @@ class McNemar:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """The second run's score less the first one's. `units`: lines, or clusters of lines, that were sampled;
+    """The second run's score minus the first's. `units`: the number of lines, or of clusters of lines.
     `interval`: by bootstrap; `t_interval`: by a paired t test, whose p value is `t_p`; `mcnemar`: for scores
     of 0 and 1 without clusters; `p`: McNemar's `mid` then, else `t_p`."""
 
@@ -61,8 +61,8 @@ class PairedDifference:
 
 @dataclass(frozen=True, slots=True)
 class Equivalence:
-    """Two one-sided tests of whether a difference is within a margin. `p` is the greater p value of the two;
-    `interval` has a level of 90 %, and is within the margin if the test succeeds."""
+    """Two one-sided t tests (TOST) of whether a difference is within a margin. `p`: the greater p value of
+    the two; `interval`: with a level of 90 %, within the margin if the test succeeds."""
 
     margin: float
     p: float
@@ -131,8 +131,8 @@ def compare_scores(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> PairedDifference:
-    """Compare the scores of the same lines in the same order. `clusters`: to which one each line belongs;
-    `resamples`: of the bootstrap, at most. ValueError if there are no lines."""
+    """Compare the scores of the same lines in the same order. `clusters`: the cluster of each line;
+    `resamples`: the most resamples of the bootstrap. ValueError if there are no lines."""
     import numpy as np
 
     before, after = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
@@ -160,11 +160,9 @@ def compute_equivalence(
     margin: float,
     clusters: Sequence[object] | None = None,
 ) -> Equivalence:
-    """Test whether the scores of two runs differ by less than `margin`.
-
-    Lines that are all equal prove no more than their number allows: the p value is at least the probability
-    (1 - margin)^units of seeing no difference at all if as many lines as the margin differ.
-    """
+    """Test whether the scores of two runs differ by less than `margin`. Lines that are all equal prove no
+    more than their number allows. So the p value is at least (1 - margin)^units. This is the probability of
+    seeing no difference if a share of lines as large as the margin differs."""
     import numpy as np
     from scipy.special import stdtr
 
@@ -176,8 +174,8 @@ def compute_equivalence(
 
 
 def adjust_p_values(values: Sequence[float]) -> list[float]:
-    """P values of several comparisons, adjusted so that of the differences that are called significant, 5 %
-    are expected to be none (Benjamini and Hochberg, 1995)."""
+    """Adjust the p values of several comparisons by the false discovery rate (Benjamini and Hochberg, 1995).
+    Of differences called significant, 5 % are then expected to be none."""
     from scipy import stats
 
     return [float(p) for p in stats.false_discovery_control(values)] if values else []

@@ -1,1 +1,1 @@
-"""The batch runner: answers the lines of a JSONL job; a killed job continues where it was."""
+"""The batch runner: answers the lines of a JSONL job. A killed job continues where it stopped."""

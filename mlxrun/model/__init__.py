@@ -1,4 +1,5 @@
-"""Models: loading, probing, and computing the scheduler's steps. Only this package and bench import mlx.
+"""Models: loading them, checking them, and computing the scheduler's steps. Only this package and cli/bench
+import mlx.
 
 OpenBLAS must be in the process before mlx is: see mlxrun.model.machine.blas.
 """

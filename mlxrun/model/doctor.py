@@ -7,18 +7,29 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 import mlx.core as mx
 
+from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.report import LoadCheckReport, describe_check, describe_methods
 from mlxrun.model.machine import device
 from mlxrun.model.machine.blas import ADVICE, find_loaded_blas
+from mlxrun.model.machine.decisions import (
+    Decision,
+    decide_kernel,
+    decide_memory_limit,
+    decide_pool,
+    decide_wired,
+)
 from mlxrun.model.machine.device import describe_device
+from mlxrun.model.machine.device_choice import find_gpu_problem
 from mlxrun.model.machine.versions import Finding
 from mlxrun.model.pooling.pooling_runner import PoolingCheck
 
@@ -26,18 +37,46 @@ MATMUL_SIZE = 1024
 MATMUL_SECONDS = 0.3
 
 
-def check_machine() -> list[Finding]:
-    """All findings that need no model."""
-    facts = describe_device()
-    found = [Finding("device", "backend", "ok", f"{facts['backend']}: {facts['name']}", facts=facts)]
-    found.append(check_memory(facts))
+def check_machine(config: Config) -> list[Finding]:
+    """All findings that need no model, on the device of the config, or on the CPU if there is no such."""
+    settings, problem = config.engine, ""
+    try:
+        facts = describe_device(settings)
+    except ConfigError as error:
+        problem = str(error)
+        facts = describe_device(replace(settings, device="cpu"))
+    refused = "" if problem or settings.device == "cpu" else find_gpu_problem()
+    value = f"{facts['backend']}: {facts['name']} (engine.device: {settings.device})"
+    found = [Finding("device", "backend", "off" if problem else "ok", value, problem, facts)]
+    if refused and mx.is_available(mx.gpu):
+        advice = "the CPU computes, as engine.device: auto says"
+        found.append(Finding("device", "GPU", "note", f"cannot be used: {refused}", advice))
+    found += [check_memory(facts), *report_decisions(config)]
     if facts["backend"] == "cpu":
         found += [check_blas(find_loaded_blas(), measure_matmul()), check_compiler()]
     return found
 
 
+def report_decisions(config: Config) -> Iterator[Finding]:
+    """What is decided by the machine alone, and why."""
+    machine, engine = device.describe_memory(), config.engine
+    limit = decide_memory_limit(machine, config.scheduler.memory_limit)
+    sizes: dict[str, Decision[Any]] = {
+        "memory limit": limit,
+        "pool": decide_pool(machine, limit.value),
+        "wired memory": decide_wired(machine, limit.value),
+    }
+    for name, decided in sizes.items():
+        value = format_rounded(decided.value) if decided.value else "not limited"
+        facts = {"bytes": decided.value, "reason": decided.reason}
+        yield Finding("decisions", name, "ok", f"{value}: {decided.reason}", facts=facts)
+    kernel = decide_kernel(machine.backend, engine.reproducible, engine.load_check)
+    value, facts = f"{kernel.value}: {kernel.reason}", {"use": kernel.value, "reason": kernel.reason}
+    yield Finding("decisions", "attention kernel", "ok", value, facts=facts)
+
+
 def check_memory(facts: dict[str, Any]) -> Finding:
-    """Total and free memory where it is known, and the limit that mlxrun uses by default."""
+    """Total and free memory, where known, and mlxrun's default limit."""
     known = {
         "total": facts.get(
             "total_memory", facts.get("memory_size", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -51,7 +90,7 @@ def check_memory(facts: dict[str, Any]) -> Finding:
 
 
 def check_blas(path: str | None, gflops: float) -> Finding:
-    """Which BLAS is loaded: MLX on Linux has a slow one, unless OpenBLAS was loaded first."""
+    """The loaded BLAS. MLX on Linux has a slow one, unless OpenBLAS was loaded first."""
     value = f"float32 matmul {gflops:.0f} GFLOP/s, {path or 'the one MLX was built with'}"
     slow = path is None and sys.platform.startswith("linux")
     advice = f"{ADVICE}: float32 matmul becomes some 30 times faster" if slow else ""
@@ -72,7 +111,7 @@ def measure_matmul() -> float:
 
 
 def check_compiler() -> Finding:
-    """mx.compile on a CPU calls g++; without it kernels are not fused."""
+    """The C++ compiler. mx.compile on a CPU calls g++, and does not fuse kernels without it."""
     path = shutil.which("g++")
     if path is not None:
         return Finding("device", "compiler", "ok", path, facts={"path": path})
@@ -105,8 +144,7 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
 
 
 def report_weights(form: WeightForm) -> Iterator[Finding]:
-    """Weights that the model does not use, and how quantized ones are multiplied, with the times that decided
-    it."""
+    """Weights that the model does not use, and how quantized ones are multiplied, with the measured times."""
     if form.unused:
         names = ", ".join(form.unused[:3]) + (", and more" if len(form.unused) > 3 else "")
         advice = "the files have weights that this model does not use, such as heads for other tasks"
@@ -116,20 +154,22 @@ def report_weights(form: WeightForm) -> Iterator[Finding]:
         return
     facts = {"kinds": form.kinds, "held": form.held, "methods": form.table.entries, "seconds": form.seconds}
     yield Finding("weights", "form", "ok", form.describe(), facts=facts)
+    if form.reason:
+        yield Finding("weights", "why", "ok", form.reason, facts={"reason": form.reason})
     for name, times in form.seconds.items():
         curve = ", ".join(f"{rows} rows {value * 1e6:.0f}" for rows, value in times.items())
         yield Finding("weights", name, "ok", f"{curve} us", facts={"seconds": times})
 
 
 def report_hooks(hooks: Sequence[InstalledHook]) -> Iterator[Finding]:
-    """What of the library's model is changed."""
+    """The changes to the library's model."""
     for hook in hooks:
         value, facts = f"{hook.purpose} ({hook.places})", {"places": hook.places}
         yield Finding("hooks", hook.name, "ok", value, facts=facts)
 
 
 def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: int) -> Iterator[Finding]:
-    """What was compared of a model that gives vectors, and how texts are computed."""
+    """The checks of a model that gives vectors, and how texts are computed."""
     for check in checks:
         value = f"vectors differ by {check.difference:.2g}, rounding by up to {check.limit:.2g}"
         level: Literal["ok", "note"] = "ok" if check.passed else "note"
@@ -143,7 +183,7 @@ def report_pooling(checks: Sequence[PoolingCheck], max_rows: int, max_tokens: in
 
 
 def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
-    """The load check: each check, what was not compared, and then the methods that the engine uses."""
+    """The load check: each check, what was not compared, and the methods that the engine uses."""
     for check in load_check.checks:
         advice = "" if check.passed else f"not used for this model{check.describe_instead()}"
         value, facts = check.describe(), describe_check(check)
@@ -184,7 +224,7 @@ def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
 
 
 def report_drafts(facts: Mapping[str, Any]) -> Finding:
-    """Who drafts, or why nobody does. `facts`: what a DraftPlanner says of itself."""
+    """The method of drafting, or why nothing drafts. `facts`: the result of DraftPlanner.describe."""
     method, problem = facts["method"], facts["problem"]
     given = {name: facts[name] for name in ("method", "configured", "problem")}
     value = f"{method}: {problem.removeprefix('off because ')}" if problem else method

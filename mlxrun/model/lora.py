@@ -1,13 +1,13 @@
 """LoRA and DoRA adapters: their configs and weights, read by the libraries' own functions, and load checks.
 
 `apply_adapter` leaves the library's layers in the model, for one adapter that all answers use.
-`read_adapters` takes the weights out of them again, for adapters of which each row of a forward has its own.
-Whatever is wrong with an adapter's files is a ConfigError, which names the setting, and the folder or the
-file. Values with which libraries fail later are refused.
+`read_adapters` takes the weights out of them again, for adapters that differ by row. A fault in an adapter's
+files is a ConfigError that names the setting and the folder or file. Values that would make libraries fail
+later are refused.
 
-`check_adapters` and `separate_adapters` compute with each adapter when a model is loaded, and compare rows
-with different adapters in one forward with each of them alone: a model may call its layers with rows in
-another place than the first, and then its rows must not be mixed.
+`check_adapters` and `separate_adapters` compute with each adapter when a model is loaded. They compare rows
+with different adapters in one forward with each row alone. If a model calls its layers with rows on another
+axis than the first, its rows must not be mixed.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ _RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 
 def apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
-    """The model with the adapter of `model.adapter`, a folder, in the library's own layers. ConfigError if it
-    cannot be loaded, if a tensor fits no parameter, is missing, or is not finite."""
+    """The model with the adapter in the folder `path` (`model.adapter`), in the library's own layers.
+    ConfigError if it cannot be loaded, or if a tensor fits no parameter, is missing, or is not finite."""
     with _name_errors("model.adapter", path):
         return _apply_adapter(model, path, vision=vision)
 
 
 def check_adapter_files(setting: str, path: str) -> None:
-    """ConfigError, which names the setting, if this folder has no adapter that can be read."""
+    """ConfigError, which names the setting, if this folder has no readable adapter."""
     with _name_errors(setting, path):
         read_adapter_config(Path(path))
 
@@ -174,8 +174,8 @@ def _find_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def read_adapters(model: Any, paths: Mapping[str, str], *, vision: bool) -> list[dict[str, LayerWeights]]:
-    """The weights of each adapter by the path of the layer that it adapts; the model stays as it is. `paths`:
-    the folders by name. ConfigError names the adapter."""
+    """The weights of each adapter by the path of the adapted layer. The model is unchanged. `paths`: the
+    folders by name. ConfigError names the adapter."""
     found = []
     for name, path in paths.items():
         with _name_errors(f"model.adapters: {name}", path):
@@ -226,8 +226,8 @@ def _check_layers(
 
 
 def read_adapter_config(folder: Path) -> dict[str, Any]:
-    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, if one of the files
-    cannot be read, or if a number of the config cannot be."""
+    """The config of the adapter in a folder. ConfigError if it has no adapter of MLX, or if a file or a
+    number cannot be used."""
     if not (folder / CONFIG).exists():
         raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
@@ -285,7 +285,8 @@ def check_adapters(caller: ModelCaller) -> None:
 
 
 def separate_adapters(caller: ModelCaller, methods: ComputeMethods) -> ComputeMethods:
-    """The same methods if rows with different adapters may share a forward; else methods by which none do."""
+    """The same methods if rows with different adapters may share a forward; else methods that never mix
+    them."""
     count = len(caller.row_adapters.names)
     if not count or _is_mixing_exact(caller, sorted({0, 1, count})):
         return methods

@@ -1,6 +1,5 @@
-"""Loads the model of a config, and finds out how it is computed: everything that an engine asks of a model
-before it has rows. Must be called on the thread that will step the engine.
-"""
+"""Loads the model of a config, and chooses how it is computed. It must run on the thread that will step the
+engine."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ from mlxrun.model.sparse.explicit_positions import PositionedModelCaller
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model that generates. `config`: without what it cannot do, so that the fingerprint of the prefix
-    cache has what was chosen; `cache`: caches [1, ...] that hold a few tokens; `vocab`: width of its logits.
-    """
+    """A model that generates. `config`: without settings that the model cannot follow, so that the prefix
+    cache's fingerprint has the actual choice. `cache`: caches [1, ...] that hold a few tokens; `vocab`: width
+    of its logits."""
 
     config: Config
     info: LoadedModelInfo
@@ -39,14 +38,15 @@ class LoadedModel:
 
     @property
     def methods(self) -> ComputeMethods:
-        """How it is computed."""
+        """How the model is computed."""
         return self.load_check.methods
 
 
 def load_model(
     config: Config, info: LoadedModelInfo, load_check: LoadCheckReport | None = None
 ) -> LoadedModel:
-    """Raises ModelLoadError or ConfigError. `load_check`: if this model was already compared."""
+    """Load the model. Raises ModelLoadError or ConfigError. `load_check`: its report, if it was already
+    compared."""
     caller = load_adapter(config, info)
     hooks = caller.hooks
     if config.prefill.sparse != "off":

@@ -1,11 +1,16 @@
-"""Measures and wraps the prose of Markdown pages: `python -m tools.docs_site.prose` wraps, `make format` too.
+"""Measures the prose of Markdown pages and docstrings, and wraps that of pages.
+
+    python -m tools.docs_site.prose                     wraps all pages, as `make format` does
+    python -m tools.docs_site.prose --docstrings model  prints long sentences of docstrings in mlxrun/model
 
 Prose is paragraphs and items of lists. Code blocks, tables, headings, HTML and images are left as they are.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,6 +30,8 @@ _URL = re.compile(r"https?://[^\s)]+")
 _SENTENCE_END = re.compile(r"(?<=[.!?])[\"')*_]*\s+")
 _MARKER = re.compile(r" (?=(?:[-*+#>|]|\d+[.)])(?: |$))")  # a word that would begin a list at a line's start
 _GLUE = "\x00"
+_BLOCK = re.compile(r"^ {4}.*$", re.MULTILINE)  # an indented line of a docstring: code, a table, a drawing
+_FIELD = re.compile(r";\s+(?=`[^`]+`(?:(?:,| and|, and) `[^`]+`)*:)")  # "; `name`: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +156,60 @@ def count_words(sentence: str) -> int:
     return sum(any(map(str.isalnum, word)) for word in _URL.sub("url", plain).split())
 
 
-if __name__ == "__main__":
+def list_modules(package: str) -> list[Path]:
+    """The modules of a package of mlxrun, such as `model/kv`, with those of its subpackages."""
+    return sorted((ROOT / "mlxrun" / package).rglob("*.py"))
+
+
+def find_long_docstrings(source: str) -> list[tuple[int, str]]:
+    """Each sentence of a public docstring that has more than MAX_WORDS words, with its owner's line.
+
+    Each item of a list of fields ("`a`: ...; `b`: ...") counts as a sentence.
+    """
+    return [
+        (line, sentence)
+        for line, text in _list_docstrings(ast.parse(source))
+        for part in split_page(_BLOCK.sub("", text))
+        if isinstance(part, Paragraph)
+        for whole in split_sentences(part.text)
+        for sentence in _FIELD.split(whole)
+        if count_words(sentence) > MAX_WORDS
+    ]
+
+
+def _list_docstrings(
+    node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef,
+) -> Iterator[tuple[int, str]]:
+    """Public docstrings in the order of the source. Functions within functions are private."""
+    if text := ast.get_docstring(node, clean=not isinstance(node, ast.Module)):
+        yield getattr(node, "lineno", 1), text
+    if isinstance(node, ast.Module | ast.ClassDef):
+        for child in node.body:
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and _is_public(
+                child.name
+            ):
+                yield from _list_docstrings(child)
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") or name.endswith("__")
+
+
+def _print_long_docstrings(packages: list[str]) -> None:
+    for module in [module for package in packages for module in list_modules(package)]:
+        for line, sentence in find_long_docstrings(module.read_text(encoding="utf-8")):
+            print(f"{module.relative_to(ROOT)}:{line}: {count_words(sentence)} words: {sentence}")
+
+
+def _wrap_pages() -> None:
     for page in list_pages():
         text = page.read_text(encoding="utf-8")
         if not GENERATED.search(text):
             page.write_text(wrap_page(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--docstrings"]:
+        _print_long_docstrings(sys.argv[2:])
+    else:
+        _wrap_pages()

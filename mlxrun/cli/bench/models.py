@@ -85,7 +85,7 @@ PRESETS |= {
 
 @dataclass(frozen=True, slots=True)
 class BenchModel:
-    """A model folder with its vocabulary and dtype (None: quantized or not in config.json)."""
+    """A model folder with its vocabulary and dtype (None: quantized, or not in config.json)."""
 
     name: str
     folder: Path
@@ -95,8 +95,8 @@ class BenchModel:
 
 @contextlib.contextmanager
 def open_model(name: str, seed: int = 0, config: Mapping[str, Any] | None = None) -> Iterator[BenchModel]:
-    """A preset (or `config` under its name), written to a temporary folder, or the local folder of that
-    name."""
+    """Open a preset (or `config` under its name), written to a temporary folder, or the local folder of that
+    name. ConfigError if there is none."""
     if name in PRESETS:
         with tempfile.TemporaryDirectory(prefix="mlxrun-bench-") as folder:
             write_model(Path(folder), config or PRESETS[name], seed)
@@ -125,7 +125,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def describe_model(name: str, folder: Path) -> BenchModel:
-    """Read config.json; multimodal models have `text_config` in it."""
+    """Read config.json; multimodal models have `text_config` in it. ConfigError without a `vocab_size`."""
     config = read_config(folder)
     text = config.get("text_config", {}) | config
     if "vocab_size" not in text:

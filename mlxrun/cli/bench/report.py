@@ -1,8 +1,7 @@
 """Benchmark reports: tables (rich on a terminal, Markdown when piped, so that they can be pasted), and JSON.
 
-The JSON says where a report comes from: the command, the date, the machine and the versions. Nothing in it
-names a host, a user or a serial number. This module imports no mlx, so it also works beside servers that run
-elsewhere.
+The JSON says where a report comes from: the command, the date, the machine and the versions. It names no
+host, user or serial number. This module imports no mlx, so it also works beside servers that run elsewhere.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PIPED_WIDTH = 1000  # wider than any table, so that no cell is cut
 
 
 def print_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """One table of all workloads of `mlxrun bench engine`, then the settings and the machine."""
+    """Print one table of all workloads of `mlxrun bench engine`, then the settings and the machine."""
     sides = list(next(iter(report["workloads"].values()))["sides"])
     columns = ["workload", "measure", *sides, *(["times better"] if len(sides) > 1 else [])]
     cells = [(name, *row) for name, part in report["workloads"].items() for row in build_rows(part)]
@@ -42,7 +41,7 @@ def print_report(report: Mapping[str, Any], console: Console | None = None) -> N
 
 
 def make_console(console: Console | None) -> Console:
-    """The console; if it is no terminal, one that is wide enough for every table."""
+    """Return the console; if it is no terminal, one that is wide enough for every table."""
     console = console or open_console()
     if console.is_terminal:
         return console
@@ -50,7 +49,8 @@ def make_console(console: Console | None) -> Console:
 
 
 def make_table(columns: Sequence[str], left: int, cells: Sequence[Sequence[str]], terminal: bool) -> Table:
-    """A table of these rows, the first `left` columns being words; a word that repeats is shown once."""
+    """Make a table of these rows. `left`: the number of first columns, which are words; a word that repeats
+    is shown once."""
     from rich import box
     from rich.table import Table
 
@@ -72,8 +72,8 @@ def print_notes(lines: Iterable[str], console: Console) -> None:
 
 
 def build_rows(part: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The rows of one workload: measure, one value a side, the ratio if there is a peer. If a side failed,
-    the first row has the number of its runs before that."""
+    """Build the rows of one workload: measure, one value a side, and the ratio if there is a peer. If a side
+    failed, the first row has each side's number of runs."""
     rows: list[tuple[str, ...]] = []
     sides = part["sides"].values()
     if any("error" in side for side in sides):
@@ -96,7 +96,7 @@ def _describe_runs(side: Mapping[str, Any]) -> str:
 
 
 def format_value(value: float | None, unit: str) -> str:
-    """A number with its unit; times are in seconds, "%" is a share, "x" a ratio, "" a count."""
+    """Format a number with its unit. Times are in seconds; "%" is a share, "x" a ratio, "" a count."""
     if value is None:
         return "-"
     if unit == "bytes":
@@ -110,19 +110,19 @@ def format_value(value: float | None, unit: str) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Bytes in the unit that fits."""
+    """Format bytes in the unit that fits."""
     return f"{value / 1e9:.3f} GB" if value >= 1e8 else f"{value / 1e6:.1f} MB"
 
 
 def describe_machine(report: Mapping[str, Any]) -> str:
-    """The machine and the versions."""
+    """Describe the machine and the versions."""
     device = report["device"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return ", ".join(str(device[k]) for k in ("backend", "name", "blas") if device.get(k)) + f"; {versions}"
 
 
 def build_notes(report: Mapping[str, Any]) -> list[str]:
-    """Lines under the table: the settings, the machine, and what the columns do not say."""
+    """Build the lines under the table: the settings, the machine, and what the columns do not say."""
     model, settings = report["model"], report["settings"]
     lines = [
         f"{model['name']} ({model['dtype'] or 'quantized'}), scale {settings['scale']:g}, "
@@ -152,10 +152,8 @@ def _build_chunk_note(name: str, chunk: Mapping[str, Any]) -> str:
 
 
 def add_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report with `date` (UTC), `command`, `machine` and `versions`; what the report says itself wins.
-
-    The versions of the report are completed, not replaced: a benchmark may know more than this module.
-    """
+    """Return the report with `date` (UTC), `command`, `machine` and `versions`. The report's own values stay:
+    its versions are completed, not replaced, as a benchmark may know more than this module."""
     versions = {"mlxrun": __version__} | list_library_versions() | dict(report.get("versions", {}))
     origin = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -166,7 +164,7 @@ def add_provenance(report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_machine_facts() -> dict[str, Any]:
-    """The processor, its cores (those that this process may use), the memory in bytes and the system."""
+    """Read the processor, its cores (those that this process may use), the memory in bytes and the system."""
     affinity = getattr(os, "sched_getaffinity", None)
     return {
         "cpu": _find_cpu_name(),
@@ -188,7 +186,8 @@ def _find_cpu_name() -> str:
 
 
 def write_report(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
-    """Show the report as a table, write it as JSON, or both; the JSON says where and how it was measured."""
+    """Show the report as a table, write it as JSON, or both. The JSON says where and how it was measured.
+    JobError if it cannot be written."""
     text = json.dumps(add_provenance(report), indent=2) + "\n"
     if str(json_path) == "-":
         print_text(text)

@@ -1,4 +1,4 @@
-"""`mlxrun batch`: runs a JSONL job on an engine in this process."""
+"""`mlxrun batch`: runs a JSONL job on an engine in this process, or on workers."""
 
 from __future__ import annotations
 

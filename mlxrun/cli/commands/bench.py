@@ -15,6 +15,7 @@ from mlxrun.cli.bench.engine.workloads import DEFAULT_WORKLOADS, WORKLOADS
 from mlxrun.cli.bench.models import PRESETS, write_chat_model
 from mlxrun.cli.bench.report import print_report, write_report
 from mlxrun.cli.bench.serve.benchmark import KINDS, print_serve_report, run_serve_bench
+from mlxrun.cli.bench.serve.family_report import FAMILIES
 from mlxrun.cli.bench.serve.machine_report import ReportPlan, print_machine_report, run_machine_report
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
@@ -40,7 +41,7 @@ class BenchGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; one that has moved is an error with its new name."""
+        """Find the command. A benchmark that has moved is an error with its new name."""
         if args[0] in MOVED:
             new = f"python -m benchmarks {MOVED[args[0]]}"
             ctx.fail(f"`mlxrun bench {args[0]}` is now called `{new}`, in a checkout")
@@ -169,6 +170,12 @@ def serve(
 @_prompt_words
 @_make_count_option("--output-tokens", 128, "Tokens in each answer.")
 @_make_count_option("--long-words", 4000, "Words in the long prompt, behind which a short one waits.")
+@click.option(
+    "--families/--no-families",
+    default=True,
+    show_default=True,
+    help="Check tiny models of ten families too, some minutes; in a checkout.",
+)
 @add_json_option
 def report(
     config_path: Path | None,
@@ -177,18 +184,22 @@ def report(
     prompt_words: int,
     output_tokens: int,
     long_words: int,
+    families: bool,
     json_path: Path | None,
 ) -> int:
     """Start the server of a config, measure it, and write one report that can be compared with others.
 
-    It sends chats at 1, 8 and 16 requests at a time, and a short request behind a long prompt.
+    It sends chats at 1, 8 and 16 requests at a time, and a short request behind a long prompt. Then it
+    compares the attention kernel with MLX's own attention, and tiny models of ten families with the library.
+    The JSON has what was chosen for the model as well; it names no host and no user.
     """
     load_command_config(config_path, sets)  # so that a mistake in it is said before the server starts
     config = () if config_path is None else ("-c", str(config_path))
     # Unless a later --set says otherwise: no log, and no batches of the user's own data folder.
     quiet = ("log.level=warning", "apis.batches=false")
     arguments = (*config, *(part for each in (*quiet, *sets) for part in ("--set", each)))
-    plan = ReportPlan(arguments, requests, PromptSize(prompt_words, output_tokens, long_words))
+    size = PromptSize(prompt_words, output_tokens, long_words)
+    plan = ReportPlan(arguments, requests, size, families=FAMILIES if families else ())
     with interrupt_on_sigterm():  # so that the server is stopped too
         report = run_machine_report(plan, say)
     write_report(report, json_path, print_machine_report)
@@ -272,9 +283,8 @@ def engine(
     interactive  a prompt of 256 tokens alone, behind one of 16384, and as one of 16384 is abandoned
 
     Each answer has 128 tokens (256 in staggered, 8 at most in interactive). "times better" is above 1 where
-    mlxrun is better. Where a side fails, the table and the JSON say so, and all else is measured; the exit
-    code is 1 if it was mlxrun's side. Ctrl-C ends it with the table of what was measured until then (exit
-    code 130).
+    mlxrun is better. If a side fails, the table and the JSON say so, and all else is measured. The exit code
+    is 1 if mlxrun's side failed. Ctrl-C prints the table of the measurements so far (exit code 130).
     """
     config = load_command_config(config_path, sets).config
     from mlxrun.cli.main import INTERRUPTED_EXIT

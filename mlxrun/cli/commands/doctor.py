@@ -41,11 +41,11 @@ def command(
     """Check this machine and the model.
 
     "note" marks what works but could be better, "off" what must be fixed.
-    The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
-    the folder of a model, ends it before anything is checked, with exit code 2.
+    The exit code is 0, or 1 if something is off. With a mistake in the config, such as a model.path that is
+    not the folder of a model, nothing is checked and the exit code is 2.
     """
     config = load_command_config(config_path, name_model(model, sets)).config
-    findings = list(list_findings(config if loads_model else None))
+    findings = list(list_findings(config, with_model=loads_model))
     good = all(finding.level != "off" for finding in findings)
     if as_json:
         rows = [asdict(finding) for finding in findings]
@@ -55,8 +55,9 @@ def command(
     return 0 if good else 1
 
 
-def list_findings(config: Config | None) -> Iterator[Finding]:
-    """Yield all findings; without a config none about a model. If mlx cannot be imported, that is one."""
+def list_findings(config: Config, *, with_model: bool) -> Iterator[Finding]:
+    """Yield all findings; about the model only if wanted. If mlx cannot be imported, this is the last
+    finding."""
     from mlxrun.model.machine.versions import Finding, check_versions, read_requirements
 
     yield from check_versions(read_requirements())
@@ -66,13 +67,14 @@ def list_findings(config: Config | None) -> Iterator[Finding]:
         advice = "pip install mlx (Linux: 'mlx[cpu]' or 'mlx[cuda13]')"
         yield Finding("device", "backend", "off", f"mlx cannot be imported: {error}", advice)
         return
-    yield from check_machine()
-    if config is not None:
+    yield from check_machine(config)
+    if with_model:
         yield from list_model_findings(config)
 
 
 def list_model_findings(config: Config) -> Iterator[Finding]:
-    """Load the model as the engine does, and yield what its load check has found."""
+    """Load the model as the engine does, and yield the findings of its load check. A model that cannot be
+    loaded is a finding."""
     from mlxrun.api.text.templates.template import check_template
     from mlxrun.engine.build import build_engine
     from mlxrun.model.doctor import (
@@ -109,7 +111,7 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Print a table of the findings by area, and below it the advice."""
+    """Print a table of the findings by area, and the advice below it."""
     from rich.markup import escape
     from rich.table import Table
 

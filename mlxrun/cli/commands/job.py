@@ -153,7 +153,8 @@ def _open_temporary(path: Path) -> Iterator[BinaryIO]:
 
 
 def make_row_report(name: str) -> Callable[[int], None]:
-    """A function that says on stderr how many rows were read, every few seconds. `name`: of the table."""
+    """Make a function that reports, every few seconds on stderr, how many rows were read. `name`: the table's
+    name."""
     last = time.monotonic()
 
     def report(rows: int) -> None:

@@ -1,6 +1,6 @@
-"""The actor in which a worker runs, in a process that Ray has started. Only the actor's own process calls it.
+"""The actor in which a worker runs, in a process that Ray has started. Only that process calls it.
 
-Ray has set CUDA_VISIBLE_DEVICES before, so the engine sees the devices of this worker alone.
+Ray has set CUDA_VISIBLE_DEVICES before, so the engine sees only the devices of this worker.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker is made of. `job`: the job file as the driver sees it, with its size and its time of
-    change in ns: a worker that sees the same has the same folder; `cache`: folder of the job's prefix cache,
-    used where the folder is the same; `linger`: see LineWorker."""
+    """What a worker is made of. `job`: the job file as the driver sees it; `job_stamp`: its size in bytes and
+    its time of change in ns. A worker that sees the same stamp has the same folder. `cache`: the folder of
+    the job's prefix cache, used if the folder is the same; `linger`: see LineWorker."""
 
     config: Config
     job: Path
@@ -42,7 +42,7 @@ class WorkerSpec:
 
 
 def stamp_job(path: Path) -> tuple[int, int] | None:
-    """The size of a job file and the time of its last change; None if it is not there."""
+    """Return the size of a job file and the time of its last change in ns. None if it is not there."""
     try:
         found = path.stat()
     except OSError:
@@ -51,7 +51,8 @@ def stamp_job(path: Path) -> tuple[int, int] | None:
 
 
 def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
-    """What a worker with this config is in this process, and its model without weights. ModelLoadError."""
+    """Describe the worker that this process is with this config, and load its model without weights.
+    ModelLoadError if that fails."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
     from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
     from mlxrun.jobs.records.manifest_checks import list_versions
@@ -87,7 +88,7 @@ class LineActor:
         start_logging(spec.config.log.level)
 
     async def describe(self) -> WorkerFacts | MlxrunError:
-        """What this worker is; its model's weights are not loaded yet."""
+        """Describe this worker, before its model's weights are loaded."""
         try:
             return await asyncio.to_thread(self._describe)
         except MlxrunError as error:
@@ -98,7 +99,7 @@ class LineActor:
         return replace(facts, shares_folder=self._shares_folder)
 
     async def load(self) -> MlxrunError | None:
-        """Load the weights and start the engine; called after `describe`."""
+        """Load the weights and start the engine, after `describe`."""
         from mlxrun.api.parsers.registry import detect_formats
         from mlxrun.cluster.line_worker import LineWorker
         from mlxrun.engine.client import EngineClient
@@ -122,7 +123,7 @@ class LineActor:
         return None
 
     async def submit(self, lines: Sequence[SentLine]) -> None:
-        """See `messages.Worker`, here and below."""
+        """Hand lines over. This and the other methods are those of `messages.Worker`."""
         assert self._worker is not None
         self._worker.submit(lines)
 

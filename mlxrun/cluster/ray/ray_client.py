@@ -1,8 +1,8 @@
 """An actor of Ray as a worker of any kind, and the watch over Ray itself.
 
 Ray does not tell a driver that it has ended: the driver would wait for its actors for good. Two services of
-Ray have to be there: that of the driver's own machine, and that of the cluster. Both are asked every few
-seconds to say hello, as an HTTP/2 server does.
+Ray must run: the one of the driver's machine, and the one of the cluster. Every few seconds, both get a
+greeting that an HTTP/2 server answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 
 def find_unreachable(host: str, port: int) -> str | None:
-    """Why no server of Ray's kind answers there; None if one does. Blocks for REACH_SECONDS at most twice."""
+    """Return why no server of Ray's kind answers there; None if one does. This blocks for at most twice
+    REACH_SECONDS."""
     try:
         with socket.create_connection((host.strip("[]"), port), REACH_SECONDS) as connection:
             connection.settimeout(REACH_SECONDS)
@@ -46,8 +47,8 @@ def find_unreachable(host: str, port: int) -> str | None:
 
 
 class RayWatch:
-    """Waits for the end of Ray, from the first reply that somebody waits for. `services`: host and port of
-    each service, by the sentence that says that it has ended; `pause`: seconds, see PAUSE."""
+    """Waits for the end of Ray, beginning with the first reply that somebody waits for. `services`: host and
+    port of each service, by the sentence that says that it has ended; `pause`: seconds, see PAUSE."""
 
     def __init__(self, services: Mapping[str, tuple[str, int]], pause: float = PAUSE) -> None:
         self.reason = ""  # why Ray has ended, once it has
@@ -56,7 +57,7 @@ class RayWatch:
         self._watching: asyncio.Task[None] | None = None
 
     async def wait_reply(self, reply: Awaitable[Any]) -> Any:
-        """The reply of an actor. RayEnded if Ray ends before."""
+        """Wait for the reply of an actor. RayEnded if Ray ends before."""
         if self._watching is None:
             self._watching = asyncio.create_task(self._wait_ended())
         answer = asyncio.ensure_future(reply)
@@ -87,8 +88,8 @@ class RayWatch:
             self._watching.cancel()
 
     async def run_aside(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a function of Ray, which blocks as long as Ray is out of reach; None if Ray ends
-        before. Its thread does not keep the process from ending."""
+        """Return the result of a function of Ray, which blocks as long as Ray is out of reach. None if it
+        fails, or if Ray ends before. Its thread does not keep the process from ending."""
         loop, done = asyncio.get_running_loop(), asyncio.Event()
         found: list[Any] = []
 
@@ -105,7 +106,7 @@ class RayWatch:
 
 
 async def leave_ray(ray: Any, watch: RayWatch) -> None:
-    """Leave Ray; one of this process's own ends. If Ray has ended, nothing waits for it."""
+    """Leave Ray; a Ray that this process has started ends. If Ray has ended already, nothing waits for it."""
     await watch.run_aside(ray.shutdown)
     watch.close()
     if watch.reason:
@@ -113,7 +114,7 @@ async def leave_ray(ray: Any, watch: RayWatch) -> None:
 
 
 def make_watch(ray: Any) -> RayWatch:
-    """The watch over the Ray that this process is connected to."""
+    """Make the watch over the Ray to which this process is connected."""
     context = ray.get_runtime_context()
     own = next(node for node in ray.nodes() if node["NodeID"] == context.get_node_id())
     host, _, port = context.gcs_address.rpartition(":")
@@ -133,8 +134,8 @@ CLOSE_SECONDS = 20.0  # that engines may take to write their prefix caches
 
 @dataclass(slots=True)
 class RayCrew:
-    """What workers of one model have in common. `first`: the facts that all others are compared with; `here`:
-    those of the driver, which the first worker is compared with."""
+    """What the workers of one model share. `first`: the facts with which all others are compared; `here`:
+    those of the driver, with which the first worker is compared."""
 
     ray: Any
     watch: RayWatch
@@ -144,7 +145,7 @@ class RayCrew:
 
 
 class RayActor:
-    """An actor of `actor_class`, made of `spec`; it has the methods `describe` and `close`. `options`: those
+    """An actor of `actor_class`, made of `spec`. It has the methods `describe` and `close`. `options`: those
     of Ray, from `place_workers`."""
 
     def __init__(self, crew: RayCrew, actor_class: type, spec: Any, options: Mapping[str, Any]) -> None:
@@ -155,7 +156,7 @@ class RayActor:
         self._facts: WorkerFacts | None = None
 
     async def describe(self) -> WorkerFacts:
-        """What the worker is. WorkerRefused if it must not be used."""
+        """Describe the worker. WorkerRefused if it must not be used."""
         if self._facts is None:
             self._facts = raise_refused(await self.ask("describe"))
             self._crew.first = self._crew.first or replace(self._facts, **self._crew.here)
@@ -165,18 +166,19 @@ class RayActor:
         return self._facts
 
     async def close(self) -> None:
-        """Stop the actor, and end its process; raises nothing."""
+        """Stop the actor, and end its process. This raises nothing."""
         with suppress(WorkerDied, EngineDead, TimeoutError):
             if self._facts is not None:
                 await asyncio.wait_for(self.ask("close"), CLOSE_SECONDS)
         await self._crew.watch.run_aside(self._crew.ray.kill, self.actor)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a method of the actor returns; raises as `call` does."""
+        """Call a method of the actor, and return its result. It raises what `call` raises."""
         return await self.call(getattr(self.actor, method).remote(*arguments))
 
     async def call(self, reply: Awaitable[Any]) -> Any:
-        """The reply of the actor. WorkerDied if there is none, RayEnded if Ray has ended."""
+        """Wait for the reply of the actor. WorkerDied if there is none, WorkerRefused if the actor cannot be
+        made, EngineDead if its method fails, RayEnded if Ray has ended."""
         try:
             return await self._crew.watch.wait_reply(reply)
         except self._errors.RayTaskError as error:  # a bug, and no line's fault
@@ -196,15 +198,15 @@ class RayActor:
 
 
 def is_node_alive(ray: Any, node: str) -> bool:
-    """Whether a node takes part in the cluster; True if that cannot be found out."""
+    """Whether a node takes part in the cluster. True if that cannot be found out."""
     with suppress(Exception):
         return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
     return True
 
 
 def describe_end(text: str) -> str:
-    """Why an actor has ended, in Ray's words: of a process, the sentence on its end, else the first and the
-    last line. No colours, no guesses."""
+    """Describe why an actor has ended, in Ray's words: the sentence on its process's end, else the first and
+    the last line. Colours and guesses are left out."""
     plain = _COLOUR.sub("", text).partition("Some common causes include")[0]
     if found := _PROCESS.search(plain):
         detail = _DETAIL.search(plain)
@@ -214,7 +216,7 @@ def describe_end(text: str) -> str:
 
 
 def raise_refused(found: Any) -> Any:
-    """What an actor has returned, unless it is why the worker cannot be used."""
+    """Return an actor's result. If the result is an error, raise it as WorkerRefused."""
     if isinstance(found, MlxrunError):
         raise WorkerRefused(str(found)) from found
     return found

@@ -1,10 +1,9 @@
-"""Connects to Ray, and places a job's workers on its nodes.
+"""Connects to Ray, and places a job's workers on its nodes. Every problem is a ConfigError that says what to
+do.
 
-Every problem is a ConfigError that says what to do. Nothing here is reached without `--ray`.
-
-`--ray auto` finds the Ray of `ray start`, and never one that an mlxrun command has started for itself, which
-ends with that command. Ray's own search would take any. Both know a Ray by the command line of its raylet,
-the process of a node.
+`--ray auto` finds the Ray of `ray start`. It never finds a Ray that an mlxrun command has started for itself,
+which ends with that command; Ray's own search would take any. Both know a Ray by the command line of its
+raylet, the process of a node.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _ADDRESS = re.compile(r"--gcs-address=(\S+)")
 
 
 def import_ray() -> Any:
-    """The module; ConfigError without the extra."""
+    """Import and return Ray. ConfigError if the extra is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without GPUs see what there is
     try:
@@ -49,8 +48,8 @@ def import_ray() -> Any:
 
 
 def connect(address: str) -> Any:
-    """Ray, connected to the cluster at HOST:PORT, to that of this machine (`auto`), or to a new one on this
-    machine (LOCAL). ConfigError if there is none."""
+    """Connect to Ray, and return its module. ConfigError if there is no Ray. `address`: the cluster at
+    HOST:PORT, the Ray of this machine (`auto`), or a new one on this machine (LOCAL)."""
     if address != LOCAL:
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", str(TRIES))
     ray = import_ray()
@@ -155,8 +154,8 @@ def _restore_signals() -> None:
 
 
 def place_workers(ray: Any, settings: WorkersSettings) -> list[Mapping[str, Any]]:
-    """Where the workers go: options of Ray for the actor of each. ConfigError if the cluster has no room for
-    them, even if nothing else ran."""
+    """Choose where the workers go: Ray's options for the actor of each. ConfigError if the cluster has no
+    room for them, even if nothing else ran."""
     nodes = [node["Resources"] | {"node": node["NodeID"]} for node in ray.nodes() if node["Alive"]]
     wanted = {name: float(amount) for name, amount in settings.resources.items()}
     if not wanted and any(node.get("GPU") for node in nodes):
@@ -212,7 +211,8 @@ def _describe_resources(found: Mapping[str, Any]) -> str:
 
 
 def find_own_address(ray: Any) -> str:
-    """The HOST:PORT of the Ray to which `auto` leads. ConfigError if there is none, or no way to choose."""
+    """Find the HOST:PORT of the Ray that `auto` means. ConfigError if there is none, or if there are
+    several."""
     given = os.environ.get("RAY_ADDRESS", "")
     if given not in ("", "auto", "local"):
         return given
@@ -235,8 +235,8 @@ def find_own_address(ray: Any) -> str:
 
 
 def sort_raylets(commands: Iterable[str]) -> tuple[set[str], set[str]]:
-    """The addresses of the clusters to which the raylets among the command lines belong: those of anybody,
-    and those that other mlxrun commands started for themselves."""
+    """Sort the cluster addresses of the raylets among the command lines: public ones, and those that mlxrun
+    commands started for themselves."""
     public: set[str] = set()
     private: set[str] = set()
     for command in commands:

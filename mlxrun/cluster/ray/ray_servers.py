@@ -37,8 +37,8 @@ class RayServer(RayActor):
 
 @dataclass(slots=True)
 class RayServers:
-    """The workers of one server. `configs`: of each worker by number where it has its own; `load`: loads the
-    model of a config; `secret`: what workers ask for."""
+    """The workers of one server. `configs`: a worker's own config by its number, if it has one; `load`: loads
+    the model of a config; `secret`: what workers demand from the front."""
 
     address: str
     config: Config
@@ -50,7 +50,8 @@ class RayServers:
     _crew: RayCrew = field(init=False)
 
     def connect(self) -> int:
-        """Reach Ray, and return the number of workers. ConfigError if that fails, or if it has no room."""
+        """Connect to Ray, and return the number of workers. ConfigError if that fails, or if it has no
+        room."""
         ray = connect(self.address)
         places = place_workers(ray, self.config.workers)
         self._crew = RayCrew(ray, make_watch(ray), self.mixed)
@@ -69,5 +70,5 @@ class RayServers:
         self._crew.here = here
 
     async def disconnect(self) -> None:
-        """Leave Ray; a Ray of this process's own ends."""
+        """Leave Ray; a Ray that this process has started ends."""
         await leave_ray(self._crew.ray, self._crew.watch)

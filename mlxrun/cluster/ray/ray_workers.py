@@ -1,8 +1,8 @@
 """Workers as actors of Ray: the driver's side of them, and the pool of a job's workers.
 
-Images, PDFs and videos that a line names by their paths are sent with the line to workers without its folder.
-The files are read as the line would read them: below `media.roots`, and not larger than allowed. What cannot
-be read stays a path, and the worker refuses it by name.
+Workers without the job's folder get images, PDFs and videos with the line that names their paths. The files
+are read as the line would read them: below `media.roots`, and not larger than allowed. A path that cannot be
+read stays, and the worker refuses it by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WORKERS_A_LINGER = 20
 
 
 class RayWorker(RayActor):
-    """An actor that answers lines; `describe` may be called before `start`, which loads the model."""
+    """An actor that answers lines. `describe` may be called before `start`, which loads the model."""
 
     def __init__(self, crew: RayCrew, spec: WorkerSpec, options: Mapping[str, Any]) -> None:
         super().__init__(crew, LineActor, spec, options)
@@ -71,8 +71,8 @@ class RayWorker(RayActor):
 
 @dataclass(slots=True)
 class RayJob:
-    """The workers of one job on Ray: `connect`, then `describe_device`, then `pool` is what the job runs on.
-    `configs`: of each worker by number where it has its own."""
+    """The workers of one job on Ray. Call `connect`, then `describe_first`; then the job runs on `pool`.
+    `configs`: a worker's own config by its number, if it has one."""
 
     address: str
     config: Config
@@ -87,7 +87,8 @@ class RayJob:
     _watch: RayWatch = field(init=False)
 
     def connect(self) -> int:
-        """Connect to Ray; returns the number of workers. ConfigError if that is not possible."""
+        """Connect to Ray, and return the number of workers. ConfigError if that fails, JobError if the job
+        file cannot be read."""
         self._ray = connect(self.address)
         places = place_workers(self._ray, self.config.workers)
         stamp = stamp_job(self.job)
@@ -111,7 +112,8 @@ class RayJob:
         return len(places)
 
     async def describe_first(self) -> WorkerFacts:
-        """What the first worker is, whose process stays. WorkerRefused or WorkerDied's text as JobError."""
+        """Describe the first worker, whose process stays. WorkerRefused if it cannot be used, JobError if it
+        dies."""
         worker = self._makers[0]()
         self._first.append(worker)
         try:
@@ -120,7 +122,7 @@ class RayJob:
             raise JobError(f"the first worker could not be started: {error}") from error
 
     async def close(self) -> None:
-        """Stop all workers, and leave Ray; a local one ends."""
+        """Stop all workers, and leave Ray; a local Ray ends."""
         if self._ray is not None:
             for worker in self._first:
                 await worker.close()
@@ -139,8 +141,8 @@ _KEYS = {  # of dicts that name a file, in the places that `find_local_images` k
 
 
 def inline_media(line: JobLine, sources: MediaSources) -> JobLine:
-    """The line with data URLs in place of paths; the same line if it has none. Blocks while files are
-    read."""
+    """Return the line with data URLs in place of paths; the same line if it has none. This blocks while files
+    are read."""
     if not any(True for name in _FIELDS for _ in find_local_images(line.body.get(name))):
         return line
 

@@ -1,9 +1,9 @@
-"""Which worker of a server a request goes to: one that has computed the longest prefix of its prompt.
+"""Chooses the worker for a request of a server: one that has computed the longest prefix of its prompt.
 
-A prompt is cut at the ends of its messages, and in long texts every BLOCK bytes; a worker owns the prefixes
-of the requests that it got. So the turns of a conversation stay on one worker. Of several owners the one with
-the least load is taken. If that has SPILL more load than the least loaded worker, the request goes there, and
-this worker owns the prefix too from then on: a prompt that everybody shares is soon on all workers.
+A prompt is cut at the ends of its messages, and in long texts every BLOCK bytes. A worker owns the prefixes
+of its requests, so the turns of a conversation stay on one worker. Of several owners, the one with the least
+load is chosen. If it has SPILL more load than the least loaded worker, the request goes there, and that
+worker owns the prefix too. So a prompt that everybody shares is soon on all workers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ SPILL = 0.25  # of the requests that a worker computes at once
 
 
 class PrefixRouter:
-    """The owners of prefixes; workers are numbers."""
+    """The owners of prefixes. Workers are numbers."""
 
     def __init__(self) -> None:
         self._owners: OrderedDict[bytes, set[int]] = OrderedDict()
         self._given: Counter[int] = Counter()  # requests of each worker, so that idle ones take turns
 
     def choose(self, prefixes: Sequence[bytes], loads: Mapping[int, float]) -> int:
-        """The worker for a prompt with these prefixes. `loads`: requests of each worker, in parts of those
-        that it computes at once; not empty."""
+        """Choose the worker for a prompt with these prefixes. `loads`: each worker's requests divided by
+        those that it computes at once; not empty."""
         least = min(loads, key=lambda number: (loads[number], self._given[number], number))
         for prefix in reversed(prefixes):
             if owners := self._owners.get(prefix, set()) & loads.keys():
@@ -44,7 +44,7 @@ class PrefixRouter:
         return least
 
     def record(self, prefixes: Sequence[bytes], worker: int) -> None:
-        """A worker computes a prompt with these prefixes."""
+        """Record that a worker computes a prompt with these prefixes."""
         self._given[worker] += 1
         for prefix in prefixes:
             self._owners.setdefault(prefix, set()).add(worker)
@@ -60,7 +60,7 @@ class PrefixRouter:
 
 
 def hash_prefixes(body: Mapping[str, Any]) -> list[bytes]:
-    """Digests of the prefixes of a request's prompt, the shortest first; none for a body without one."""
+    """Digest the prefixes of a request's prompt, the shortest first; none for a body without a prompt."""
     turns = body.get("messages", body.get("input", body.get("prompt")))
     parts: Collection[Any] = turns if isinstance(turns, list) else [turns]
     head = [body.get(name) for name in ("tools", "system", "instructions")]

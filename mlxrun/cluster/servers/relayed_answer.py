@@ -25,8 +25,8 @@ _WITH_ERRORS = {"openai": "data: %s\n\n", "anthropic": "event: error\ndata: %s\n
 
 
 async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Send a worker's answer to the client, each part as it comes. If the worker dies meanwhile, a stream
-    ends with an error where its API has one, and any other answer is cut."""
+    """Send a worker's answer to the client, each part as it comes. If the worker dies meanwhile, a stream of
+    an API with error events ends with one. Any other answer is cut: EngineDead."""
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
     for name, value in upstream.headers.items():
         if name.lower() not in _NOT_RETURNED:

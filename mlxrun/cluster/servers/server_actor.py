@@ -1,6 +1,7 @@
 """The actor in which a worker of a server runs: mlxrun's own application on a port of its machine.
 
-Only the front may use the port: it knows the secret. Other machines can reach it only if the front is on one.
+Only the front may use the port: it knows the secret. Other machines can reach the port only if the front is
+on one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ServerSpec:
 
 
 def make_worker_app(config: Config, number: int, secret: str) -> web.Application:
-    """The application of a worker: that of a server, for requests that have the secret."""
+    """Make the application of a worker: a server's application, for requests that have the secret."""
     from aiohttp import web
 
     from mlxrun.api.openai.response import build_error
@@ -73,7 +74,7 @@ class ServerActor:
         start_logging(spec.config.log.level)
 
     async def describe(self) -> WorkerFacts | MlxrunError:
-        """What this worker is; its model's weights are not loaded yet."""
+        """Describe this worker, before its model's weights are loaded."""
         try:
             facts, _ = await asyncio.to_thread(describe_worker, self._spec.config)
         except MlxrunError as error:
@@ -82,7 +83,7 @@ class ServerActor:
         return facts
 
     async def serve(self) -> str | MlxrunError:
-        """Load the model and serve; returns the URL. Called after `describe`."""
+        """Load the model, serve, and return the URL. Call `describe` before."""
         from mlxrun.server.engine_state import ENGINE
         from mlxrun.server.lifecycle import SWITCH_INTERVAL, listen
 
@@ -102,19 +103,19 @@ class ServerActor:
         return await self._stack.enter_async_context(listen(app, settings))
 
     async def wait_dead(self) -> str:
-        """Wait until the engine has died, and say why."""
+        """Wait until the engine has died, and return why."""
         assert self._loaded is not None
         client = self._loaded.client
         await client.wait_until_dead()
         return f"its engine has died: {client.dead_error}"
 
     async def drain(self) -> None:
-        """Wait until responses in the background have ended, or server.drain_timeout is over."""
+        """Wait until background responses have ended, at most server.drain_timeout seconds."""
         from mlxrun.server.lifecycle import drain
 
         assert self._app is not None
         await drain(self._app)
 
     async def close(self) -> None:
-        """Stop serving, then the engine, whose prefix cache is written before."""
+        """Stop serving, then stop the engine once its prefix cache is written."""
         await self._stack.aclose()

@@ -1,7 +1,8 @@
-"""The workers of a server: each serves on an engine of its own. Keeps one in each place, and restarts them.
+"""The workers of a server: each serves on an engine of its own. The pool keeps one in each place, and
+restarts them.
 
 A request belongs to one worker from `reserve` on. A worker that is to be restarted gets no new requests, and
-ends once it has none. Pure asyncio: how a worker is started and reached is its own (ServerWorker).
+ends once it has none. This module is pure asyncio: ServerWorker decides how a worker is started and reached.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ BACKOFF = 1.0  # seconds before the second of them; each further wait is twice a
 
 
 class ServerWorker(Protocol):
-    """One worker as the pool sees it. WorkerDied if it has ended."""
+    """One worker as the pool sees it. Its methods raise WorkerDied if it has ended."""
 
     async def start(self) -> tuple[WorkerFacts, str]:
-        """Load the model and serve; returns the URL. WorkerRefused if it must not be used."""
+        """Load the model, serve, and return the URL. WorkerRefused if the worker must not be used."""
 
     async def wait_dead(self) -> str:
-        """Wait until the engine has died, and say why."""
+        """Wait until the engine has died, and return why."""
 
     async def drain(self) -> None:
-        """Wait until nothing of it runs in the background any more, within its own time limit."""
+        """Wait until nothing runs in its background any more, within its own time limit."""
 
     async def close(self) -> None:
-        """Stop it; raises nothing."""
+        """Stop it. This raises nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +59,7 @@ class ServerSlot:
 
     @property
     def running(self) -> int:
-        """Requests that it has."""
+        """The number of its requests."""
         return self.active.count
 
     @property
@@ -66,7 +67,7 @@ class ServerSlot:
         return self.running / (1 if self.facts is None else self.facts.rows)
 
     def describe(self) -> dict[str, Any]:
-        """The worker for /v1/status."""
+        """Describe the worker for /v1/status."""
         found: dict[str, Any] = {"worker": self.number, "state": self.state, "running": self.running}
         found |= {"deaths": self.deaths, **({"reason": self.reason} if self.reason else {})}
         if self.facts is not None:
@@ -76,8 +77,8 @@ class ServerSlot:
 
 
 class ServerPool:
-    """Keeps one worker of each of `makers`. It stands where a server has its engine's client: `dead_error`
-    is set once no worker can be started any more. `backoff`: seconds, see BACKOFF."""
+    """Keeps one worker of each of `makers` running. It stands where a server has its engine's client.
+    `dead_error`: set once no worker can be started any more; `backoff`: seconds, see BACKOFF."""
 
     def __init__(self, makers: Sequence[Callable[[], ServerWorker]], backoff: float = BACKOFF) -> None:
         self.slots = [ServerSlot(number, make) for number, make in enumerate(makers)]
@@ -119,8 +120,8 @@ class ServerPool:
     # Requests
 
     async def choose(self, prefixes: Sequence[bytes], tried: set[ServerSlot]) -> ServerSlot | None:
-        """The worker for a request, of those that were not tried; None if all were. NotReady if there is
-        none; while workers are restarted, a request waits for the next one."""
+        """Choose the worker for a request, among those that were not tried; None if all were. While workers
+        are restarted, a request waits for the next one. NotReady if no worker is ready."""
         if not self.is_ready and self.is_restarting:
             async with self._changed:
                 await self._changed.wait_for(lambda: self.is_ready or not self.is_restarting)

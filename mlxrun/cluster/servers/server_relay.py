@@ -1,10 +1,11 @@
 """The front of a server on several workers: mlxrun's own application, whose endpoints relay to a worker's.
 
-The front checks keys, hosts and sizes and knows all paths, as ever; the worker, whose application is the very
-same, answers. Bytes pass as they come. A client that disconnects cancels the handler here, which closes the
-connection to the worker, which cancels the request there. A request that got no answer because its worker
-died, or that found it full, goes to another one. Stored responses and conversations are on the worker whose
-number is in their ids. Files and batches are refused.
+The front checks keys, hosts and sizes and knows all paths, as without workers. The worker, which has the same
+application, answers. Bytes pass as they come. A client that disconnects cancels the handler here; this closes
+the connection to the worker, which then cancels the request.
+
+A request goes to another worker if its worker died before an answer, or was full. Stored responses and
+conversations are on the worker whose number is in their ids. Files and batches are refused.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _UNREACHED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # n
 
 
 class PoolState(EngineState):
-    """The engine's state as the front has it: ready while a worker is."""
+    """The engine's state at the front: ready while a worker is."""
 
     def __init__(self, pool: ServerPool) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class PoolState(EngineState):
 
 
 def make_front(config: Config, pool: ServerPool, secret: str) -> web.Application:
-    """The front's application; `secret` is that of the workers."""
+    """Make the front's application. `secret`: the workers' secret."""
     relay = Relay(pool, secret)
     app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
     app[ENGINE] = PoolState(pool)
@@ -78,7 +79,7 @@ class Relay:
         self._failed: Counter[tuple[str, str]] = Counter()  # requests by surface and status, see _relay
 
     async def open_session(self, app: web.Application) -> AsyncIterator[None]:
-        """Connections to the workers while the application runs."""
+        """Keep connections to the workers while the application runs."""
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         async with aiohttp.ClientSession(
@@ -91,7 +92,7 @@ class Relay:
             yield
 
     def wrap_surface(self, surface: Surface) -> Surface:
-        """The surface with endpoints that relay."""
+        """Return the surface with endpoints that relay."""
         endpoints = (replace(each, handler=self._choose_handler(surface, each)) for each in surface.endpoints)
         return replace(surface, endpoints=tuple(endpoints))
 

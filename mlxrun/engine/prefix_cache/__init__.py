@@ -1,1 +1,1 @@
-"""The prefix cache: what was computed for one prompt, kept by content, for all that begin alike. No mlx."""
+"""The prefix cache stores what was computed for one prompt, for all prompts that begin alike. No mlx."""

@@ -1,7 +1,7 @@
 """The files of the disk tier: FOLDER/<fingerprint of the model, hex>/<key, hex>.safetensors.
 
-A file gets its name only when it is complete. Files with names of another form are never touched. The folder
-of a model is open to its user alone, because prompts can be read out of its files. There is no state here.
+A file gets its name only when it is complete. Files with names of another form are never touched. Only the
+user can open a model's folder, because its files reveal prompts.
 
 `mlxrun cache` lists, verifies and deletes the entries of a folder. Other processes may use it meanwhile. They
 are neither disturbed nor waited for, and a file that disappears is skipped.
@@ -54,14 +54,15 @@ class ModelFolder:
         return self.path / f"{key.hex()}{SUFFIX}"
 
     def list_files(self) -> Iterator[Path]:
-        """Yield the files of all entries; none if the folder is missing or cannot be read."""
+        """Yield the files of all entries; none if the folder is missing or unreadable."""
         for item in _scan_folder(self.path):
             with suppress(OSError):
                 if _ENTRY.fullmatch(item.name) and item.is_file(follow_symlinks=False):
                     yield self.path / item.name
 
     def write_file(self, key: Key, chunks: Sequence[bytes]) -> int:
-        """Write a file atomically and return its size. FileNotFoundError if it was removed meanwhile."""
+        """Write a file atomically and return its size in bytes. FileNotFoundError if the folder was removed
+        meanwhile."""
         temp = self.path / f"{key.hex()}.{os.getpid()}.{_PROCESS_TOKEN}-{next(_NUMBERS)}.tmp"
         if not self.path.is_dir():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -84,14 +85,14 @@ class ModelFolder:
                     os.unlink(item.path)
 
     def remove_if_empty(self) -> None:
-        """Remove temporary files of killed processes and then the folder, if it is empty. Never raises."""
+        """Remove temporary files of killed processes, then the folder if it is empty. Never raises."""
         self.remove_leftovers()
         with suppress(OSError):
             self.path.rmdir()
 
 
 def list_models(folder: Path) -> list[ModelFolder]:
-    """Return the models that have a folder in `folder`, by fingerprint."""
+    """Return the models that have a folder in `folder`, sorted by fingerprint."""
     names = []
     for item in _scan_folder(folder):
         with suppress(OSError):
@@ -101,7 +102,7 @@ def list_models(folder: Path) -> list[ModelFolder]:
 
 
 def list_foreign_files(folder: Path) -> Iterator[Path]:
-    """Yield what is in `folder` and in the folders of its models, but is no entry and no temporary file."""
+    """Yield what is in `folder` and its models' folders, but is neither an entry nor a temporary file."""
     models = {model.path.name: model for model in list_models(folder)}
     yield from (folder / item.name for item in _scan_folder(folder) if item.name not in models)
     for model in models.values():
@@ -112,7 +113,7 @@ def list_foreign_files(folder: Path) -> Iterator[Path]:
 
 
 def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder that is used if the config names none."""
+    """Return the folder for configs that name none."""
     base = environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):  # the XDG specification says to ignore a relative path
         return Path(base, "mlxrun", "prefixes")
@@ -121,13 +122,13 @@ def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def resolve_cache_folder(disk_path: str | None) -> Path:
-    """Return the folder that `cache.disk_path` means."""
+    """Return the folder of `cache.disk_path`; None means the default one."""
     return get_default_folder() if disk_path is None else _expand_home(disk_path)
 
 
 def check_folder(folder: Path) -> None:
-    """Create the folder; ConfigError if it cannot be created or written to. A full disk is no error of the
-    config: existing entries can still be read, and the disk tier warns when it cannot write."""
+    """Create the folder. ConfigError if it cannot be created or written to. A full disk is allowed: existing
+    entries can be read, and the disk tier warns when it cannot write."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -175,7 +176,7 @@ def _is_leftover(item: os.DirEntry[str], pid: int, token: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class InspectedEntry:
-    """An entry whose header could be read; `used`: seconds since 1970."""
+    """An entry with a readable header. `used`: when it was last used, in seconds since 1970."""
 
     entry: CacheEntry
     nbytes: int
@@ -184,7 +185,7 @@ class InspectedEntry:
 
 @dataclass(slots=True)
 class ModelInspection:
-    """The entries of one model, least recently used first; `nbytes` includes unreadable files."""
+    """The entries of one model, least recently used first. `nbytes` includes unreadable files."""
 
     folder: ModelFolder
     entries: list[InspectedEntry] = field(default_factory=list)
@@ -193,7 +194,7 @@ class ModelInspection:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the deltas; if there are none, of the states, each of which counts what it adds."""
+        """The number of tokens of the deltas, or of the states if there are no deltas."""
         lengths = dict.fromkeys(SnapshotKind, 0)
         for inspected in self.entries:
             lengths[inspected.entry.kind] += len(inspected.entry.ids)
@@ -201,7 +202,7 @@ class ModelInspection:
 
 
 def inspect_models(folder: Path) -> Iterator[ModelInspection]:
-    """Yield every model that has files. Reads headers only and changes nothing."""
+    """Yield every model that has files. Only headers are read, and nothing is changed."""
     for model in list_models(folder):
         found = ModelInspection(model)
         for path, size in list_file_sizes(model):
@@ -227,7 +228,8 @@ def list_file_sizes(model: ModelFolder) -> Iterator[tuple[Path, int]]:
 
 
 def verify_files(folder: Path, delete: bool) -> tuple[int, list[tuple[Path, str]]]:
-    """Read all files: how many are good, and which are bad and why. `delete` removes the bad ones."""
+    """Read all files. Returns the number of good files, and each bad file with the reason. `delete`: remove
+    bad files."""
     good = 0
     bad: list[tuple[Path, str]] = []
     for model in list_models(folder):
@@ -251,7 +253,8 @@ def _delete_bad_file(path: Path) -> str:
 
 
 def delete_files(files: Sequence[tuple[Path, int]]) -> tuple[int, int, list[str]]:
-    """Delete files of known sizes: how many, how many bytes, and which could not be deleted and why."""
+    """Delete files of known sizes. Returns how many were deleted, their bytes, and a reason for each
+    failure."""
     deleted, freed = 0, 0
     failed: list[str] = []
     for path, size in files:

@@ -1,7 +1,7 @@
-"""What a tier of the prefix cache does, the order of eviction from it, and which tiers there are.
+"""The interface of a tier of the prefix cache, the order of eviction, and the list of tiers.
 
-Payloads are restored from memory. Entries that leave memory, and those that are to outlive the process, are
-written as bytes to the one tier below it, that of `cache.backend`.
+Payloads are restored from memory. The tier of `cache.backend` is below memory and holds entries as bytes.
+Entries are written to it when they leave memory, or when they must outlive the process.
 """
 
 from __future__ import annotations
@@ -18,41 +18,46 @@ from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry
 
 
 class CacheTier(Protocol):
-    """Holds entries as bytes, by their keys. The engine thread calls. No method raises, and none but `read`
-    and `scan` waits for a disk. EntryStore deletes entries while `nbytes` exceeds `max_bytes`. A tier counts
-    what it reads, writes and refuses in its CacheCounters."""
+    """Holds entries as bytes, by their keys. Only the engine thread calls it. No method raises, and only
+    `read` and `scan` may wait for a disk.
+
+    EntryStore deletes entries while `nbytes` exceeds `max_bytes`. A tier counts what it reads, writes and
+    refuses in its CacheCounters.
+    """
 
     max_bytes: int
     survives_restart: bool  # whether another process can find the entries
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the tier holds, what is yet to be written included."""
+        """Bytes that the tier holds, pending writes included."""
         ...
 
     def scan(self) -> Sequence[CacheEntry]:
-        """Return the entries of earlier processes, without payloads, least recently used first. Called once,
-        before all else."""
+        """Return the entries of earlier processes, without payloads, least recently used first. It is called
+        once, before all other methods."""
         ...
 
     def write(self, entry: CacheEntry, payload: SerializedPayload) -> bool:
-        """Take in an entry, or replace it. False if it is not accepted."""
+        """Take in or replace an entry. False if it is not accepted."""
         ...
 
     def is_stored(self, entry: CacheEntry) -> bool:
-        """Whether its write is complete: a read finds it, after a restart too if the tier survives one."""
+        """Whether the entry's write is complete, so that a read finds it, also after a restart if the tier
+        survives one."""
         ...
 
     def read(self, entry: CacheEntry) -> SerializedPayload | None:
-        """Return the payload, verified; None if it is not there or cannot be used, and then it is gone."""
+        """Return the verified payload. An unusable entry is deleted; its payload, or a missing one, is
+        None."""
         ...
 
     def delete(self, entry: CacheEntry) -> None:
-        """Remove an entry; nothing happens if it is not there."""
+        """Remove an entry. A missing entry is ignored."""
         ...
 
     def close(self) -> None:
-        """Finish what is yet to be written."""
+        """Finish the pending writes."""
         ...
 
 
@@ -65,10 +70,10 @@ TIERS: Mapping[str, Callable[[CacheSettings, bytes, CacheCounters], CacheTier]] 
 
 class EvictionOrder:
     """The entries of memory or of a tier: least recently used first, suffix before prefix. An entry that is
-    pinned when it is popped is out until it is added again.
+    pinned when it is popped leaves the order until it is added again.
 
-    This is a heap that is updated lazily. An entry's `last_used` only grows, so the tick in the heap is a
-    lower bound: an entry whose tick is out of date goes back with its new one when it is popped.
+    The order is a heap with lazy updates. An entry's `last_used` only grows, so the tick in the heap is a
+    lower bound. A popped entry with an old tick goes back with its new one.
     """
 
     def __init__(self) -> None:

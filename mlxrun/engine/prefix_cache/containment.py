@@ -1,4 +1,4 @@
-"""Failures of the prefix cache stay in it: they cost time, but never an answer."""
+"""Contains failures of the prefix cache: they cost time, but never an answer."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Self = TypeVar("Self")
 def contain_failures(
     make_default: Callable[[], Any],
 ) -> Callable[[Callable[Concatenate[Self, P], T]], Callable[Concatenate[Self, P], T]]:
-    """Decorate a method so that a failure in it is logged, once per object, and the method returns
-    `make_default()`."""
+    """Decorate a method: a failure is logged, once per object, and the method returns `make_default()`."""
 
     def decorate(method: Callable[Concatenate[Self, P], T]) -> Callable[Concatenate[Self, P], T]:
         @functools.wraps(method)

@@ -1,8 +1,8 @@
 """The disk tier of the prefix cache: the entries of one model as files (entry_file.py) in its folder.
 
-The engine thread calls; one writer thread, which gets bytes only, writes and deletes. Reads go first: nothing
-is written while one is under way. Nothing is synced: after a power loss a torn file is a miss, found by its
-checksum. Other processes may use the same folder: files may come and go, and each counts what it saw.
+The engine thread calls it. One writer thread gets bytes only, and writes and deletes. It waits while a read
+is under way. Nothing is synced: after a power loss, a torn file is found by its checksum and counts as a
+miss. Other processes may use the same folder, so files may come and go; each process counts what it saw.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class _Write:
 
 
 class DiskTier:
-    """The files in FOLDER/<fingerprint, hex>. The writer thread starts with the first write or delete.
-
-    No method raises or waits for the disk, except `read` and `scan`, which read."""
+    """The files in FOLDER/<fingerprint, hex>. The writer thread starts with the first write or delete. No
+    method raises, and only `read` and `scan` wait for the disk."""
 
     survives_restart = True
 
@@ -75,7 +74,7 @@ class DiskTier:
 
     @classmethod
     def open(cls, settings: CacheSettings, fingerprint: bytes, counters: CacheCounters) -> DiskTier:
-        """The tier in the folder of the config. ConfigError if that cannot be written to."""
+        """The tier in the folder of the config. ConfigError if the folder cannot be written to."""
         folder = resolve_cache_folder(settings.disk_path)
         check_folder(folder)
         return cls(folder, fingerprint, counters=counters, max_bytes=settings.disk_bytes)
@@ -88,7 +87,7 @@ class DiskTier:
 
     def scan(self) -> Sequence[CacheEntry]:
         """Return the entries on disk, least recently used first, without payloads. Only headers and ids are
-        read; bad files are deleted."""
+        read. Bad files are deleted."""
         self._folder.remove_leftovers()
         found = []
         for path in self._folder.list_files():
@@ -109,8 +108,7 @@ class DiskTier:
         return [entry for entry, _ in usable]
 
     def write(self, entry: CacheEntry, payload: SerializedPayload) -> bool:
-        """Queue a file for the writer thread. False if it is not accepted: the disk is full or read-only, or
-        the queue is full."""
+        """Queue a file for the writer thread. False if the queue is full, or the disk full or read-only."""
         write = _Write(entry, payload, payload.nbytes + 8 * len(entry.ids))
         with self._changed:
             pending = self._pending.get(entry.key)
@@ -134,8 +132,8 @@ class DiskTier:
             return entry.key in self._sizes and entry.key not in self._pending
 
     def read(self, entry: CacheEntry) -> SerializedPayload | None:
-        """Return the verified payload, also of a pending write; None if the file is gone or bad (then it is
-        deleted)."""
+        """Return the verified payload, also of a pending write. None if the file is missing, or bad and thus
+        deleted."""
         with self._changed:
             if entry.key in self._pending:
                 return self._pending[entry.key].payload
@@ -150,7 +148,7 @@ class DiskTier:
                 self._changed.notify_all()
 
     def delete(self, entry: CacheEntry) -> None:
-        """Delete a file, or cancel its pending write; nothing happens if there is neither."""
+        """Delete a file, or cancel its pending write. A missing entry is ignored."""
         with self._changed:
             self._cancel_write(entry.key)
             self._forget_file(entry.key)
@@ -161,7 +159,7 @@ class DiskTier:
         self._delete_file(entry.key)
 
     def close(self) -> None:
-        """Finish the pending writes and stop; a disk that hangs is waited for only CLOSE_SECONDS."""
+        """Finish the pending writes and stop. A disk that hangs is waited for at most CLOSE_SECONDS."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

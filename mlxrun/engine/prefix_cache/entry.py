@@ -1,13 +1,11 @@
-"""Entries of the prefix cache with their keys, its counters, and what it asks of a codec
-(model/kv/snapshot/snapshots.py).
+"""Entries of the prefix cache and their keys, the cache's counters, and the interface of its codec.
 
-An entry is found by its content. Token ids inside an image's span are replaced by numbers derived from the
-image's digest, so that equal ids mean equal content, in text and images alike (core/request.py).
+An entry is found by its content ids (core/request.py). They are token ids; inside images they are numbers
+derived from the image's digest.
 
-A key names all content up to a position, by its ids. A grid point is a multiple of `chunk` tokens. Its key is
-made of the key of the grid point before it and the ids between the two; the key of a position off the grid is
-made of the last grid point before it in the same way. A DELTA that ends at a position has that key, a STATE
-one that is derived from it.
+A key names all content up to a position. A grid point is a multiple of `chunk` tokens. A position's key is
+the digest of two things: the key of the last grid point before it, and the ids between the two. A DELTA that
+ends at the position has this key; a STATE has a key derived from it.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ Key = bytes  # 16 bytes
 
 @dataclass(slots=True, eq=False)
 class CacheEntry:
-    """One entry of the cache; without a payload it is a planned entry, the plan of an entry.
+    """One entry of the cache. Without a payload it is a planned entry.
 
     DELTA: keys and values of tokens [start, stop), start on the grid, stop at most the next grid point.
-    STATE: the states after exactly `stop` tokens; `start` is the last grid point before `stop`.
-    `key` names the kind and all content up to `stop`; `parent` is the key of the grid point at `start`; `ids`
-    is the content (int64) of [start, stop).
+    STATE: the states after exactly `stop` tokens; `start` is the last grid point before `stop`. `key`: names
+    the kind and all content up to `stop`; `parent`: the key of the grid point at `start`; `ids`: the content
+    (int64) of [start, stop).
     """
 
     key: Key
@@ -61,7 +59,8 @@ class CacheEntry:
 
 
 class PayloadCodec(Protocol):
-    """What the cache asks about payloads, which it never looks into. Engine thread only."""
+    """Handles payloads, which are opaque to the cache (model/kv/snapshot/snapshots.py). Engine thread
+    only."""
 
     def nbytes(self, payload: Any) -> int:
         """Return the bytes of device memory that the payload takes."""
@@ -76,14 +75,14 @@ class PayloadCodec(Protocol):
         ...
 
     def is_usable(self, payload: Any, tokens: int) -> bool:
-        """Whether the payload can be restored: one row, the right shapes and types, a delta of at least
-        `tokens` tokens (0 for a state)."""
+        """Whether the payload can be restored: one row, with the right shapes and types. `tokens`: the fewest
+        tokens of a delta, 0 for a state."""
         ...
 
 
 @dataclass(slots=True)
 class CacheCounters:
-    """What the cache did since it started. Other threads may read these numbers."""
+    """Numbers of the cache since it started. Other threads may read them."""
 
     exact: int = 0
     prefix: int = 0
@@ -102,8 +101,8 @@ class CacheCounters:
 
 
 class AdapterSalt:
-    """Makes the ids of what an adapter computes: those of no other adapter, nor of the model as it is.
-    `digest`: of the adapter's files; None: the ids stay as they are."""
+    """Makes ids of content that an adapter computed. They differ from those of other adapters and of the
+    plain model. `digest`: of the adapter's files; None: ids stay unchanged."""
 
     def __init__(self, digest: str | None) -> None:
         self._words = array("q")
@@ -111,7 +110,7 @@ class AdapterSalt:
             self._words.frombytes(blake2b(digest.encode()).digest())
 
     def mix(self, ids: Sequence[int], start: int) -> array[int]:
-        """Return the ids of content at positions from `start` on; negative ones stay negative."""
+        """Return the ids of content at positions from `start` on. Negative ids stay negative."""
         if not self._words:
             return array("q", ids)
         count = len(self._words)
@@ -119,17 +118,17 @@ class AdapterSalt:
 
 
 def derive_kind_key(key: Key, kind: SnapshotKind) -> Key:
-    """Return the key of the entry of that kind which ends where `key` does."""
+    """Return the key of an entry of this kind that ends where `key` does."""
     return key if kind is SnapshotKind.DELTA else compute_digest(b"state", key)
 
 
 def compute_entry_key(entry: CacheEntry) -> Key:
-    """Return the key that the entry must have, by its content."""
+    """Return the key that the entry must have by its content."""
     return derive_kind_key(compute_digest(entry.parent, entry.ids.tobytes()), entry.kind)
 
 
 class KeyChain:
-    """The keys of one growing sequence, each computed when it is first needed."""
+    """The keys of one growing sequence. Each is computed when it is first needed."""
 
     def __init__(self, root: Key, chunk: int, ids: array[int]) -> None:
         self.chunk = chunk
@@ -141,11 +140,11 @@ class KeyChain:
         return len(self.ids)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append the tokens of an answer, which are their own ids."""
+        """Append the ids of an answer's tokens."""
         self.ids.extend(tokens)
 
     def get_grid_key(self, index: int) -> Key:
-        """Return the key after `index` full chunks."""
+        """Return the key after `index` full chunks. IndexError if the sequence is shorter."""
         while len(self._grid) <= index:
             start = (len(self._grid) - 1) * self.chunk
             ids = self.ids[start : start + self.chunk]
@@ -165,11 +164,12 @@ class KeyChain:
         return self._between[stop]
 
     def get_entry_key(self, kind: SnapshotKind, stop: int) -> Key:
-        """Return the key of the entry of that kind that ends at `stop`."""
+        """Return the key of an entry of this kind that ends at `stop`."""
         return derive_kind_key(self.get_key(stop), kind)
 
     def plan_entry(self, kind: SnapshotKind, stop: int) -> CacheEntry:
-        """Return an entry without its payload: of the chunk, or the beginning of one, that ends at `stop`."""
+        """Return an entry without a payload. It covers the chunk, or the beginning of one, that ends at
+        `stop`."""
         index = (stop - 1) // self.chunk
         start = index * self.chunk
         parent = self.get_grid_key(index)

@@ -1,13 +1,12 @@
-"""One entry as one file: safetensors, which other tools can read, with a digest over every byte.
+"""One entry as one safetensors file, which other tools can read, with a digest over every byte.
 
     8 bytes  length of the header, little endian
     header   JSON: "__metadata__", whose first item is "digest"; then the table of tensors
-    data     the entry's ids (int64), the logprobs of its tokens (EntryLogprobs.encode) if it has any, then
-    the
-             payload's tensors in the order of the table
+    data     the entry's ids (int64); the logprobs of its tokens (EntryLogprobs.encode), if it has any;
+             the payload's tensors in the order of the table
 
 The safetensors package is not used: its functions take raw pointers, differ between versions and copy data.
-A reader trusts nothing: a torn or changed file, or one of another model or version, raises BadFile.
+Every byte is verified. A torn or changed file, or one of another model or version, raises BadFile.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def encode_entry(entry: CacheEntry, payload: SerializedPayload, fingerprint: byt
 
 
 def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, SerializedPayload]:
-    """Return the entry, which has no payload, and its serialized payload. Every byte is verified: BadFile, or
+    """Return the entry without its payload, and the serialized payload. Every byte is verified. BadFile, or
     OSError from the disk."""
     with source.open("rb") if isinstance(source, Path) else io.BytesIO(source) as file:
         size = os.fstat(file.fileno()).st_size if isinstance(source, Path) else len(source)
@@ -89,8 +88,8 @@ def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, Se
 
 
 def peek_entry(path: Path, fingerprint: bytes) -> tuple[CacheEntry, os.stat_result]:
-    """Return the entry by its header, its ids and its logprobs. The payload is not read: neither it nor its
-    table is verified, except that the file has the right length."""
+    """Return the entry by its header, ids and logprobs. The payload and its table are not verified, except
+    for the length of the file."""
     with path.open("rb", buffering=PEEK_BYTES) as file:
         stat = os.fstat(file.fileno())
         header = _read_header(file)

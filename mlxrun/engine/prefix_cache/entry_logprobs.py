@@ -1,8 +1,8 @@
 """Logprobs of prompt tokens beside the entries of the prefix cache.
 
 A token's logits give the logprob and rank of the next token, and the likeliest one. So an entry of tokens
-[first, stop) has those of tokens first + 1 to stop: its own ones, and what followed it in the prompts that
-had theirs computed. NaN stands for what is not known.
+[first, stop) has logprobs of tokens first + 1 to stop. Token `stop` is not in the entry: its logprobs depend
+on the prompt that follows. NaN stands for an unknown value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _make_logprob = partial(tuple.__new__, TokenLogprob)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntryLogprobs:
-    """Item i of the arrays is about token `first` + 1 + i. The last item of `logprobs` is always NaN, as that
-    token is not in the entry; `following` has the logprob and rank of each token that was found there.
+    """Item i of the arrays is about token `first` + 1 + i. The last item of `logprobs` is always NaN, as its
+    token is not in the entry. `following`: logprob and rank of each token that was found there, by its id.
     `ranks` are known where the logprobs are."""
 
     first: int
@@ -40,8 +40,8 @@ class EntryLogprobs:
         object.__setattr__(self, "complete", not any(map(math.isnan, self.logprobs[:-1])))
 
     def merge(self, other: EntryLogprobs) -> EntryLogprobs:
-        """These logprobs, and where they are unknown those of `other`, which is about the same tokens.
-        Returns this object if `other` knows no more."""
+        """These logprobs, with unknown ones taken from `other`, which is about the same tokens. Returns this
+        object if `other` knows no more."""
         following = {**other.following, **self.following}
         if not self._lacks(other):
             is_known = len(following) in (len(self.following), MAX_FOLLOWING + 1)
@@ -59,7 +59,7 @@ class EntryLogprobs:
         return any(math.isnan(own) and not math.isnan(others) for own, others in pairs)
 
     def encode(self) -> bytes:
-        """As bytes: 32-bit numbers, which begin with `first` and the number of items."""
+        """Return 32-bit numbers as bytes. The first two are `first` and the number of items."""
         values = array("f", [logprob for logprob, _ in self.following.values()])
         ranks = array("i", [rank for _, rank in self.following.values()])
         head = array("i", [self.first, len(self.best_ids)])
@@ -68,7 +68,7 @@ class EntryLogprobs:
 
     @classmethod
     def decode(cls, data: bytes) -> EntryLogprobs:
-        """ValueError if these bytes are no logprobs."""
+        """The inverse of `encode`. ValueError if the bytes are not logprobs."""
         if len(data) < 8 or len(data) % 4:
             raise ValueError("the head of the logprobs is missing")
         first, count = array("i", data[:8])
@@ -86,7 +86,7 @@ class EntryLogprobs:
 
 
 class LogprobBook:
-    """What is known of one prompt's logprobs, by position."""
+    """The known logprobs of one prompt, by position."""
 
     def __init__(self, prompt: Sequence[int], image_spans: Sequence[tuple[int, int]]) -> None:
         self._prompt = prompt
@@ -114,7 +114,7 @@ class LogprobBook:
         return list(map(_make_logprob, zip(self._logprobs[part], tops, self._ranks[part], strict=True)))
 
     def take(self, logprobs: EntryLogprobs, matched: int) -> None:
-        """Take in what an entry knows, whose tokens are those of the prompt up to position `matched`."""
+        """Take in the logprobs of an entry whose tokens equal the prompt's up to position `matched`."""
         first, end = logprobs.first + 1, logprobs.first + len(logprobs.best_ids)
         own = range(first, min(matched, end, len(self._prompt)))
         if logprobs.complete:
@@ -137,8 +137,8 @@ class LogprobBook:
             self._best_logprobs[own] = logprobs.best_logprobs[items]
 
     def make_logprobs(self, first: int, stop: int, matched: int) -> EntryLogprobs | None:
-        """The logprobs of an entry of tokens [first, stop), which are those of the prompt up to position
-        `matched`; None if nothing is known."""
+        """The logprobs of an entry of tokens [first, stop) that equal the prompt's up to position `matched`.
+        None if nothing is known."""
         count, matched = stop - first, min(matched, stop, len(self._prompt))
         own, best = slice(first + 1, matched), slice(first + 1, matched + 1)
         best_logprobs = _pad(self._best_logprobs[best], count, NAN)

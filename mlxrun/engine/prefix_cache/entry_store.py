@@ -1,7 +1,8 @@
-"""The payloads of the entries: in memory and, if there is one, in a tier below it, each within a budget.
+"""Stores the payloads of entries in memory and in the tier below it, if there is one, each within a budget.
 
-An entry is in the index as long as it is in one of the tiers. What it depends on is evicted after it, so that
-every entry can be reached; an entry that is removed for another reason takes with it all that depends on it.
+An entry stays in the index while memory or the tier has it. It depends on the entries before it, which are
+evicted after it, so every entry can be reached. If an entry is removed for another reason, all that depend on
+it are removed too.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PROMPT_BONUS = 1024
 
 
 class EntryStore:
-    """Memory, which may hold at most `memory_bytes`, and the tier below it."""
+    """Memory for at most `memory_bytes`, and the tier below it."""
 
     def __init__(
         self,
@@ -44,13 +45,13 @@ class EntryStore:
             self._load_index(tier)
 
     def is_durable(self, entry: CacheEntry) -> bool:
-        """Whether the entry would outlive the process; True if none would."""
+        """Whether the entry would outlive the process. True if no entry would."""
         return self._tier is None or not entry.in_tier or self._tier.is_stored(entry)
 
     # -- insertion --------------------------------------------------------------------------------------
 
     def insert(self, planned: CacheEntry, payload: Any) -> CacheEntry | None:
-        """Store a payload. Return the entry that holds it, perhaps a longer one; None if none does."""
+        """Store a payload. Return the entry that holds it, which may be longer; None if it is not stored."""
         prompt_end, planned.prompt_end = planned.prompt_end, None
         entry = self._insert(planned, payload)
         if entry is not None and prompt_end is not None and self.index.find_cover(prompt_end) is not None:
@@ -97,7 +98,7 @@ class EntryStore:
         return entry if entry in self.index else None
 
     def remove_obsolete_states(self, entry: CacheEntry, planned: CacheEntry) -> None:
-        """Remove the states that `planned` made obsolete, if `entry`, which holds it, would outlive them."""
+        """Remove the states that `planned` made obsolete, if `entry`, its stored form, would outlive them."""
         obsolete, planned.obsolete_states = planned.obsolete_states, ()
         if self.is_durable(entry):
             for state in obsolete:
@@ -118,7 +119,8 @@ class EntryStore:
     # -- lookup -----------------------------------------------------------------------------------------
 
     def load(self, entry: CacheEntry) -> Any:
-        """Return a payload that can be restored, from memory or the tier; else remove the entry: None."""
+        """Return a payload that can be restored, from memory or the tier. An unusable entry is removed, and
+        None returned."""
         payload, from_disk = entry.payload, entry.payload is None
         if from_disk:
             serialized = self._tier.read(entry) if self._tier is not None else None
@@ -167,7 +169,7 @@ class EntryStore:
         self.shrink(self._memory_bytes)
 
     def shrink(self, max_bytes: int) -> None:
-        """Evict until memory holds at most so many bytes, or only pinned entries."""
+        """Evict entries until memory holds at most `max_bytes`, or only pinned entries."""
         while self.nbytes > max_bytes and (entry := self._memory_order.pop()) is not None:
             self._evict_from_memory(entry)
             self.counters.evicted += 1
@@ -196,13 +198,13 @@ class EntryStore:
                 self.remove(entry)
 
     def reject(self, *entries: CacheEntry) -> None:
-        """Remove entries that cannot be used from all tiers."""
+        """Remove unusable entries from memory and the tier."""
         self.counters.refused += len(entries)
         for entry in entries:
             self.remove(entry)
 
     def clear(self) -> None:
-        """Remove all entries but those that running requests use, and those that these depend on."""
+        """Remove all entries but those that running requests use or depend on."""
         self._delete_retired(now=True)
         pinned = [entry for entry in self.index.entries.values() if entry.pins]
         needed = {e for entry in pinned for e in (entry, *self.index.iterate_ancestors(entry))}
@@ -211,7 +213,7 @@ class EntryStore:
                 self.remove(entry)
 
     def remove(self, entry: CacheEntry) -> None:
-        """Remove an entry from all tiers, with all that depend on it."""
+        """Remove an entry, with all that depend on it, from memory and the tier."""
         pending = [entry]
         while pending:
             entry = pending.pop()
@@ -239,7 +241,7 @@ class EntryStore:
     # -- the tier ---------------------------------------------------------------------------------------
 
     def write(self, entry: CacheEntry) -> None:
-        """Write an entry to the tier, after all that it depends on."""
+        """Write an entry to the tier, after all entries that it depends on."""
         if self._tier is None:
             return
         for each in [*reversed(list(self.index.iterate_ancestors(entry))), entry]:

@@ -15,11 +15,11 @@ from mlxrun.engine.prefix_cache.tracked_request import MIN_SHARED, TrackedReques
 
 
 class LogprobKeeper:
-    """`grid_only`: see PrefixCache.
+    """Stores and finds the logprobs of prompts. `grid_only`: see PrefixCache.
 
-    Prompts with logprobs often part at a place that nobody knows beforehand, such as the choices of a
-    question. So a request waits for a running one that is about to end and has more in common with it than
-    the cache has.
+    Prompts with logprobs often diverge at a place that is not known beforehand, such as the choices of a
+    question. So a request waits for a running one that is about to end and shares more with it than the cache
+    does.
     """
 
     def __init__(self, index: RadixIndex, store: EntryStore, grid_only: bool) -> None:
@@ -33,21 +33,21 @@ class LogprobKeeper:
         return bool(self._owners)
 
     def add_owner(self, tracked: TrackedRequest) -> None:
-        """A request runs from now on. States cannot be used where prompts part, so models with states wait
-        for nothing, and neither does anybody where hits end on the grid."""
+        """Note a request that begins to run. No request waits for it if hits end on the grid, or if the model
+        has states, which cannot be used where prompts diverge."""
         ends_soon = tracked.book is not None and tracked.request.params.max_tokens <= 1
         if ends_soon and not self._grid_only and not self._index.has_states:
             self._owners[tracked.request.id] = tracked
 
     def remove_owner(self, tracked: TrackedRequest) -> None:
-        """A request does not run any more: its new logprobs are stored."""
+        """Note that a request no longer runs, and store its new logprobs."""
         self._owners.pop(tracked.request.id, None)
         self.add_new_logprobs(tracked)
 
     def waits_for_owner(self, tracked: TrackedRequest, matched: int) -> bool:
-        """Whether a running request computes what this waiting one, of which the cache has `matched` tokens,
-        needs next. Once that has ended it waits for another one only if the cache has more by then: a cache
-        without room would make requests run one at a time."""
+        """Whether a running request computes what this waiting request needs next. `matched`: its tokens in
+        the cache. It waits for a second request only if the cache has more by then. Otherwise a small cache
+        would make requests run one at a time."""
         stop = matched + MIN_SHARED
         if tracked.book is None or stop > tracked.longest_useful_hit:
             return False
@@ -65,8 +65,8 @@ class LogprobKeeper:
         return False
 
     def find_prompt_logprobs(self, tracked: TrackedRequest, start: int) -> list[TokenLogprob]:
-        """Return the known logprobs of a prompt from `start` on, up to the first unknown one. Entries have
-        one of the likeliest tokens only, so that a request that wants more finds nothing."""
+        """Return the known logprobs of a prompt from `start` on, up to the first unknown one. Entries store
+        only the likeliest token, so a request that wants more finds nothing."""
         wanted = tracked.request.params.prompt_logprobs
         if tracked.book is None or wanted is None or wanted > 1:
             return []
@@ -79,7 +79,7 @@ class LogprobKeeper:
 
     @contain_failures(NoneType)
     def add_new_logprobs(self, tracked: TrackedRequest) -> None:
-        """Store what was computed of a prompt's logprobs beside the entries of its tokens."""
+        """Store new logprobs of a prompt beside the entries of its tokens."""
         book = tracked.book
         if book is not None and book.changed and tracked.cacheable:
             book.changed = False
@@ -87,9 +87,9 @@ class LogprobKeeper:
                 self.add_logprobs(entry, book, matched)
 
     def add_logprobs(self, entry: CacheEntry, book: LogprobBook | None, matched: int) -> None:
-        """Store a prompt's logprobs beside an entry, or in a planned entry, whose tokens are those of the
-        prompt up to position `matched`. The file of an entry that had too few is written again, if its
-        payload is in memory."""
+        """Store a prompt's logprobs in an entry, or a planned one, whose tokens equal the prompt's up to
+        position `matched`. An entry's file is written again if it lacked logprobs and its payload is in
+        memory."""
         is_state = entry.kind is SnapshotKind.STATE
         if book is None or (is_state and self._index.has_deltas):  # the deltas of the state have them
             return

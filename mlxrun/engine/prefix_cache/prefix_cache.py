@@ -1,7 +1,7 @@
 """The prefix cache, as the scheduler and the engine call it on the engine thread.
 
-Unusable entries count as cache misses, and so does a failure of the cache itself: it may cost time, but never
-an answer. snapshot_planner.py decides what to store, the runner copies it, and entry_store.py stores it.
+Unusable entries count as cache misses, and so does a failure of the cache: it may cost time, but never an
+answer. snapshot_planner.py decides what to store, the runner copies it, and entry_store.py stores it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ log = logging.getLogger(__name__)
 
 
 class PrefixCache(PrefixCacheInterface):
-    """`root`: fingerprint of the model, and of all else that payloads depend on. `deltas`: some layers have
-    the keys of all tokens. `states`: some do not. `grid_only`: hits and entries end on the grid only, so that
-    prompts are always computed in the same chunks."""
+    """Finds and stores entries for requests.
+
+    `root`: fingerprint of the model and of all else that payloads depend on. `deltas`: some layers have the
+    keys of all tokens; `states`: some do not. `grid_only`: hits and entries end on the grid only, so that
+    prompts are always computed in the same chunks.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The index of entries by content: one radix tree of ids below each grid point, found by its key.
 
-A full chunk is found by its key alone. Ids are compared only in the chunk where a prompt ends or differs from
-what is known, so a search takes time linear in the prompt, however many entries there are.
+A full chunk is found by its key alone. Ids are compared only in the chunk where a prompt ends or diverges. So
+a search takes time linear in the prompt, however many entries there are.
+
 If the model has deltas, every state is covered by a delta, and the parent of every delta is in the index.
 """
 
@@ -21,7 +22,8 @@ MAX_OVERLAPS = 16  # branches of a chunk that are searched for one with logprobs
 
 @dataclass(slots=True, eq=False)
 class RadixNode:
-    """The end of an edge: `depth` tokens below the grid point, `ids` the last of them."""
+    """The end of an edge, `depth` tokens below the grid point. `ids`: the edge's ids, the last ones of these
+    tokens."""
 
     ids: array[int]
     depth: int
@@ -42,7 +44,7 @@ class RadixNode:
 
 @dataclass(frozen=True, slots=True)
 class RadixMatch:
-    """The entries of a prompt's first `length` tokens. `ends_entry`: an entry ends right there."""
+    """The entries of a prompt's first `length` tokens. `ends_entry`: an entry ends at `length`."""
 
     length: int
     deltas: list[tuple[int, int, CacheEntry]]
@@ -64,7 +66,7 @@ def count_common_ids(edge: array[int], ids: array[int], start: int, stop: int) -
 
 
 class RadixIndex:
-    """All entries, of both tiers. `has_deltas` and `has_states`: the kinds that the model has."""
+    """All entries, in memory and in the tier. `has_deltas`, `has_states`: the kinds that the model has."""
 
     def __init__(self, root: Key, chunk: int, *, has_deltas: bool, has_states: bool) -> None:
         self.root = root
@@ -82,8 +84,8 @@ class RadixIndex:
     # -- search -----------------------------------------------------------------------------------------
 
     def match(self, chain: KeyChain, limit: int, round_down: RoundDown) -> RadixMatch | None:
-        """Return the longest usable match of at most `limit` tokens; `round_down` rounds a length down to one
-        at which a match may end."""
+        """Return the longest usable match of at most `limit` tokens. `round_down` rounds a length down to one
+        where a match may end."""
         limit = min(limit, len(chain))
         chunks, path, covered = self._match_deltas(chain, limit) if self.has_deltas else ([], [], limit)
         state = self._find_last_state(chain, covered, round_down) if self.has_states else None
@@ -136,7 +138,7 @@ class RadixIndex:
         return None
 
     def find_states(self, chain: KeyChain, limit: int) -> list[CacheEntry]:
-        """Return the states of a prompt's first `limit` tokens in order of position."""
+        """Return the states of a prompt's first `limit` tokens, in order of position."""
         states: list[CacheEntry] = []
         for index in range((limit - 1) // self.chunk + 1):
             path, depth = self._walk_down(chain, index, limit)
@@ -144,8 +146,8 @@ class RadixIndex:
         return states
 
     def list_overlaps(self, chain: KeyChain, limit: int, whole_only: bool) -> list[tuple[CacheEntry, int]]:
-        """Return the entries whose logprobs are about a prompt's first `limit` tokens, each with the position
-        up to which its tokens are those of the prompt. `whole_only`: entries of full chunks."""
+        """Return the entries with logprobs of a prompt's first `limit` tokens. Each comes with the position
+        up to which its tokens equal the prompt's. `whole_only`: entries of full chunks."""
         if not self.has_deltas:  # then states have the logprobs of all tokens before them
             return [(state, state.stop) for state in self.find_states(chain, limit)]
         chunks, path, covered = self._match_deltas(chain, min(limit, len(chain)))
@@ -197,7 +199,7 @@ class RadixIndex:
     # -- changes ----------------------------------------------------------------------------------------
 
     def add(self, entry: CacheEntry) -> list[CacheEntry]:
-        """Add an entry; return the deltas that it contains, which are not needed any more."""
+        """Add an entry. Return the deltas that it contains and that are no longer needed."""
         node = self._make_node(entry)
         self.entries[entry.key] = entry
         self._nodes[entry.key] = node
@@ -211,11 +213,11 @@ class RadixIndex:
         return [above.delta for above in node.walk_up() if above is not node and above.delta is not None]
 
     def mark_end(self, entry: CacheEntry) -> None:
-        """Note that an entry ends here that is not added, because another one contains it."""
+        """Note the end of an entry that is not added, because another one contains it."""
         self._make_node(entry)
 
     def remove(self, entry: CacheEntry) -> list[CacheEntry]:
-        """Remove an entry; return those that depended on it, which must be removed next."""
+        """Remove an entry. Return those that depended on it; the caller must remove them next."""
         node = self._nodes.pop(entry.key)
         del self.entries[entry.key]
         self.version += 1

@@ -1,7 +1,8 @@
-"""Which snapshots of rows to take for the prefix cache: planned entries, which are entries without payloads.
+"""Decides which snapshots of rows to take for the prefix cache. It returns planned entries, which have no
+payloads.
 
-Deltas at every grid point, so that an interrupted prompt keeps its work; states where other prompts are
-likely to branch off, and at intervals between; and the rest of a row that is freed.
+It plans deltas at every grid point, so that an interrupted prompt keeps its work. It plans states where other
+prompts are likely to diverge, and at intervals between. When a row is freed, it plans the rest of the row.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ FORK_HITS = 2  # a state from which this many requests went on stays as well
 
 
 class SnapshotPlanner:
-    """`interval`: tokens between two writes to a tier, and between two states of a prompt.
-    `survives_restart`: the end of a prompt is stored at once; else it can wait for the answer."""
+    """Plans snapshots.
+
+    `interval`: tokens between two writes to a tier, and between two states of a prompt. `survives_restart`:
+    the end of a prompt is stored at once; else it can wait for the answer.
+    """
 
     def __init__(
         self, index: RadixIndex, store: EntryStore, interval: int, *, grid_only: bool, survives_restart: bool
@@ -36,7 +40,8 @@ class SnapshotPlanner:
         self._survives_restart = survives_restart
 
     def plan_cache_positions(self, tracked: TrackedRequest, length: int, limit: int) -> list[CachePosition]:
-        """Return where a request that begins to run after `length` tokens will have stored an entry."""
+        """Return the cache positions that a request will have stored. It begins to run after `length`
+        tokens."""
         points: list[CachePosition] = []
         state_at = length
         for stop, key in tracked.list_cache_positions(limit):
@@ -84,7 +89,7 @@ class SnapshotPlanner:
     @contain_failures(NoneType)
     def replace_interval_state(self, tracked: TrackedRequest, state: CacheEntry) -> None:
         """Remove the earlier states of a running prompt, except those that others use. With a disk tier, the
-        newest state that is a file stays until a newer one is."""
+        newest state that is a file stays until a newer one is a file."""
         tracked.interval_states.append((state, state.last_used))
         durable = [i for i, (entry, _) in enumerate(tracked.interval_states) if self._store.is_durable(entry)]
         stays = {durable[-1] if durable else 0, len(tracked.interval_states) - 1}
@@ -96,7 +101,7 @@ class SnapshotPlanner:
     def plan_final_snapshots(
         self, tracked: TrackedRequest, output: Sequence[int], num_cached: int
     ) -> list[CacheEntry]:
-        """Return the planned entries for what a row that is freed holds and the cache does not."""
+        """Return the planned entries for what a freed row holds and the cache lacks."""
         tracked.extend(output)
         prompt_tokens = len(tracked.request.prompt)
         stop = min(num_cached, len(tracked.chain))

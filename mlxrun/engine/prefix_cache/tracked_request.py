@@ -1,7 +1,7 @@
-"""What the prefix cache knows of a request until it ends, and the cache positions that requests will compute.
+"""What the prefix cache knows of a request until it ends, and which cache positions requests will compute.
 
-A cache position is a position that other requests may share with a request: a grid point, one of its
-cache_positions, or the end of its prompt.
+A cache position is one that other requests may share: a grid point, one of the request's `cache_positions`,
+or the end of its prompt.
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ class TrackedRequest:
 
     @property
     def cacheable(self) -> bool:
-        """Whether its content is known."""
+        """Whether the content of the prompt is known."""
         return has_known_content(self.request)
 
     @property
     def storable(self) -> bool:
-        """Whether others may use what it computes: what follows a gap is not what all tokens would give."""
+        """Whether others may use what the request computes. After a gap, results differ from those of the
+        whole prompt."""
         return not self.request.positions
 
     @property
     def num_before_gaps(self) -> int:
-        """The first tokens, of which none is left out: entries may have them."""
+        """The number of tokens before the first one that is left out. Entries may hold them."""
         positions = self.request.positions
         return next((at for at, place in enumerate(positions) if at != place), len(self.request.prompt))
 
@@ -81,20 +82,21 @@ class TrackedRequest:
         self.chain.extend(self._salt.mix(new, len(self.chain)))
 
     def round_down(self, length: int) -> int:
-        """Return the longest length up to this one at which a hit may end: not inside an image."""
+        """Return the longest length, at most `length`, where a hit may end: not inside an image."""
         return round_down(length, self.request.image_spans, self.chunk if self.grid_only else 1)
 
     @property
     def longest_useful_hit(self) -> int:
-        """Tokens of the longest useful hit: one is left to compute, as in request_state.py."""
+        """The number of tokens of the longest useful hit. It leaves one to compute, as in
+        request_state.py."""
         known = len(self.chain)
         ends_in_image = any(start < known <= stop for start, stop in self.request.image_spans)
         return known if ends_in_image else known - 1
 
     def can_use(self, owner: TrackedRequest, stop: int) -> bool:
-        """Whether it may wait for a running request to compute its first `stop` tokens. Those from the first
-        wanted logprob on are of no use without their logprobs, of which entries have the likeliest token
-        only. One in the background may get no share of the next steps while others wait."""
+        """Whether the request may wait for a running one to compute its first `stop` tokens. From the first
+        wanted logprob on, it needs logprobs too, and entries store only the likeliest token. It does not wait
+        for a background request, which may get no share of the next steps."""
         if owner.request.background and not self.request.background:
             return False
         wanted = self.request.params.prompt_logprobs
@@ -117,7 +119,7 @@ class TrackedRequest:
 
 
 class PlannedCachePositions:
-    """The cache positions that running requests are going to compute."""
+    """The cache positions that running requests will compute."""
 
     def __init__(self) -> None:
         self._owners: dict[Key, set[str]] = {}
@@ -127,7 +129,7 @@ class PlannedCachePositions:
         return bool(self._owners)
 
     def get_owners(self, key: Key) -> Collection[str]:
-        """Return the requests that are going to compute a cache position."""
+        """Return the ids of the requests that will compute a cache position."""
         return self._owners.get(key, ())
 
     def register(self, request_id: str, points: Iterable[CachePosition]) -> None:
@@ -147,7 +149,7 @@ class PlannedCachePositions:
             self._points.pop(request_id, None)
 
     def remove(self, request_id: str) -> None:
-        """Remove a request that does not run any more."""
+        """Remove a request that no longer runs."""
         for _, key in self._points.pop(request_id, []):
             self._remove_owner(key, request_id)
 

@@ -1,1 +1,2 @@
-"""Who runs next: a pure-Python scheduler that sees integers only. No mlx, numpy, asyncio, threads."""
+"""The scheduler decides who runs next. It is pure Python and sees integers only: no mlx, numpy, asyncio,
+threads."""

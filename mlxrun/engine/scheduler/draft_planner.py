@@ -1,9 +1,11 @@
 """Plans drafts: tokens that are predicted for a row, and verified in the same step as its newest one.
 
-They come from the row's own tokens (row_drafter.py), from a model (draft_source.py), or from whichever is
-expected to gain more. A draft needs the row's newest token, which decode-ahead reads a step late. So where
-drafts are expected to gain more than it costs all rows to wait for that, the engine reads the launched step
-before it plans (`awaits_tokens`); otherwise nothing waits. Pure and deterministic, like the scheduler.
+Drafts come from the row's own tokens (row_drafter.py) or from a model (draft_source.py), whichever is
+expected to gain more. A draft needs the row's newest token, which decode-ahead reads a step late. Reading it
+earlier makes all rows wait. So the engine does that (`awaits_tokens`) only where drafts are expected to gain
+more than it costs.
+
+The planner is pure and deterministic, like the scheduler.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ WAITING_COST = 0.2  # steps: what decode-ahead would have saved in one
 
 @dataclass(slots=True)
 class DraftCounts:
-    """Since the start: steps with drafts, drafted tokens, and those of them that were accepted."""
+    """Counts since the start: steps with drafts, drafted tokens, and accepted ones."""
 
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
 
     def describe(self) -> dict[str, int]:
-        """By name; it is asked for after each step, for which asdict takes long."""
+        """The counts by name. It is called after each step, for which asdict is too slow."""
         return {"steps": self.steps, "drafted": self.drafted, "accepted": self.accepted}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftChoice:
-    """The rows that draft, those first that want the least. `depth`: the most tokens of those in `modelled`,
-    for which the source drafts."""
+    """The rows that draft, those with the shortest drafts first. `modelled`: the ids of those for which the
+    source drafts; `depth`: the most tokens of these."""
 
     rows: Sequence[RequestState] = ()
     modelled: frozenset[str] = frozenset()
@@ -46,10 +48,13 @@ class DraftChoice:
 
 @dataclass(slots=True)
 class DraftPlanner:
-    """`max_rows`: rows of one decode forward, of which a draft takes one for each token; 0: nothing is
-    drafted, for the reason in `problem` (None: by the config). `source`: a model that drafts; `looks_up`:
+    """Decides which rows draft, and how many tokens.
+
+    `max_rows`: rows of one decode forward, of which each drafted token takes one; 0: nothing is drafted.
+    `problem`: why nothing is drafted, None if the config says so. `source`: a model that drafts; `looks_up`:
     whether n-grams are looked up; `row_cost`: what a row adds to a forward, in steps of one row. `declined`:
-    how often a row that may draft did not in a step, since no draft was expected to pay or to be ready."""
+    how often a row that may draft did not, since no draft was expected to pay or to be ready.
+    """
 
     settings: SpeculationSettings
     max_rows: int = 0
@@ -63,7 +68,7 @@ class DraftPlanner:
     _acceptance: Acceptance = field(default_factory=Acceptance)  # of the source's drafts for all rows
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready: the method that is used, the one of the config, why they differ, and the counts."""
+        """JSON-ready: the method in use, the one of the config, why they differ, and the counts."""
         source, problem = self.source, self.problem and f"off because {self.problem}"
         names = ["ngram"] if self.max_rows and self.looks_up else []
         if source is not None and source.problem is not None:
@@ -94,7 +99,8 @@ class DraftPlanner:
     def plan(
         self, decoding: Sequence[RequestState], running: Sequence[RequestState], fits: Callable[..., bool]
     ) -> None:
-        """Give rows of the next step a `draft`. `fits`: whether the running rows fit in memory with it."""
+        """Set the `draft` of rows in the next step. `fits`: whether the running rows fit in memory with their
+        drafts."""
         if not self.max_rows:
             return
         self._plan_drafts(decoding, running, fits)
@@ -121,7 +127,7 @@ class DraftPlanner:
                 state.acceptance.pending = drafted[state.id] if state.id in choice.modelled else 0
 
     def record(self, state: RequestState, tokens: Sequence[int], accepted: int) -> None:
-        """Newly sampled tokens were appended to the request's output; so many of the draft were accepted."""
+        """Take in new tokens of a request's output. `accepted`: how many of them were drafted."""
         self.counts.accepted += accepted
         drafter = state.drafter
         if drafter is not None and drafter.num_tokens + len(tokens) == state.num_tokens:
@@ -131,14 +137,14 @@ class DraftPlanner:
             state.acceptance.record(len(tokens), accepted)
 
     def forget(self, state: RequestState) -> None:
-        """The row has ended or was preempted."""
+        """Drop a row that has ended or was preempted."""
         if state.acceptance is not None:
             state.acceptance.pending = 0  # of a step that failed, nothing is compared
         if self.source is not None:
             self.source.forget(state.id)
 
     def close(self) -> None:
-        """Release the source and what it holds, on the thread that made it."""
+        """Release the source and its arrays, on the thread that made it."""
         if self.source is not None:
             self.source.close()
         self.source = None

@@ -1,9 +1,10 @@
-"""Whether a request fits beside the rows that run, and which of these are preempted so that it does, or so
-that the next step fits in memory: the least urgent ones, and as few as necessary.
+"""Decides whether a request fits beside the running rows, and which rows are preempted to make room.
 
-After the device ran out of memory, fewer rows run together for a while, although the budget says that all
-fit. If all ran together again as soon as each has completed a step alone, that step would fail again, without
-end.
+The least urgent rows are preempted, and as few as necessary: for a waiting request, or for the memory of the
+next step.
+
+After the device ran out of memory, fewer rows run together for a while, even if the budget allows all. If all
+ran together again at once, the step would fail again, without end.
 """
 
 from __future__ import annotations
@@ -19,17 +20,15 @@ STEPS = 256  # successful steps until twice as many rows may run
 
 
 def rank_urgency(state: RequestState, overdue: bool) -> tuple[bool, bool, int, int]:
-    """A sort key; lower is more urgent. `overdue`: see WaitingQueue.is_overdue."""
+    """A sort key; lower is more urgent. `overdue`: WaitingQueue.is_overdue of the row."""
     return (state.request.background, not overdue, state.request.priority, state.arrival_index)
 
 
 def choose_victims(
     rows: Sequence[RequestState], fits: Callable[[Sequence[RequestState]], bool]
 ) -> list[RequestState]:
-    """Of `rows`, most urgent first, those to preempt so that `fits(the others)`; all if nothing less fits.
-
-    `fits` must stay true when rows are removed. It is called about twice for each preempted row.
-    """
+    """Of `rows`, most urgent first, the ones to preempt so that the others fit. All of them if nothing less
+    fits. `fits` must stay true when rows are removed. It is called about twice for each preempted row."""
     kept, removed = list(rows), []
     while kept and not fits(kept):
         removed.append(kept.pop())
@@ -44,8 +43,10 @@ def choose_victims(
 
 
 class Preemption:
-    """Makes room for rows, in number and in memory. `running`: all rows that run; `preempt`: frees one, and
-    what it pins in the prefix cache."""
+    """Makes room for rows, in number and in memory.
+
+    `running`: all rows that run; `preempt`: frees a row, and what it pins in the prefix cache.
+    """
 
     def __init__(self, row_limit: RowLimit, token_budget: TokenBudget, waiting_queue: WaitingQueue) -> None:
         self._row_limit = row_limit
@@ -53,12 +54,12 @@ class Preemption:
         self._waiting_queue = waiting_queue
 
     def make_room(self, state: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
-        """Whether a waiting request can run now, perhaps after background rows were preempted for it, which
-        are taken out of `running`."""
+        """Whether a waiting request can run now. Background rows may be preempted for it, and are removed
+        from `running`."""
         return self._can_run(state, running) or self._preempt_background(state, running, preempt)
 
     def preempt_for_memory(self, running: Sequence[RequestState], preempt: Preempt) -> bool:
-        """Preempt the least urgent rows if the next step does not fit in memory; whether that was so."""
+        """Preempt the least urgent rows if the next step does not fit in memory. Returns whether any was."""
         if len(running) < 2 or self._token_budget.fits_next_step(running):
             return False
         left = self._sort_by_urgency(running)
@@ -98,18 +99,18 @@ class Preemption:
 
 
 class RowLimit:
-    """`most`: rows that may run where nothing failed."""
+    """How many rows may run. `most`: the limit while no step has run out of memory."""
 
     def __init__(self, most: int) -> None:
         self.rows = self._most = most
         self._successes = 0
 
     def record_shortage(self, rows: int) -> None:
-        """Memory ran out while so many rows ran."""
+        """Halve the limit: memory ran out while `rows` rows ran."""
         self.rows, self._successes = max(rows // 2, 1), 0
 
     def record_success(self) -> None:
-        """A step succeeded."""
+        """Note a successful step. After STEPS of them, the limit is doubled."""
         if self.rows < self._most:
             self._successes += 1
             if self._successes == STEPS:

@@ -1,7 +1,7 @@
-"""How many prompt tokens a step may compute, so that it ends within `scheduler.step_ms`.
+"""Limits the prompt tokens of a step, so that it ends within `scheduler.step_ms`.
 
-A step cannot be interrupted: what arrives meanwhile (a short request, an abort) waits for its end. The pace
-is measured from the steps themselves, since it depends on the model, the device, and how deep prompts are.
+A step cannot be interrupted: a short request or an abort that arrives meanwhile waits for its end. The pace
+is measured from the steps themselves, since it depends on the model, the device, and the depth of prompts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its
 
 
 def fit_chunks(most: float, chunk: int, least: float = 1.0) -> int:
-    """At most so many tokens: whole chunks if that is one or more, else a chunk halved a few times. Devices
-    prepare for each new number of tokens. `least`: a chunk is halved if less than this share of it fits."""
+    """At most `most` tokens: whole chunks, or a chunk that is halved a few times, since devices prepare for
+    each new number of tokens. `least`: a chunk is halved if less than this share of it fits."""
     if most >= chunk:
         return int(most) // chunk * chunk
     while least * chunk > most:
@@ -31,31 +31,33 @@ def _computes(plan: StepPlan) -> bool:
 
 @dataclass(slots=True)
 class MeasuredPace:
-    """Tokens a second over the last steps: all their tokens over all their time."""
+    """Tokens a second over the last steps: all their tokens divided by all their seconds."""
 
     tokens: float = 0.0
     seconds: float = 0.0
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Take in a step, unless it has too few tokens."""
+        """Take in a step. A step with too few tokens is ignored."""
         if tokens >= MIN_MEASURED:
             self.tokens = DECAY * self.tokens + tokens
             self.seconds = DECAY * self.seconds + seconds
 
     def compute(self) -> float | None:
-        """None before the first step."""
+        """Tokens a second; None before the first step."""
         return self.tokens / max(self.seconds, 1e-9) if self.tokens else None
 
 
 class PrefillPace:
-    """`step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured;
-    `min_tokens`: the smallest limit. `least`: see fit_chunks; below 1 where forwards are bound by launches,
-    so that halves take nearly as long as whole chunks, and their pace would not let these be tried again.
+    """Estimates how many prompt tokens fit in a step.
 
-    The time between two returns of the runner is that of the step that it was given (where prompts are
-    computed while their graph is built, as on CPUs) or of the step before (which it waits for, as on GPUs).
-    The pace is the lower one of both. A step that is waited for before another is given, as one with drafts
-    is, takes two returns, the second one of an empty step.
+    `step_ms`: 0 for no limit. `chunk`: the chunk grid, and the limit until steps were measured; `min_tokens`:
+    the smallest limit. `least`: see fit_chunks. It is below 1 where launches bound a forward. There halves
+    take nearly as long as whole chunks, and their slow pace would prevent whole chunks for good.
+
+    The time between two returns of the runner belongs to one of two steps. On CPUs prompts are computed while
+    their graph is built, so it is the step that was given. On GPUs it is the step before, which the runner
+    waits for. The pace is the lower one of both. A step with drafts is waited for before another is given. It
+    takes two returns, the second one of an empty step.
     """
 
     def __init__(self, step_ms: int, chunk: int, min_tokens: int, least: float = 1.0) -> None:
@@ -69,8 +71,8 @@ class PrefillPace:
         self._launch_seconds = 0.0  # of the last step, if nothing was under way before it
 
     def record_step(self, plan: StepPlan, before: StepPlan | None, seconds: float) -> None:
-        """Take in how long the runner took for `plan`. `before`: the step before; None if the engine was idle
-        before this one."""
+        """Take in the seconds that the runner took for `plan`. `before`: the step before; None if the engine
+        was idle."""
         steps = (plan,) if before is None else (plan, before)
         launched, self._launch_seconds = self._launch_seconds, 0.0
         if not _computes(plan):
@@ -111,9 +113,8 @@ class PrefillPace:
         return 1 if self._image_seconds is None else max(1, int(self._seconds / self._image_seconds))
 
     def limit_tokens(self, budget: int, decoding: bool) -> int:
-        """At most `budget` prompt tokens: as many as fit into a step, in whole chunks of the grid if that is
-        one or more. Steps then end where chunks end anyway, and timing does not change how a prompt is
-        split."""
+        """The prompt tokens that fit into a step, at most `budget`. From one chunk on they are whole chunks
+        of the grid. Steps then end where chunks end, so timing does not change how a prompt is split."""
         if not self._seconds or budget <= self._min_tokens:
             return budget
         pace = self._compute_pace()

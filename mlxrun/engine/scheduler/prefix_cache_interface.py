@@ -1,7 +1,9 @@
-"""What the scheduler and the engine ask of the prefix cache, which is in engine/prefix_cache/prefix_cache.py.
+"""The interface of the prefix cache for the scheduler and the engine. engine/prefix_cache/prefix_cache.py
+implements it.
 
-All methods are called on the engine thread. A request is known from `track` to `forget`, and has a row from
-`lookup` to `plan_final_snapshots`. No method raises because of an unusable entry: that is a cache miss.
+All methods are called on the engine thread, unless they say otherwise. A request is known from `track` to
+`forget`, and has a row from `lookup` to `plan_final_snapshots`. An unusable entry is a cache miss and raises
+nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ from mlxrun.core.step_plan import CacheHit, PromptLogprobs, SnapshotRequest, Sna
 
 
 class PrefixCacheInterface:
-    """The prefix cache as the scheduler sees it; the methods here are those of a cache without entries."""
+    """The prefix cache as the scheduler sees it. The methods here are those of a cache without entries."""
 
     @property
     def stops_at_cache_positions(self) -> bool:
-        """Whether chunks should also end at a request's cache_positions, as the model has states to
-        snapshot."""
+        """Whether chunks also end at a request's cache_positions, since the model has states to snapshot."""
         return False
 
     @property
@@ -33,23 +34,23 @@ class PrefixCacheInterface:
         return 0
 
     def track(self, request: Request) -> None:
-        """Called when a request starts to wait."""
+        """Note a request that starts to wait."""
 
     def should_wait_for_prefix(self, request_id: str) -> bool:
         """Whether a running request computes the part of the prompt that this waiting request needs next."""
         return False
 
     def count_cached(self, request: Request) -> int:
-        """The tokens of a request's prompt that a lookup would find now. It need not be tracked."""
+        """How many tokens of a prompt a lookup would find now. The request need not be tracked."""
         return 0
 
     def lookup(self, request_id: str, output: Sequence[int], max_tokens: int) -> CacheHit | None:
-        """The longest usable hit of at most `max_tokens` tokens. Called when a request with this much of its
-        answer gets a row. The entries of the hit are pinned until `plan_final_snapshots`."""
+        """The longest usable hit of at most `max_tokens` tokens, for a request that gets a row. `output`: its
+        answer so far. The entries of the hit are pinned until `plan_final_snapshots`."""
         return None
 
     def find_prompt_logprobs(self, request_id: str, start: int) -> Sequence[TokenLogprob]:
-        """The known logprobs of the prompt's tokens from `start` on, up to the first unknown one; those of
+        """The known logprobs of the prompt's tokens from `start` on, up to the first unknown one. Those of
         tokens inside images mean nothing. Called before `lookup`."""
         return ()
 
@@ -57,37 +58,37 @@ class PrefixCacheInterface:
         """Take in logprobs that the runner has computed, before the snapshots of the same step."""
 
     def plan_snapshots(self, request_id: str, start: int, stop: int, target: int) -> list[SnapshotRequest]:
-        """The snapshots to take once tokens [start, stop) have been prefilled; prefill ends at `target`."""
+        """The snapshots to take once tokens [start, stop) have been prefilled. Prefill ends at `target`."""
         return []
 
     def plan_final_snapshots(
         self, request_id: str, output: Sequence[int], kv_length: int
     ) -> list[SnapshotRequest]:
-        """The snapshots to take of a row that is freed (the request ended or is preempted) with `kv_length`
-        tokens in its KV cache. `output`: the tokens after the prompt, the stop token included."""
+        """The snapshots to take of a row that is freed, because its request ended or is preempted. `output`:
+        the tokens after the prompt, the stop token included; `kv_length`: tokens in the row's KV cache."""
         return []
 
     def forget(self, request_id: str) -> None:
-        """Called when a request has ended."""
+        """Drop a request that has ended."""
 
     def shrink(self, max_bytes: int) -> None:
-        """Evict entries until at most this many bytes of device memory are used: rows need the rest."""
+        """Evict entries until they use at most this many bytes of device memory. Rows need the rest."""
 
     def store_snapshot(self, snapshot: SnapshotResult) -> None:
         """Take in a snapshot that the runner has copied."""
 
     def invalidate_hit(self, request_id: str) -> None:
-        """Drop the entries of this running request's hit, which could not be restored."""
+        """Drop the entries of a running request's hit that could not be restored."""
 
     def clear(self) -> None:
         """Drop all entries, in memory and on disk, that no running request uses."""
 
     def read_counters(self) -> Mapping[str, int]:
-        """What the cache did since the start, by name. May be called from any thread."""
+        """The counters of the cache since the start, by name. May be called from any thread."""
         return {}
 
     def shutdown(self) -> None:
-        """Finish what is under way. No method is called after this one."""
+        """Finish pending work. No method is called after this one."""
 
 
 class NoPrefixCache(PrefixCacheInterface):

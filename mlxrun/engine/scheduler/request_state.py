@@ -3,8 +3,8 @@
       0 .... num_computed_tokens .... prefill_target .. num_tokens      positions in prompt + output
       |  in the cache  |  remaining_prefill  |   decode   |
 
-Prefill stops before the last token, which becomes the row's first decode step, so that no chunk has to
-compute logits. If the prompt is one token or ends in an image, there is no such token: its last chunk samples
+Prefill stops before the last token, which becomes the row's first decode step. So no chunk has to compute
+logits. A prompt of one token, or one that ends in an image, has no such token: its last chunk samples
 instead. A request without output (`max_tokens` 0) ends where its first decode step would be.
 """
 
@@ -20,6 +20,8 @@ from mlxrun.engine.scheduler.row_drafter import Acceptance, RowDrafter
 
 @dataclass(slots=True, eq=False)
 class RequestState:
+    """One request, from its arrival to its final event."""
+
     request: Request
     arrival_index: int  # counts up with each request; breaks the ties of every policy
     arrival_time: float  # in seconds of the scheduler's clock
@@ -61,7 +63,7 @@ class RequestState:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt and of the output so far."""
+        """The number of tokens of the prompt and of the output so far."""
         return len(self.request.prompt) + len(self.output)
 
     @property
@@ -71,7 +73,7 @@ class RequestState:
 
     @property
     def expected_length(self) -> int:
-        """`projected_length`, or that before a preemption if output is generated again."""
+        """`projected_length`, or the length before a preemption if the output is generated again."""
         return max(self.projected_length, len(self.request.prompt) + self.num_sent)
 
     @property
@@ -125,15 +127,13 @@ class RequestState:
         )
 
     def count_images(self, start: int, stop: int) -> int:
-        """The images that begin in tokens `start` to `stop`."""
+        """The number of images that begin in tokens [start, stop)."""
         return sum(start <= begin < stop for begin in self._image_starts)
 
     def find_chunk_end(self, chunk: int, max_tokens: int, max_images: int | None = None) -> int:
-        """End of the next chunk: the next multiple of `chunk`, at most `prefill_target` and `max_tokens`
-        away, and before more than `max_images` images.
-
-        It is never inside an image. An image of more than `max_tokens` is computed in one chunk.
-        """
+        """The end of the next chunk: the next multiple of `chunk`, at most `prefill_target` and `max_tokens`
+        away. The chunk has at most `max_images` images. It never ends inside an image, even if an image has
+        more than `max_tokens` tokens."""
         start = self.num_computed_tokens
         begins = [begin for begin in self._image_starts if begin >= start]
         if max_images is not None and len(begins) > max_images:
@@ -146,22 +146,22 @@ class RequestState:
         return stop
 
     def record_prefill(self, stop: int) -> None:
-        """A chunk up to `stop` was scheduled."""
+        """Note that a chunk up to `stop` was scheduled."""
         if stop == self.prefill_target:
             self.decoding = True
             self.num_in_flight += int(stop == self.num_tokens and self.remaining_output > 0)
         self.num_computed_tokens = self.kv_length = self.prompt_logprobs.launched = stop
 
     def record_decode(self) -> None:
-        """A decode step was scheduled."""
+        """Note that a decode step was scheduled."""
         self.num_in_flight += 1
         self.kv_length += 1
         self.joined = True
 
     def append_tokens(self, found: Sequence[SampledToken]) -> tuple[list[SampledToken], SampledToken | None]:
-        """Take in the tokens of a step, of which all but the last were drafted and are in the row's cache.
-        Returns those that are part of the output, and the one with the stop id that ended it. Tokens of a
-        preempted row are left out if they will be generated again."""
+        """Take in the tokens of a step; all but the last were drafted and are in the row's cache. Returns the
+        tokens of the output, and the token with the stop id that ended it. Tokens of a preempted row are left
+        out if they will be generated again."""
         self.num_in_flight, self.draft = self.num_in_flight - 1, ()
         taken: list[SampledToken] = []
         if self.regenerates and not self.running:
@@ -175,7 +175,7 @@ class RequestState:
         return taken, None
 
     def record_sent(self) -> int:
-        """All output counts as sent. Returns how many of its newest tokens no event has brought yet."""
+        """Count all output as sent. Returns how many of its newest tokens no event has brought yet."""
         unsent = max(len(self.output) - self.num_sent, 0)
         self.num_sent += unsent
         return unsent
@@ -196,13 +196,13 @@ class RequestState:
         self.decoding = length == self.prefill_target
 
     def record_found(self) -> None:
-        """The prefix cache had all that the request needs, so that it gets no row."""
+        """Note that the prefix cache had all that the request needs, so that it gets no row."""
         if self.hit_kind is None:
             self.hit_kind, self.num_cached_tokens = HitKind.EXACT, len(self.request.prompt)
 
     def reset(self) -> None:
-        """Back to waiting, with nothing computed. The output is kept, unless it is generated again; tokens in
-        flight may still arrive."""
+        """Return to waiting, with nothing computed. The output is kept, unless it is generated again. Tokens
+        in flight may still arrive."""
         if self.regenerates:
             self.output = list(self.request.prior_output)
         self.num_computed_tokens = self.kv_length = 0
@@ -212,8 +212,11 @@ class RequestState:
 
 @dataclass(slots=True, eq=False)
 class RequestLogprobs:
-    """`next_position`: the first prompt token whose logprob is wanted and not known; the prompt's length if
-    there is none. `launched`: the device has computed, or computes, the logprobs up to this position."""
+    """The prompt logprobs of one request.
+
+    `next_position`: the first prompt token whose logprob is wanted and not known, or else the prompt's
+    length. `launched`: the position up to which the device has computed, or computes, logprobs.
+    """
 
     request: Request
     next_position: int = field(init=False)
@@ -232,13 +235,12 @@ class RequestLogprobs:
         return self.next_position == len(self.request.prompt)
 
     def limit_hit(self, tokens: int) -> int:
-        """The most of `tokens` tokens that may come from the prefix cache: the token before the first one
-        that is wanted has to be computed."""
+        """The most of `tokens` tokens that may come from the prefix cache. The token before the first wanted
+        one must be computed."""
         return tokens if self.complete else min(tokens, self.next_position - 1)
 
     def add(self, start: int, logprobs: Sequence[TokenLogprob]) -> bool:
-        """Take in logprobs of the tokens from `start` on; known ones are left out. Returns whether one was
-        new."""
+        """Take in logprobs of the tokens from `start` on, without known ones. Returns whether one was new."""
         before, count = self.next_position, self.request.params.prompt_logprobs or 0
         while start <= self.next_position and not self.complete:
             new = logprobs[self.next_position - start : self._find_stop() - start]
@@ -255,7 +257,7 @@ class RequestLogprobs:
         return self.next_position > before
 
     def owns(self, start: int) -> bool:
-        """Whether the device has computed logprobs from `start` on for this request, not for an ended one."""
+        """Whether the device computed logprobs from `start` on for this request, and not for an ended one."""
         return start <= self.launched
 
     def take_unsent(self) -> tuple[TokenLogprob | None, ...]:

@@ -1,18 +1,17 @@
-"""Decides for one row whether drafts pay, how long they are, and what is in them; and how many drafted tokens
-of a row are expected to be accepted.
+"""Decides for one row whether drafts pay, how long they are, and which tokens they have.
 
-A prediction can be compared with the tokens that come whether it was drafted or not. So a row whose
-predictions fail costs nothing, and drafts again as soon as they hold. Only counts decide, never times: the
-same tokens give the same drafts.
+A prediction can be compared with the sampled tokens whether it was drafted or not. So a row whose predictions
+fail costs nothing, and drafts again as soon as they hold. Only counts decide, never times: the same tokens
+give the same drafts.
 
-Tokens are predicted by n-gram lookup: what followed when the newest tokens came before. The index holds every
-n-gram of a row's prompt and answer as a chain of positions, like those of a Lempel-Ziv compressor. A token
-costs a bounded number of comparisons, and 8 bytes besides a table of fixed size.
+N-gram lookup predicts tokens: what followed when the newest tokens came before. The index holds every n-gram
+of a row's prompt and answer as a chain of positions, as in Lempel-Ziv compressors. A token costs a bounded
+number of comparisons, and 8 bytes besides a table of fixed size.
 
-A model's predictions are known only once it has made them, so that a row which does not draft learns nothing.
-What is known of its `Acceptance` therefore fades: after some tokens the row is expected again to draft as
-well as the others, and these as well as at the start, and it tries. A head's later tokens are accepted less
-often than its first ones, so that each place of a draft has counts of its own.
+A model's predictions are known only once it has made them, so a row that does not draft learns nothing.
+Therefore `Acceptance` fades: after some tokens a row is expected to draft as well as the others, and tries
+again. The record of all rows fades towards its start. A head's later tokens are accepted less often than its
+first ones, so each place of a draft has its own counts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _MULTIPLIER = 0x9E3779B1  # 2^32 divided by the golden ratio, as in Fibonacci ha
 
 
 class RowDrafter:
-    """It outlives the row's preemption, as the row's tokens do."""
+    """Drafts for one row by n-gram lookup. Like the row's tokens, it outlives the row's preemption."""
 
     def __init__(self, settings: SpeculationSettings) -> None:
         self._lookup = PromptLookup(settings.min_ngram, settings.max_ngram)
@@ -40,7 +39,7 @@ class RowDrafter:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the row that are known here."""
+        """The number of tokens of the row that are known here."""
         return len(self._lookup)
 
     @property
@@ -49,7 +48,7 @@ class RowDrafter:
         return self._lookup.run is not None
 
     def read_prompt(self, tokens: Sequence[int]) -> None:
-        """Take in tokens that were not sampled since the last call."""
+        """Take in new tokens that were not sampled."""
         self._lookup.extend(tokens)
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -60,8 +59,8 @@ class RowDrafter:
                 self._mean += WEIGHT * (min(ended, self._max_tokens) - self._mean)
 
     def expect(self) -> float:
-        """Tokens that a draft is expected to gain; 0.0 if that does not pay, or nothing is predicted. A run
-        is expected to go on for half of what it has held."""
+        """The number of tokens that a draft is expected to gain. It is 0.0 if that does not pay, or nothing
+        is predicted. A run is expected to go on for half of its length so far."""
         run = self._lookup.run
         if run is None:
             return 0.0
@@ -69,13 +68,15 @@ class RowDrafter:
         return expected if expected >= min(PAYS, self._max_tokens / 2) else 0.0
 
     def propose(self, limit: int) -> tuple[int, ...]:
-        """A draft of at most `limit` tokens, and of twice what is expected: its end costs little."""
+        """A draft of at most `limit` tokens. It may be twice as long as expected, since its end costs
+        little."""
         return self._lookup.propose(min(limit, self._max_tokens, round(2 * self.expect())))
 
 
 class PromptLookup:
-    """The tokens of one row. A place matches if at least `min_ngram` tokens before it are the newest ones; of
-    several, that with the most such tokens is taken, counted up to `max_ngram`, and of these the newest.
+    """The tokens of one row, and the place that predicts the next ones. A place matches if the `min_ngram`
+    tokens before it equal the newest ones. Of several places, the one with the longest match is taken,
+    counted up to `max_ngram`, and then the newest.
 
     `run`: how many tokens in a row came as predicted since the place was found. None: nothing matches.
     """
@@ -92,7 +93,7 @@ class PromptLookup:
         return len(self._tokens)
 
     def extend(self, tokens: Iterable[int]) -> None:
-        """Take in tokens whose prediction is of no interest: those of a prompt."""
+        """Take in the tokens of a prompt, whose predictions are not compared."""
         self._place, self.run = 0, None
         for token in tokens:
             self._tokens.append(token)
@@ -100,7 +101,7 @@ class PromptLookup:
         self._find_place(self._hash_end())
 
     def append(self, token: int) -> int | None:
-        """Take in the next token. If it ends a run of predicted tokens, returns the length of that run."""
+        """Take in the next token. If it ends a run of predicted tokens, return the length of that run."""
         ended = None
         if self.run is not None:
             if self._tokens[self._place] == token:
@@ -170,8 +171,9 @@ IDLE_FADING = 64  # the same in tokens of the row that were not compared there
 
 
 class Acceptance:
-    """That of one row, which outlives the row's preemption, or of all rows. `others`: of all rows, which a
-    row is expected to be like before more is known. `pending`: tokens that the step in flight compares."""
+    """How many drafted tokens are accepted: of one row, across its preemptions, or of all rows. `others`:
+    that of all rows, which a row follows before more is known. `pending`: tokens that the step in flight
+    compares."""
 
     def __init__(self, others: Acceptance | None = None) -> None:
         self._others = others
@@ -179,7 +181,7 @@ class Acceptance:
         self.pending = 0
 
     def expect(self, count: int) -> float:
-        """Tokens of a draft of `count` that are expected to be accepted: each needs those before it."""
+        """How many tokens of a draft of `count` are expected to be accepted. Each needs those before it."""
         expected, likely = 0.0, 1.0
         for rate in self._estimate_rates(count):
             likely *= rate
@@ -199,7 +201,8 @@ class Acceptance:
         return rates
 
     def record(self, tokens: int, accepted: int) -> None:
-        """The row got `tokens` tokens, of which so many were drafted by the source."""
+        """Take in a step of the row: it got `tokens` tokens, and `accepted` of them were drafted by the
+        source."""
         compared, self.pending = min(accepted + 1, self.pending), 0
         for known in (self,) if self._others is None else (self, self._others):
             known._learn(tokens, compared, min(accepted, compared))

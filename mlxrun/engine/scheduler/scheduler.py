@@ -1,8 +1,8 @@
 """Decides what each step computes: `schedule` plans it, the runner executes it, `update` takes its result.
 
-There are no phases: the `num_computed_tokens` of each request catches up with its tokens, within a budget of
-prompt tokens per step, and every step decodes all decoding rows. Pure and deterministic: the same calls and
-clock give the same plans. Each request gets exactly one event with `finish` set.
+There are no phases: the `num_computed_tokens` of each request catches up with its tokens. A step decodes all
+decoding rows, and computes prompt tokens within a budget. The scheduler is pure and deterministic: the same
+calls and clock give the same plans. Each request gets exactly one event with `finish` set.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Scheduler:
 
     `aligned_chunks`: chunks end on the chunk grid only, so that a prompt is always split in the same way.
     `regenerates`: a preempted request generates its output again, since computing it as a prompt rounds
-    otherwise; its events go on where they were. `costs`: what the parts of a step cost on this device.
-    `drafts`: plans them; without, nothing drafts.
+    differently; its events continue. `costs`: what the parts of a step cost on this device. `drafts`: plans
+    drafts; None: nothing drafts.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Scheduler:
     # -- requests come and go -------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queue it; no other one has its id. Overloaded if the queue is full; PromptTooLong or
-        RequestError if it cannot run."""
+        """Queue a request with a new id. Overloaded if the queue is full; PromptTooLong or RequestError if it
+        cannot run."""
         max_length = self.limits.compute_max_length(request, self.token_budget.min_chunk)
         num_waiting = len(self._requests)
         if num_waiting >= self.settings.max_queue:  # else there is nothing to count
@@ -93,7 +93,7 @@ class Scheduler:
         self._prefix_cache.track(request)
 
     def has(self, request_id: str) -> bool:
-        """Whether a request of this id is unfinished."""
+        """Whether a request with this id is unfinished."""
         return request_id in self._requests
 
     def abort(self, request_id: str) -> TokenEvent | None:
@@ -124,8 +124,8 @@ class Scheduler:
     def schedule(self, snapshots_are_stored: bool = True) -> StepPlan:
         """Plan the next step: one token for every decoding row, and prompt chunks within the token budget.
 
-        Where nothing runs, a request waits for the snapshots of the rows before it to be stored, which takes
-        a step or two: it may go on from the answer of one of them.
+        If nothing runs, a request waits a step or two until the snapshots of earlier rows are stored. It may
+        continue the answer of one of them.
         """
         clear_pool = self._preemption.preempt_for_memory(self._running, self._preempt)
         queue = self._waiting_queue.order_requests(self._requests.values(), self.has_rows_to_free)
@@ -177,16 +177,18 @@ class Scheduler:
         return list(events.values())
 
     def owns_logprobs(self, logprobs: PromptLogprobs) -> bool:
-        """Whether the request of this id has launched them; otherwise they belong to an ended one."""
+        """Whether the request with this id launched these logprobs. Otherwise they belong to an ended
+        request."""
         state = self._requests.get(logprobs.request_id)
         return state is not None and state.prompt_logprobs.owns(logprobs.start)
 
     def step_failed(self, plan: StepPlan, error: Exception) -> list[TokenEvent]:
-        """Handle a step that raised: all rows are lost. A request that was alone in the step fails. If there
-        were several, each is a suspect and must complete a step alone, which finds the one that fails. After
-        a shortage of memory fewer run together.
-        A device reports errors a step late, so a request is not alone if a row was freed in the same step, or
-        is to be freed in the next one.
+        """Handle a step that raised: all rows are lost. A request that was alone in the step fails. Several
+        become suspects, and each must complete a step alone, which finds the failing one. After a shortage of
+        memory, fewer run together.
+
+        A device reports errors a step late. So a request is not alone if a row was freed in the same step, or
+        will be freed in the next one.
         """
         running = self._running
         for state in self._requests.values():

@@ -1,8 +1,7 @@
-"""How many prompt tokens a step may compute and in which chunks, and which rows fit in memory beside them and
-the prefix cache.
+"""Decides how many prompt tokens a step computes, in which chunks, and which rows fit in memory.
 
-The prefix cache gives way to rows, and the budget of a step shrinks before a request has to wait. Rows that
-outgrow the memory are preempted by the scheduler, least urgent first.
+The prefix cache gives way to rows, and the budget of a step shrinks before a request has to wait. The
+scheduler preempts rows that outgrow the memory, least urgent first.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ MIN_DEEP_CHUNK = 4  # tokens; smaller chunks would cost more forwards than they 
 
 
 class TextMemory(Protocol):
-    """The memory of texts whose vectors are computed between the steps of rows."""
+    """The memory of pooled texts, which are computed between the steps of rows."""
 
     @property
     def held_bytes(self) -> int:
-        """Of the texts that are being computed."""
+        """Bytes of the texts that are being computed."""
         ...
 
     @property
     def wanted_bytes(self) -> int:
-        """Of a text that waits for memory: no row is admitted into it."""
+        """Bytes of a text that waits for memory. No row is admitted into them."""
         ...
 
 
 class TokenBudget:
-    """`min_chunk`: prompt tokens of the smallest step that a shortage of memory may lead to."""
+    """Limits the prompt tokens and the memory of a step. `min_chunk`: prompt tokens of the smallest step that
+    a shortage of memory may lead to."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TokenBudget:
         self.pace = PrefillPace(settings.step_ms or 0, chunk, min_chunk, costs.least_fitting)
 
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
-        """Whether it fits beside the running requests. `use_cache`: see fits_memory."""
+        """Whether a request fits beside the running ones. `use_cache`: see fits_memory."""
         reserve = min(state.remaining_output, DECODE_RESERVE)
         lengths, decoding = _list_lengths(running)
         lengths.append(state.expected_length + reserve)
@@ -68,14 +68,14 @@ class TokenBudget:
         return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
 
     def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
-        """Whether texts that take so many bytes fit beside the running requests; the prefix cache is shrunk
-        for them."""
+        """Whether texts of `nbytes` bytes fit beside the running requests. The prefix cache is shrunk for
+        them."""
         lengths, decoding = _list_lengths(running, DECODE_RESERVE)
         return self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
 
     @property
     def held_by_texts(self) -> int:
-        """Bytes of texts that are being computed for their vectors."""
+        """Bytes of the texts that are being computed."""
         return 0 if self.texts is None else self.texts.held_bytes
 
     @property
@@ -89,8 +89,8 @@ class TokenBudget:
         return self.held_by_texts > 0 or self.wanted_by_texts > 0
 
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
-        """Whether the running requests can take one more step, with a recurrent state after each token of
-        their drafts."""
+        """Whether the running requests can take one more step. Each token of a draft also needs a recurrent
+        state."""
         lengths, decoding = _list_lengths(running)
         states = self._memory.footprint.fixed * sum(len(state.draft) for state in running)
         tokens = self._compute_min_prefill(running)
@@ -104,9 +104,10 @@ class TokenBudget:
         decoding: Sequence[int] = (),
         besides: int = 0,
     ) -> bool:
-        """Whether rows of these lengths, and those in the decode batch, fit beside a step of that many
-        prompt tokens and the prefix cache, which is shrunk if necessary. `use_cache` False: as if the cache
-        were empty, and without shrinking it. `besides`: bytes besides, and besides the texts in progress."""
+        """Whether rows fit beside a step of `prefill_tokens` prompt tokens and the prefix cache, which is
+        shrunk if necessary. `decoding`: lengths of rows in the decode batch; `lengths`: of the others.
+        `use_cache` False: as if the cache were empty, without shrinking it. `besides`: bytes besides these
+        and the texts in progress."""
         spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
         if spare is None:
             return True
@@ -122,8 +123,8 @@ class TokenBudget:
     def compute_prefill_budget(
         self, running: Sequence[RequestState], decoding: int, waiting: int, depth: int = 0
     ) -> int:
-        """Prompt tokens of this step. `decoding`: number of rows; `waiting`: number of prompts that are not
-        computed yet; `depth`: how many tokens of the step's first prompt are computed.
+        """The prompt tokens of this step. `decoding`: number of rows; `waiting`: number of prompts with
+        tokens left to compute; `depth`: computed tokens of the step's first prompt.
 
         A step delays all decoding rows and serves the waiting prompts, so its size follows the ratio of the
         two. It is limited by the time of a step, and shrinks if memory is short, down to `min_chunk`.
@@ -170,7 +171,8 @@ HELD_TOKENS = 1 << 14
 
 
 class PrefillPlanner:
-    """`chunk`: distance of the grid points, in tokens. `aligned_chunks`: see Scheduler."""
+    """Splits prompts into chunks. `chunk`: distance of the grid points, in tokens. `aligned_chunks`: see
+    Scheduler."""
 
     def __init__(
         self,
@@ -189,8 +191,9 @@ class PrefillPlanner:
     def plan_chunks(
         self, queue: Sequence[RequestState], running: Sequence[RequestState], num_decoding: int
     ) -> tuple[list[PrefillChunk], list[SnapshotRequest]]:
-        """Chunks of the running requests in `queue`, which has all requests with prefill left, in order. Only
-        the first chunk is shortened to fit the budget: short chunks cost more forwards than they save."""
+        """The chunks of the running requests in `queue`, and the snapshots after them. `queue` has all
+        requests with prefill left, in order. Only the first chunk is shortened to fit the budget, since short
+        chunks cost more forwards than they save."""
         chunks: list[PrefillChunk] = []
         snapshots: list[SnapshotRequest] = []
         picked, is_shared = self._waiting_queue.pick_for_step([s for s in queue if s.running], self._chunk)

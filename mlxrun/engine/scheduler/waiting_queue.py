@@ -1,12 +1,11 @@
 """The order in which prompts are computed, and which of them get the tokens of a step.
 
-The policy sorts; overdue requests go to the front, and background requests go behind all others. If prompts
-wait that are much shorter than what is left of the first one, steps of one chunk alternate between the short
-ones and the first. A short prompt is then computed within two chunks, and the long one keeps every other
-step.
+The policy sorts. Overdue requests go to the front, and background requests behind all others. If much shorter
+prompts wait behind the first one, steps of one chunk alternate between the short ones and the first. A short
+prompt is then computed within two chunks, and the long one keeps every other step.
 
-A policy only sorts; the scheduler decides what fits and how much of it runs. The order depends on the
-requests and on the policy's own counters alone, so the same calls give the same plans.
+The scheduler decides what fits and how much of it runs. The order depends only on the requests and the
+policy's own counters, so the same calls give the same plans.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SHORT_RATIO = 4  # a prompt is short beside one with at least this many times as
 
 
 class WaitingQueue:
-    """Sorts the requests that have prefill left. Memory and rows are not its concern."""
+    """Sorts the requests that have prefill left, without regard to memory and rows."""
 
     def __init__(self, settings: SchedulerSettings, clock: Callable[[], float]) -> None:
         self._max_wait = settings.aging
@@ -46,14 +45,14 @@ class WaitingQueue:
         return sorted(queue, key=lambda s: s.request.background)  # stable
 
     def is_overdue(self, state: RequestState) -> bool:
-        """Whether it came more than `aging` seconds ago and still has prefill left."""
+        """Whether a request came more than `aging` seconds ago and still has prefill left."""
         return self._has_waited_long(state, self._clock()) and state.remaining_prefill > 0
 
     def _has_waited_long(self, state: RequestState, now: float) -> bool:
         return 0 < self._max_wait < now - state.arrival_time
 
     def pick_for_step(self, queue: Sequence[RequestState], chunk: int) -> tuple[list[RequestState], bool]:
-        """Of the running requests in `queue`, those that this step prefills, in order; and whether the steps
+        """The running requests in `queue` that this step prefills, in order. The flag says whether steps
         alternate, so that this one may take at most one chunk."""
         head = queue[0] if queue else None
         behind = queue[1:] if head is not None and head.remaining_prefill > chunk else ()
@@ -75,19 +74,19 @@ class WaitingQueue:
         return state.remaining_prefill * SHORT_RATIO <= head.remaining_prefill
 
     def record_served(self, state: RequestState, tokens: int) -> None:
-        """A chunk of this many tokens was scheduled."""
+        """Note that a chunk of this many tokens was scheduled."""
         self._policy.record_served(state, tokens)
 
 
 class Policy:
-    """First come, first served; the base class of the others."""
+    """First come, first served. It is the base class of the other policies."""
 
     def rank(self, state: RequestState) -> tuple[int, ...]:
         """A sort key: lower goes first, ties go by arrival."""
         return ()
 
     def record_served(self, state: RequestState, tokens: int) -> None:
-        """Called for each chunk that is scheduled."""
+        """Note a scheduled chunk."""
 
     def sort(self, states: Sequence[RequestState]) -> list[RequestState]:
         return sorted(states, key=lambda s: (*self.rank(s), s.arrival_index))
@@ -108,7 +107,7 @@ class ShortestPolicy(Policy):
 
 
 class FairPolicy(Policy):
-    """The key that has been served the fewest prompt tokens first, so that no client crowds out others."""
+    """The key with the fewest served prompt tokens goes first, so that no client crowds out others."""
 
     def __init__(self) -> None:
         self._tokens: Counter[str] = Counter()
@@ -120,7 +119,8 @@ class FairPolicy(Policy):
         self._tokens[state.request.fairness_key] += tokens
 
     def sort(self, states: Sequence[RequestState]) -> list[RequestState]:
-        """A new or returning key starts at the lowest count of those present: idle time earns no credit."""
+        """A new or returning key starts at the lowest count of those present, so that idle time earns no
+        credit."""
         keys = {s.request.fairness_key for s in states}
         lowest = min((self._tokens[k] for k in keys if k in self._tokens), default=0)
         for key in keys - self._tokens.keys():
@@ -139,7 +139,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def build_policy(name: str) -> Policy:
-    """The policy of that name; ConfigError lists the known ones."""
+    """The policy of that name. ConfigError for an unknown name lists the known ones."""
     if name not in POLICIES:
         raise ConfigError(f"scheduler.policy: {name!r} is not one of {', '.join(POLICIES)}")
     return POLICIES[name]()

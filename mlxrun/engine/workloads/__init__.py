@@ -1,1 +1,1 @@
-"""What the engine computes besides answers: vectors, and the choice of tokens."""
+"""The engine's workloads: answers, vectors, and the choice of tokens."""

@@ -20,7 +20,8 @@ Runner = ModelRunner | IdleRunner
 
 
 class GenerationSteps:
-    """`prefix_cache`: the scheduler's; `max_errors`: failed steps in a row after which the engine stops."""
+    """Computes answers. `prefix_cache`: the scheduler's; `max_errors`: consecutive failed steps after which
+    the engine stops."""
 
     def __init__(
         self, scheduler: Scheduler, runner: Runner, prefix_cache: PrefixCacheInterface, max_errors: int
@@ -41,30 +42,30 @@ class GenerationSteps:
         return self.scheduler.busy or self._has_aborted or self.runner.has_pending_snapshots
 
     def takes(self, request: Request) -> bool:
-        """All that ask for tokens."""
+        """Whether the request asks for tokens."""
         return not request.pooled
 
     def has(self, request_id: str) -> bool:
-        """Whether it is with the scheduler."""
+        """Whether the scheduler has a request with this id."""
         return self.scheduler.has(request_id)
 
     def add(self, request: Request) -> None:
-        """Queue it with the scheduler, whose errors it raises."""
+        """Queue a request with the scheduler. Raises the errors of Scheduler.add."""
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> TokenEvent | None:
-        """End a request now; the runner frees its row in the next step."""
+        """End a request now. The runner frees its row in the next step."""
         event = self.scheduler.abort(request_id)
         self._has_aborted |= event is not None
         return event
 
     def step(self) -> list[TokenEvent]:
-        """Schedule, execute, update: run one step, and return the events of the requests that got further.
+        """Run one step: schedule, execute, update. Returns the events of the requests that made progress.
 
-        `execute` launches a step and returns the tokens of the one before. If those are first tokens only,
-        this step just collects them: clients wait for a first token, and no decoding row is delayed by
-        reading it before the next launch; or if drafts are about to follow. Raises EngineDead after
-        `engine.max_errors` failed steps in a row.
+        `execute` launches a step and returns the tokens of the one before. In two cases this step launches
+        nothing and only collects these tokens. One is that they are first tokens only: clients wait for them,
+        and no decoding row is delayed. The other is that drafts are about to follow. EngineDead after
+        `engine.max_errors` consecutive failed steps.
         """
         self.steps += 1
         self._has_aborted = False
@@ -111,7 +112,7 @@ class GenerationSteps:
         return self.scheduler.step_failed(plan, error)
 
     def exclude_time(self) -> None:
-        """What ran since the last step is no part of the time of the next one."""
+        """Exclude the time since the last step from the time of the next one."""
         self._last_time = time.monotonic()
 
     def close(self) -> None:

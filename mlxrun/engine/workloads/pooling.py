@@ -1,12 +1,12 @@
 """The texts of an engine: which of them share a forward, and their vectors (embeddings, scores) in slices.
 
-PoolingQueue is pure and deterministic, as the scheduler; it looks at lengths only. Requests of clients go
-before background ones; within either, the oldest waiting request is in the next batch, with those that are
-about as long. Each request gets exactly one event with `finish` set.
+PoolingQueue is pure and deterministic, like the scheduler, and looks at lengths only. Requests of clients go
+before background ones. Within either, the next batch has the oldest waiting request and others that are about
+as long. Each request gets exactly one event with `finish` set.
 
-PoolingSteps computes it between the steps of the engine. A slice computes a part of one batch of texts, and
-takes about `scheduler.step_ms`: what generates waits no longer for it than for a chunk of a prompt.
-Background requests run where nobody else has a prompt.
+PoolingSteps computes the batches between the steps of the engine. A slice computes a part of one batch, and
+takes about `scheduler.step_ms`. So rows wait no longer for it than for a chunk of a prompt. Background
+requests run only while nobody else has a prompt.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ MIN_FILLED = 0.5  # of the tokens of a padded batch, those that are no padding
 
 
 class PoolingQueue:
-    """`max_tokens`: of a text; `max_queue`: waiting requests of clients, and as many in the background;
+    """Chooses the texts of each batch.
+
+    `max_tokens`: of a text; `max_queue`: waiting requests of clients, and as many in the background;
     `max_rows`: texts in a batch; `max_padding`: tokens of padding that a text may add to its batch, None for
-    no limit but `MIN_FILLED`; `memory`: what texts take, in forwards of `slice_tokens` tokens, 0: of all."""
+    no limit but `MIN_FILLED`; `memory`: what texts take; `slice_tokens`: tokens of a forward, 0: all of the
+    batch.
+    """
 
     def __init__(
         self,
@@ -69,25 +73,25 @@ class PoolingQueue:
 
     @property
     def has_foreground(self) -> bool:
-        """Whether a request that is not in the background is unfinished."""
+        """Whether a request of a client is unfinished."""
         return False in self._batches or any(not request.background for request in self._waiting.values())
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the batches under way."""
+        """Memory of the batches under way, in bytes."""
         return sum(batch.nbytes for batch in self._batches.values())
 
     def has(self, request_id: str) -> bool:
-        """Whether it waits or is in a batch under way."""
+        """Whether a request waits or is in a batch under way."""
         return request_id in self._waiting or request_id in self._list_rows()
 
     def count(self) -> dict[str, int]:
-        """Unfinished requests, and those that have got their vector since the start."""
+        """The numbers of running and waiting requests, and of those finished since the start."""
         running = sum(len(batch.requests) for batch in self._batches.values())
         return {"running": running, "waiting": len(self._waiting), "finished": self.finished}
 
     def add(self, request: Request) -> None:
-        """Queue it; no other one has its id. Overloaded if the queue is full; PromptTooLong, OutOfMemory or
+        """Queue a request with a new id. Overloaded if the queue is full; PromptTooLong, OutOfMemory or
         RequestError if it cannot run."""
         if not request.prompt:
             raise RequestError("the prompt is empty")
@@ -131,11 +135,11 @@ class PoolingQueue:
         alone: bool = False,
         blocked: bool = False,
     ) -> PoolingBatch | None:
-        """The batch that is next: the one under way, or a new one of at most `max_tokens` tokens, padding
-        included, but of one text at least. `background`: whether background requests may run now; `fits`:
-        whether so many bytes of memory are left. `alone`: whether no row runs, so that a lone text always
-        fits; `blocked`: whether a prompt waits for the memory of texts, so that a background batch under way
-        goes on first."""
+        """The next batch: the one under way, or a new one. A new batch has at most `max_tokens` tokens,
+        padding included, but at least one text. `background`: whether background requests may run now;
+        `fits`: whether so many bytes of memory are left. `alone`: whether no row runs, so that one text
+        always fits; `blocked`: whether a prompt waits for the memory of texts, so that a background batch
+        under way goes first."""
         self.wanted_bytes = 0
         for batch in tuple(self._batches.values()):
             if all(request.id in self._aborted for request in batch.requests):
@@ -196,7 +200,7 @@ class PoolingQueue:
         return tuple(by_length[start:stop])
 
     def finish(self, batch: PoolingBatch, vectors: Sequence[bytes]) -> list[TokenEvent]:
-        """The events of a batch with the vector of each of its rows; aborted rows get none."""
+        """The events of a batch, each with the vector of its row. Aborted rows get none."""
         unfinished = self._end(batch)
         self.finished += len(unfinished)
         return [
@@ -211,8 +215,8 @@ class PoolingQueue:
         ]
 
     def fail(self, batch: PoolingBatch, error: Exception) -> list[TokenEvent]:
-        """The events of a batch that raised: that of a lone text. Several are tried again one by one, which
-        finds the one that fails."""
+        """The events of a batch that raised. A text that was alone fails. Several are tried again one by one,
+        which finds the failing one."""
         unfinished = self._end(batch)
         left = [request for request in batch.requests if request.id in unfinished]
         if len(batch.requests) == 1:
@@ -237,8 +241,8 @@ class PoolingQueue:
 
 
 class PoolingSteps(PoolingQueue):
-    """`max_errors`: failed slices in a row after which the engine stops. Texts share the memory of the
-    scheduler's rows."""
+    """Computes vectors. `max_errors`: consecutive failed slices after which the engine stops. Texts share the
+    memory of the scheduler's rows."""
 
     def __init__(
         self,
@@ -260,12 +264,12 @@ class PoolingSteps(PoolingQueue):
         self._failures_in_a_row = 0
 
     def takes(self, request: Request) -> bool:
-        """All that ask for a vector."""
+        """Whether the request asks for a vector."""
         return request.pooled
 
     def step(self) -> list[TokenEvent]:
-        """Compute a slice beside the rows of the scheduler. Returns the events of the requests that ended
-        with it. EngineDead after `max_errors` failed slices in a row."""
+        """Compute a slice beside the rows of the scheduler. Returns the events of the requests that ended.
+        EngineDead after `max_errors` consecutive failed slices."""
         states, budget = self._scheduler.requests, self._scheduler.token_budget
         running = [s for s in states if s.running]
         prompts = any(not s.request.background and s.remaining_prefill for s in states)

@@ -1,7 +1,7 @@
 """Long prompts whose tokens a draft model chooses before they are scheduled (sparse prefill).
 
-One prompt is read at a time, in slices between the steps of the engine: what generates waits no longer for a
-slice than for a chunk of a prompt. A request whose tokens cannot be chosen goes on with all of them.
+One prompt is read at a time, in slices between the steps of the engine. So rows wait no longer for a slice
+than for a chunk of a prompt. A request whose tokens cannot be chosen goes on with all of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ REMEMBERED = 8  # prompts whose chosen tokens are kept: other answers to the sam
 
 @dataclass(slots=True)
 class SelectionCounts:
-    """Since the start: prompts of which tokens were left out, their tokens, and those of them left out."""
+    """Counts since the start: prompts with tokens left out, the tokens of these prompts, and those left
+    out."""
 
     prompts: int = 0
     tokens: int = 0
@@ -35,15 +36,15 @@ class SelectionCounts:
 
 
 def leave_out(request: Request, positions: tuple[int, ...]) -> Request:
-    """The request without the tokens of its prompt that are not at these positions."""
+    """The request with only those tokens of its prompt that are at these positions."""
     kept = tuple(request.prompt[at] for at in positions)
     left_out = frozenset(request.prompt).difference(kept)
     return replace(request, prompt=kept, positions=positions, left_out=left_out, cache_positions=())
 
 
 class TokenSelection:
-    """`scheduler` gets the requests whose tokens are chosen. What its `prefix_cache` has of a prompt need not
-    be computed at all."""
+    """Chooses tokens of prompts, and gives these requests to `scheduler`. Tokens that its `prefix_cache` has
+    need not be computed."""
 
     def __init__(
         self,
@@ -68,16 +69,16 @@ class TokenSelection:
         return bool(self.waiting)
 
     def has(self, request_id: str) -> bool:
-        """Whether its tokens are not chosen yet."""
+        """Whether the request's tokens are not chosen yet."""
         return request_id in self.waiting
 
     def describe(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """JSON-ready: the method, the waiting prompts and the counts."""
         return {"method": self._settings.sparse, "waiting": len(self.waiting), **asdict(self.counts)}
 
     def takes(self, request: Request) -> bool:
-        """Whether tokens of this request's prompt are to be chosen: it is long, of text alone, and allows it.
-        Logprobs of a prompt's tokens need all of them."""
+        """Whether to choose tokens of this request's prompt: it is long, has only text, and allows it. Prompt
+        logprobs need all tokens."""
         size, least = len(request.prompt), self._settings.sparse_min_tokens
         is_plain = (
             not request.pooled and not request.image_spans and request.media is None and not request.positions
@@ -88,7 +89,7 @@ class TokenSelection:
         return size - self._prefix_cache.count_cached(request) >= least
 
     def add(self, request: Request) -> None:
-        """Queue it; no other one has its id. Overloaded if the queue is full."""
+        """Queue a request with a new id. Overloaded if the queue is full."""
         waiting = sum(each.background == request.background for each in self.waiting.values())
         if waiting >= self._scheduler.settings.max_queue:
             raise Overloaded(f"{waiting} long prompts are waiting (scheduler.max_queue): try again later")
@@ -103,8 +104,8 @@ class TokenSelection:
         return TokenEvent(request_id, finish=FinishReason.ABORT)
 
     def step(self) -> list[TokenEvent]:
-        """Read a slice of a prompt, and give the scheduler a request that is ready. Returns the event of one
-        that it refuses."""
+        """Read a slice of a prompt, and give the scheduler a request that is ready. Returns its final event
+        if the scheduler refuses it."""
         ready = self._read_slice()
         if ready is not None:
             try:

@@ -1,7 +1,7 @@
 """Compares two runs, or two suites cell by cell: scores, difference, tests, and the lines that changed.
 
-The first side is what is compared with, such as the full model; a difference is the second side's score less
-the first one's.
+The first side is the reference, such as the full model. A difference is the second side's score minus the
+first's.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _OF_MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedGroup:
-    """The lines of one group, or all. `first` and `second`: intervals of the scores, None for too few lines;
-    `adjusted_p`: the p value, adjusted for the number of groups (of cells, for all lines) that were compared.
-    `failed`: lines of the second side that failed; `unscored`: lines that could not be scored on a side, as a
-    scorer, a judge or a pattern failed; they score 0."""
+    """The lines of one group, or all lines. `first`, `second`: intervals of the scores, None for too few
+    lines. `adjusted_p`: the p value, adjusted for the number of compared groups, or of cells for all lines
+    (`adjust_p_values`). `failed`: lines of the second side that failed; `unscored`: lines that could not be
+    scored on a side, as a scorer, a judge or a pattern failed. Such lines score 0."""
 
     name: str
     result: PairedDifference
@@ -68,7 +68,7 @@ class ComparedGroup:
         return self.adjusted_p < ALPHA
 
     def describe(self) -> dict[str, Any]:
-        """The group as JSON."""
+        """Describe the group as JSON."""
         found = asdict(self)
         result = found.pop("result")
         del result["first"], result["second"]
@@ -86,7 +86,7 @@ class ComparedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A line whose score differs between two sides."""
+    """A line whose score differs between the two sides."""
 
     id: str
     group: str
@@ -96,10 +96,10 @@ class Flip:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two runs, or the runs of one cell. `better` and `worse`: lines that score more or less on the second
-    side, in the order of the job; `unknown`: lines whose prompts could not be compared, as a job file has
-    changed; `left_out`: lines that are not the same; `unclustered`: lines that `--cluster` gives no
-    cluster."""
+    """Two runs, or the runs of one cell. `better`, `worse`: lines that score more or less on the second side,
+    in the order of the job. `unscored`: lines without a score; `unknown`: lines whose prompts could not be
+    compared, as a job file has changed; `left_out`: lines that are not the same; `unclustered`: lines that
+    `--cluster` gives no cluster."""
 
     cell: CellPair
     total: ComparedGroup
@@ -114,11 +114,11 @@ class Comparison:
 
     @property
     def epochs(self) -> int:
-        """The number of runs of each side whose scores were averaged for each line."""
+        """The number of runs of each side; a line's score is their mean."""
         return len(self.cell.runs)
 
     def describe(self) -> dict[str, Any]:
-        """The comparison as JSON."""
+        """Describe the comparison as JSON."""
         sides = zip(*self.cell.runs, strict=True)
         names = [
             [{"name": run.name, "output": str(run.paths.out), "state": run.state} for run in side]
@@ -149,7 +149,7 @@ class ComparisonSet:
     left_out: list[str] = field(default_factory=list)
 
     def describe(self) -> dict[str, Any]:
-        """The comparisons as JSON."""
+        """Describe the comparisons as JSON."""
         cells = [comparison.describe() for comparison in self.comparisons]
         return {"format": FORMAT, "comparisons": cells, "left_out": self.left_out}
 
@@ -162,8 +162,8 @@ def compare_paths(
     margin: float | None = None,
     seed: int = 0,
 ) -> ComparisonSet:
-    """Compare the runs that two paths name. `margin`: of a test of equivalence; `seed`: of the bootstrap.
-    JobError if they are not of the same lines, or have no scores."""
+    """Compare the runs that two paths name. `margin`: of the test of equivalence, None for no test; `seed`:
+    of the bootstrap. JobError if they are not of the same lines, or have no scores."""
     cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
     found = [_compare_cell(cell, rules, margin, seed) for cell in cells]
     adjusted = adjust_p_values([each.total.adjusted_p for each in found])
@@ -247,7 +247,8 @@ def _compare_group(name: str, lines: Sequence[PairedLine], margin: float | None,
 
 
 def list_differences(runs: Sequence[tuple[RunFolder, RunFolder]], lines: PairedLines) -> list[str]:
-    """Phrases such as `model.path is B, was A`, each once; `was` is the first side. `lines`: of the runs."""
+    """List phrases such as `model.path is B, was A`, each once; `was` is the first side. `lines`: the paired
+    lines of the runs."""
     found: dict[str, None] = {}
     for first, second in runs:
         found |= dict.fromkeys(_compare_manifests(first.manifest, second.manifest))

@@ -47,8 +47,8 @@ ALLOWED = (
 
 @dataclass(frozen=True, slots=True)
 class FailCondition:
-    """A parsed condition. `group`: the only group in which it is checked, None for all lines together.
-    `cell`: a pattern of the names of the only cells of a suite in which it is, None for all."""
+    """A parsed condition. `group`: the only group in which it is checked, None for all lines together;
+    `cell`: a pattern of the names of the cells in which it is checked, None for all cells."""
 
     text: str
     holds: Callable[[ComparedGroup], bool]
@@ -58,8 +58,8 @@ class FailCondition:
     cell: str | None = None
 
     def find_reasons(self, comparisons: Sequence[Comparison]) -> Iterator[str]:
-        """A sentence for each comparison in which the condition holds; JobError if there is no such cell, or
-        none has its group."""
+        """Yield a sentence for each comparison in which the condition holds. JobError if there is no such
+        cell, or if no cell has its group."""
         found, cells = 0, [each for each in comparisons if self._is_of(each.cell.name)]
         if not cells:
             names = ", ".join(each.cell.name for each in comparisons).strip() or "these are two runs"
@@ -82,7 +82,7 @@ class FailCondition:
 
 
 def parse_condition(text: str) -> FailCondition:
-    """Parse a condition; ValueError with what is allowed if it is none."""
+    """Parse a condition. ValueError says what is allowed."""
     body, _, place = (part.strip() for part in text.partition(" in "))
     cell, group = _parse_place(place)
     if match := _COMPARED.fullmatch(body):

@@ -1,4 +1,4 @@
-"""Prints a comparison: a table of scores by group, then tests, flips, and what else differs."""
+"""Prints a comparison: a table of scores by group, then tests, flips and other differences."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FlipTexts = Mapping[str, str | None]
 
 
 def print_comparison(comparison: Comparison, answers: Mapping[str, FlipTexts], console: Console) -> None:
-    """Print one comparison. `answers`: of the flips that are shown with their texts, by id."""
+    """Print one comparison. `answers`: the texts of the flips that are shown with texts, by id."""
     for line in _describe_sides(comparison):
         _print(console, line)
     groups = [*comparison.groups, comparison.total]
@@ -99,19 +99,19 @@ def _format_score(score: float, interval: ConfidenceInterval | None) -> str:
 
 
 def format_bounds(bounds: tuple[float, float]) -> str:
-    """An interval in points: `[+0.4, +11.3]`."""
+    """Format an interval in points: `[+0.4, +11.3]`."""
     return f"[{100 * bounds[0]:+.1f}, {100 * bounds[1]:+.1f}]"
 
 
 def format_p(p: float) -> str:
-    """A p value with two digits: `.036`, `<.001`; empty for none."""
+    """Format a p value with two digits: `.036`, `<.001`; empty for NaN."""
     if math.isnan(p):
         return ""
     return "<.001" if p < 0.001 else f"{p:.2g}".removeprefix("0")
 
 
 def describe_p(p: float) -> str:
-    """`p = .036`, `p < .001`."""
+    """Format a p value as `p = .036` or `p < .001`."""
     text = format_p(p)
     return f"p < {text[1:]}" if text.startswith("<") else f"p = {text}"
 
@@ -195,7 +195,7 @@ def _describe_result(group: ComparedGroup) -> str:
 
 
 def read_flip_texts(comparison: Comparison, most: int) -> dict[str, FlipTexts]:
-    """The texts of the first `most` lines that are better, and of as many that are worse, by id. The runs are
+    """Read the texts of the first `most` better lines and the first `most` worse lines, by id. The runs are
     read once more, so that a comparison keeps no texts."""
     ids = {flip.id for flips in (comparison.better, comparison.worse) for flip in flips[:most]}
     if not ids:

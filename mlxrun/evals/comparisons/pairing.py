@@ -1,6 +1,6 @@
-"""Pairs what two sides have in common: their runs by the names of cells, and the lines of two runs by id.
+"""Pairs what two sides have in common: runs by the names of their cells, and lines of two runs by id.
 
-Runs that differ in their seed only are epochs of the same lines, and are compared together. Some 400 bytes
+Runs that differ only in their seed are epochs of the same lines, and are compared together. Some 400 bytes
 are kept for each line: scores, group, cluster and digests, but no text.
 """
 
@@ -27,8 +27,8 @@ _NAMED = 5  # cells or ids in an error; --json has no more, as nothing was compa
 
 @dataclass(frozen=True, slots=True)
 class CellPair:
-    """What is compared as one: the runs of both sides that differ in nothing but their seeds. `name`: of the
-    cell without its seed, empty for two single runs."""
+    """The runs of both sides that are compared as one: they differ only in their seeds. `name`: the cell's
+    name without its seed, empty for two single runs."""
 
     name: str
     runs: tuple[tuple[RunFolder, RunFolder], ...]
@@ -37,10 +37,8 @@ class CellPair:
 def match_cells(
     first: Sequence[RunFolder], second: Sequence[RunFolder], *, common: bool
 ) -> tuple[list[CellPair], list[str]]:
-    """The pairs, and the names of runs that only one side has. These are a JobError without `common`.
-
-    Sides with one model each may have different models: their names are then compared without it.
-    """
+    """Return the pairs, and the names of runs that only one side has. JobError for such runs without
+    `common`. If each side has one model, the models may differ: names are then compared without the model."""
     if len(first) == len(second) == 1:
         return [CellPair("", ((first[0], second[0]),))], []
     sides = [{run.name: run for run in side} for side in (first, second)]
@@ -67,7 +65,7 @@ def match_cells(
 
 
 def remove_seed(name: str) -> str:
-    """The name of a cell without its seed: `m/t/seed-1,temperature-0.5` is `m/t/temperature-0.5`."""
+    """Remove the seed from a cell's name: `m/t/seed-1,temperature-0.5` becomes `m/t/temperature-0.5`."""
     folder, slash, variant = name.rpartition("/")
     rest = ",".join(part for part in variant.split(",") if not part.startswith("seed-"))
     return f"{folder}{slash}{rest}" if rest else folder
@@ -75,10 +73,10 @@ def remove_seed(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PairingRules:
-    """Which lines are paired. `common`: only those that are the same on both sides, instead of an error;
-    `any_prompt`: prompts may differ; `cluster`: what lines of one cluster have in common: `group`, or the
-    (first group of the) match of a pattern in their ids, or None for `eval.cluster` in the records;
-    `metric`: the name of a score in `scores` of the records, None for their `score`."""
+    """Which lines are paired, and which scores are compared. `common`: pair the lines that are the same on
+    both sides, and raise no error for others; `any_prompt`: prompts may differ; `metric`: the name of a score
+    in the records' `scores`, None for their `score`. `cluster`: what lines of one cluster share: `group`, or
+    the (first group of the) match of a pattern in their ids; None for their `eval.cluster`."""
 
     common: bool = False
     any_prompt: bool = False
@@ -86,7 +84,8 @@ class PairingRules:
     metric: str | None = None
 
     def read_score(self, line: RunLine) -> float | None:
-        """The score to compare; None for a line that has none. JobError if only this metric is missing."""
+        """Read the score to compare; None for a line without one. JobError if only this metric is missing, or
+        if it is not from 0 to 1."""
         if self.metric is None or line.score is None:
             return line.score
         found = line.eval.get("scores") or {}
@@ -101,7 +100,7 @@ class PairingRules:
         raise JobError(f"line {line.id!r}: has no score {self.metric!r} (its `scores`: {known})")
 
     def find_cluster(self, line: RunLine) -> str | None:
-        """The cluster of a line; None if it is a cluster of its own."""
+        """Find the cluster of a line. None if the line is a cluster of its own."""
         if self.cluster is None:
             found = line.eval.get("cluster")
             return None if found is None else str(found)
@@ -128,7 +127,7 @@ class _LineFacts(NamedTuple):
 
 @dataclass(slots=True)
 class PairedLine:
-    """A line of both sides. Sums of its scores over `epochs` runs of each."""
+    """A line of both sides, with the sums of its scores over `epochs` runs of each side."""
 
     id: str
     group: str
@@ -147,7 +146,7 @@ class PairedLine:
 
 @dataclass(slots=True)
 class Mismatches:
-    """Ids of lines that two runs do not share, or that differ in them."""
+    """Ids of lines that only one run has, or that differ between two runs."""
 
     only_first: list[str] = field(default_factory=list)
     only_second: list[str] = field(default_factory=list)
@@ -155,7 +154,7 @@ class Mismatches:
     expected: list[str] = field(default_factory=list)
 
     def describe(self, first: str, second: str) -> Iterator[str]:
-        """A phrase for each kind of mismatch."""
+        """Yield a phrase for each kind of mismatch."""
         for ids, what in (
             (self.only_first, f"only in {first}"),
             (self.only_second, f"only in {second}"),
@@ -170,8 +169,8 @@ class Mismatches:
 @dataclass(slots=True)
 class PairedLines:
     """The lines that two sides share, by id, and what was left out. `settings`: fields of bodies that differ,
-    with the number of lines and the values of one; `unknown`: lines whose prompts could not be compared;
-    `shared`: lines that are the same, also those without scores."""
+    with the number of lines; `examples`: the values of one line for each. `unknown`: lines whose prompts
+    could not be compared; `shared`: lines that are the same, with or without scores."""
 
     lines: dict[str, PairedLine] = field(default_factory=dict)
     mismatches: Mismatches = field(default_factory=Mismatches)

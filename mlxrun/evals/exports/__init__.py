@@ -1,1 +1,1 @@
-"""Runs written in the formats of other programs. Their owners' libraries are not needed for it."""
+"""Runs written in the formats of other programs, without their libraries."""

@@ -1,7 +1,7 @@
 """Records of Every Eval Ever (https://github.com/evaleval/every_eval_ever), schema 0.3.0.
 
-A run is one aggregate file and one file with its lines, at the places that the project's datastore wants:
-data/TASK/DEVELOPER/MODEL/UUID.json and UUID_samples.jsonl.
+A run becomes one aggregate file and one file with its lines, at the places that the project's datastore
+prescribes: data/TASK/DEVELOPER/MODEL/UUID.json and UUID_samples.jsonl.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBERS = ("temperature", "top_p", "top_k")  # of a generation config that have
 
 
 def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write both files below `folder`; returns their paths, the aggregate first."""
+    """Write both files below `folder`, and return their paths, the aggregate first."""
     name = uuid.UUID(bytes=bytes.fromhex(run.digest[:32]), version=4)
     # Names become parts of a path on any system.
     names = [re.sub(r"[^\w.+-]", "_", each).rstrip(".") for each in (run.task, *split_model_name(run))]
@@ -57,13 +57,13 @@ def write_every_eval_ever(run: ExportedRun, folder: Path) -> list[Path]:
 
 
 def split_model_name(run: ExportedRun) -> tuple[str, str]:
-    """The developer and the name of the model, as in a hub id."""
+    """Return the developer and the name of the model, as in a hub id."""
     developer, _, name = run.model.rpartition("/")
     return developer.rpartition("/")[2] or UNKNOWN, name
 
 
 def build_record(run: ExportedRun) -> Json:
-    """The aggregate, without the reference to its lines."""
+    """Build the aggregate, without the reference to its lines."""
     ended = _get_timestamp(run.ended)
     groups = run.summary.groups
     results = [_build_result(run, TOTAL, run.summary.total, run.summary.total.scores, None)]
@@ -99,7 +99,7 @@ def build_record(run: ExportedRun) -> Json:
 
 
 def name_evaluation(run: ExportedRun) -> str:
-    """The id of the evaluation, which its lines refer to."""
+    """Return the id of the evaluation, to which its lines refer."""
     return f"{run.task}/{run.model}/{_get_timestamp(run.ended)}"
 
 
@@ -194,14 +194,14 @@ def _build_generation(run: ExportedRun) -> Json:
 
 
 def list_rows(run: ExportedRun) -> Iterator[Json]:
-    """The lines that are scored; each refers to the result of all lines."""
+    """Yield the scored lines; each refers to the result of all lines."""
     for line in run.read_lines():
         if line.score is not None:
             yield build_row(run, line)
 
 
 def build_row(run: ExportedRun, line: RunLine) -> Json:
-    """One line. It has one turn whatever its prompt is, as the earlier ones are a part of its input."""
+    """Build the row of one line. It always has one turn, as earlier turns are a part of its input."""
     prompt, targets = line.prompt, line.targets
     row: Json = {
         "schema_version": SCHEMA_VERSION,

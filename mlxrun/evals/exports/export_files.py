@@ -1,4 +1,4 @@
-"""Exports one run or the runs of a suite: checks all of them, and then writes the files of a format."""
+"""Exports one run or the runs of a suite: checks all of them, then writes the files of a format."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ INSPECT, LM_EVAL, EVERY_EVAL_EVER, MODEL_CARD = FORMATS = (
 def export_runs(
     path: Path, form: str, out: Path | None, names: ExportNames, *, partial: bool = False
 ) -> list[Path]:
-    """Write the runs that `path` names in one of FORMATS; returns the paths of the files.
-
-    `out`: a file for the formats that are one, else a folder; None: in the run folder, or in the folder of a
-    suite. `partial`: export unfinished runs too. JobError for a run that cannot be exported, or a file that
-    cannot be written.
-    """
+    """Write the runs that `path` names in one of FORMATS, and return the paths of the files. `out`: a file if
+    the format is one file, else a folder; None for the run folder, or the folder of a suite. `partial`:
+    export unfinished runs too. JobError if a run cannot be exported, or a file cannot be written."""
     runs = [ExportedRun.check(run, names, partial=partial) for run in open_runs(path)]
     if len(runs) > 1 and names.task is not None:
         raise JobError(f"{path}: contains {len(runs)} runs, and --task names the task of one")

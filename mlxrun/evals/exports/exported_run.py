@@ -1,4 +1,4 @@
-"""A run in the terms that all formats share: what was evaluated with which model, when, and the scores."""
+"""A run in the terms that all formats share: model, task, times, scores and lines."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ METRICS = {"exact": "exact_match", "choice": "acc", "likeliest": "acc"}
 
 @dataclass(frozen=True, slots=True)
 class ExportNames:
-    """What a run does not know of itself: names in other people's words. `dataset`: a hub id, with
-    `@REVISION` or without."""
+    """Names that a run does not know, in other people's words. `dataset`: a hub id, with or without
+    `@REVISION`."""
 
     model: str | None = None
     task: str | None = None
@@ -35,7 +35,7 @@ class ExportNames:
 
 @dataclass(slots=True)
 class RunSummary:
-    """What one pass over the lines counts. `generation`: the settings that all lines have in common."""
+    """The counts of one pass over the lines. `generation`: the settings that all lines share."""
 
     groups: dict[str, ScoreGroup] = field(default_factory=dict)
     total: ScoreGroup = field(default_factory=ScoreGroup)
@@ -81,8 +81,8 @@ class ExportedRun:
 
     @classmethod
     def check(cls, run: RunFolder, names: ExportNames, *, partial: bool = False) -> ExportedRun:
-        """The run, if it is finished. JobError for one that is not, unless `partial`, and for one without
-        scores."""
+        """Return the run for export. JobError if it is running, if it is unfinished without `partial`, or if
+        it has no scores."""
         if run.state == RUNNING:
             raise JobError(f"{run.paths.out}: its job is running; export it when it has finished")
         made = cls(run, names)
@@ -96,8 +96,8 @@ class ExportedRun:
         return made
 
     def read_lines(self) -> Iterator[RunLine]:
-        """The lines in the order of the job. JobError if one was edited, or changed in the job file, so that
-        its prompt is not known."""
+        """Yield the lines in the order of the job. JobError if a record was edited, or if its line changed in
+        the job file, so that its prompt is unknown."""
         for found in self.run.read_lines():
             if found.line is None:
                 raise JobError(
@@ -125,7 +125,7 @@ class ExportedRun:
 
     @property
     def ended(self) -> str:
-        """When the last run that had something to do ended; when it began, if it was killed."""
+        """When the last run with work ended, or began if it was killed, in ISO 8601 and UTC."""
         last = list_working_runs(self.manifest)[-1]
         return str(last["ended"] or last["started"])
 
@@ -135,7 +135,7 @@ class ExportedRun:
 
     @property
     def facts(self) -> Json:
-        """What repeats the run: settings, seeds and digests of the job and of its output."""
+        """What is needed to repeat the run: settings, seeds, and digests of the job and its output."""
         names = ("config_hash", "settings", "seeds", "device")
         found = {name: self.manifest[name] for name in names if self.manifest.get(name) is not None}
         found["fingerprint"] = self.manifest["model"].get("fingerprint")
@@ -146,23 +146,24 @@ class ExportedRun:
 
     @property
     def digest(self) -> str:
-        """Names the run in formats that want an id: the same for every export of the same answers."""
+        """The run's id (SHA-256, hex) for formats that want one: the same for every export of the same
+        answers."""
         digests = self.manifest["input"]["sha256"], self.manifest["output"]["sha256"]
         parts = (*digests, self.started, self.ended, self.model, self.task)
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def name_metric(group: ScoreGroup) -> str:
-    """The name of a group's score: that of the only match of its lines, or `score`."""
+    """Name a group's score: the match of its lines if they share one, else `score`."""
     (match,) = group.matches if len(group.matches) == 1 else ("score",)
     return METRICS.get(match, match)
 
 
 def dump_json(value: Any) -> str:
-    """A value as JSON on one line, which can be encoded: lone surrogates are escaped."""
+    """Dump a value as JSON on one line. Lone surrogates are escaped."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
 
 
 def build_usage(prompt: int, output: int) -> Json:
-    """Counts of tokens, in the fields that Inspect and Every Eval Ever share."""
+    """Build counts of tokens, in the fields that Inspect and Every Eval Ever share."""
     return {"input_tokens": prompt, "output_tokens": output, "total_tokens": prompt + output}

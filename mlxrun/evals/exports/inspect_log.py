@@ -1,7 +1,7 @@
-"""Inspect AI's evaluation log, as one JSON file or as the zip file that Inspect writes itself.
+"""Inspect AI's evaluation log, as one JSON file or as the zip file that Inspect itself writes.
 
-The format is that of `inspect_ai.log.EvalLog`, version 2. A zip file has `header.json`, the log without its
-samples; `summaries.json`; and `samples/ID_epoch_1.json` for each line.
+The format is that of `inspect_ai.log.EvalLog`, version 2. A zip file has `header.json` (the log without its
+samples), `summaries.json`, and `samples/ID_epoch_1.json` for each line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STOP_REASONS = {
 
 
 def write_inspect_log(run: ExportedRun, path: Path) -> None:
-    """Write the log; the end of the name chooses its form."""
+    """Write the log. The suffix of `path` chooses its form."""
     header = build_header(run)
     if path.suffix == ".json":
         with path.open("w", encoding="utf-8") as file:
@@ -60,7 +60,7 @@ def write_inspect_log(run: ExportedRun, path: Path) -> None:
 
 
 def build_header(run: ExportedRun) -> Json:
-    """The log without its samples."""
+    """Build the log without its samples."""
     summary, task_id = run.summary, run.digest[:_ID_LENGTH]
     usage = {run.model_id: build_usage(summary.input_tokens, summary.output_tokens)}
     spec = {
@@ -154,13 +154,13 @@ def _build_metric(name: str, value: float) -> Json:
 
 
 def list_samples(run: ExportedRun) -> Iterator[Json]:
-    """The samples of a log, one for each line."""
+    """Yield the samples of a log, one for each line."""
     for line in run.read_lines():
         yield build_sample(run, line)
 
 
 def build_sample(run: ExportedRun, line: RunLine) -> Json:
-    """The sample of a line."""
+    """Build the sample of a line."""
     prompt = [_build_message(each) for each in line.messages]
     choices = _build_choices(run, line)
     usage = build_usage(*line.tokens)

@@ -1,7 +1,7 @@
 """The files of lm-evaluation-harness with `--log_samples`: results_DATE.json and samples_TASK_DATE.jsonl.
 
 The shapes are those of `lm_eval.result_schema` and of `EvaluationTracker`, in a folder named after the model.
-A run with several groups is a group of tasks, one for each.
+A run with several groups becomes a group of tasks, one for each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERSION = 1  # of a task
 
 
 def write_lm_eval_files(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write the files below `folder`; returns their paths, the results first."""
+    """Write the files below `folder`, and return their paths, the results first."""
     folder = folder / sanitize_model_name(run.model)
     folder.mkdir(parents=True, exist_ok=True)
     date = datetime.fromisoformat(run.ended).replace(tzinfo=None).isoformat().replace(":", "-")
@@ -54,12 +54,12 @@ def write_lm_eval_files(run: ExportedRun, folder: Path) -> list[Path]:
 
 
 def sanitize_model_name(name: str) -> str:
-    """The name of a model's folder, as lm-eval makes it."""
+    """Return the name of a model's folder, as lm-eval makes it."""
     return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", name)
 
 
 def name_tasks(run: ExportedRun) -> dict[str, str]:
-    """The name of the task of each group, without characters that separate the parts of file names."""
+    """Name the task of each group, without characters that separate the parts of file names."""
     task = re.sub(r"[^\w.-]", "_", run.task)
     groups = sorted(run.summary.groups)
     if len(groups) == 1:
@@ -74,7 +74,7 @@ def name_tasks(run: ExportedRun) -> dict[str, str]:
 
 
 def build_results(run: ExportedRun) -> Json:
-    """The content of the results file, except for the hashes of the samples."""
+    """Build the content of the results file, without the hashes of the samples."""
     tasks, summary = name_tasks(run), run.summary
     names = {tasks[group]: found for group, found in summary.groups.items()}
     whole = re.sub(r"[^\w.-]", "_", run.task)
@@ -160,7 +160,7 @@ def _build_task(name: str, group: ScoreGroup) -> Json:
 
 
 def build_sample(run: ExportedRun, line: RunLine) -> Json:
-    """One line of a samples file."""
+    """Build one line of a samples file."""
     group = run.summary.groups[str(line.group)]
     of_answer = ("score", "extracted", "scores", "choices", "note", "comment")
     wanted = {name: value for name, value in line.eval.items() if name not in of_answer}

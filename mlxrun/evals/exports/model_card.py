@@ -1,7 +1,7 @@
 """Scores for a model's page on the Hugging Face hub, in one of its two formats.
 
-README.md's metadata: `model-index`, which `huggingface_hub.EvalResult` describes. `.eval_results/NAME.yaml`:
-`huggingface_hub.EvalResultEntry`, for benchmarks that are data sets of the hub.
+README.md's metadata has a `model-index`, described by `huggingface_hub.EvalResult`. `.eval_results/NAME.yaml`
+has entries described by `huggingface_hub.EvalResultEntry`, for benchmarks that are data sets of the hub.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _MODEL_INDEX = re.compile(r"^model-index:.*\n(?:(?:[ \t-].*)?\r?\n)*", re.MULTIL
 
 
 def write_model_card(runs: Sequence[ExportedRun], path: Path) -> None:
-    """Write the results of runs; a name that ends in .md gets a README's metadata, others the newer format.
-    Of a README that exists, only the `model-index` is replaced; a file of the newer format is replaced whole.
-    JobError for another ending, if a name is needed that is not given, or if runs are of several models."""
+    """Write the results of runs: a README's metadata if `path` ends in .md, else the newer format. In an
+    existing README only the `model-index` is replaced; a file of the newer format is replaced whole. JobError
+    for another suffix, a missing name, runs of several models, or a README that cannot be changed."""
     if path.suffix not in SUFFIXES:
         raise JobError(f"{path}: the name of a model card's scores ends in {', '.join(SUFFIXES)}")
     if path.suffix == ".md":
@@ -75,7 +75,7 @@ def _load_front_matter(path: Path, text: str) -> Json:
 
 
 def build_model_index(runs: Sequence[ExportedRun]) -> Json:
-    """The `model-index` of runs of one model."""
+    """Build the `model-index` of runs of one model. JobError if the runs are of several models."""
     models = sorted({run.model for run in runs})
     if len(models) > 1:
         raise JobError(
@@ -135,7 +135,7 @@ def _round_interval(group: ScoreGroup) -> list[float]:
 
 
 def build_entry(run: ExportedRun) -> Json:
-    """The entry of a run in .eval_results/NAME.yaml. JobError without the hub id of the benchmark."""
+    """Build the entry of a run in .eval_results/NAME.yaml. JobError without the hub id of the benchmark."""
     dataset, _, revision = (run.names.dataset or "").partition("@")
     if "/" not in dataset:
         raise JobError(

@@ -1,1 +1,1 @@
-"""Adapters that evaluation harnesses load, so that they run on an engine in their own process."""
+"""Evaluation harnesses run on an engine in their own process through these modules."""

@@ -1,7 +1,7 @@
 """Chat bodies of Inspect's requests: its generate config and tools in the fields of /v1/chat/completions.
 
-What Inspect sets and mlxrun has no field for is refused by name, unless it is for Inspect itself or for the
-services of others. Field names are those of `inspect_ai.model.GenerateConfig`.
+A setting without such a field is refused by name, unless it is for Inspect itself or for other services.
+Field names are those of `inspect_ai.model.GenerateConfig`.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _KNOWN = {*_SAME, *_RENAMED, *_OWN, *_INSPECTS, *_HINTS}
 def build_chat_body(
     messages: Sequence[Any], tools: Sequence[Mapping[str, Any]], tool_choice: Any, config: Mapping[str, Any]
 ) -> Json:
-    """The body of a request. `messages`: in OpenAI's format; `tools`: name, description and parameters of
-    each; `tool_choice`: Inspect's, a name or a mapping with one; `config`: what the generate config sets.
-    RequestError for what cannot be honoured."""
+    """Build the body of a request. RequestError names a setting that cannot be honoured. `messages`: in
+    OpenAI's format; `tools`: name, description and parameters of each; `tool_choice`: Inspect's, a name or a
+    mapping with one; `config`: the settings of the generate config."""
     for name in config.keys() - _KNOWN:
         reject_unsupported(name, "Inspect's setting has no counterpart in mlxrun")
     body: Json = {"messages": list(messages)}

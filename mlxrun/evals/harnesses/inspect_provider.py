@@ -1,7 +1,7 @@
 """Inspect AI's provider of models in this process: `inspect eval task.py --model mlxrun/NAME`.
 
-NAME is a config file, the path or hub id of a model, or `default`; `-M section.key=value` sets what `--set`
-sets for a command. Needs Inspect, and the `openai` package for the types of its converters.
+NAME is a config file, the path or hub id of a model, or `default`. `-M section.key=value` does what `--set`
+does for a command. This needs Inspect, and the `openai` package for the types of its converters.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Json = dict[str, Any]
 
 
 class InspectProvider(ModelAPI):
-    """A model of this process. Requests that are equal get different seeds, in the order in which they come,
-    so that epochs differ and the same evaluation gives the same answers again."""
+    """A model of this process. Equal requests get different seeds, in their order. So epochs differ, and the
+    same evaluation gives the same answers again."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class InspectProvider(ModelAPI):
         config: GenerateConfig = GenerateConfig(),  # noqa: B008 - as in Inspect's own providers
         **model_args: Any,
     ) -> None:
-        """Loads the model, unless another provider with the same settings has; `model_args`: config keys."""
+        """Load the model, unless another provider with the same settings has loaded it. `model_args`: config
+        keys. ValueError for a `base_url`."""
         super().__init__(model_name, base_url, api_key, [], config)
         if base_url is not None:
             raise ValueError("mlxrun/... runs in this process; a server's model is openai-api/mlxrun/...")
@@ -61,7 +62,7 @@ class InspectProvider(ModelAPI):
         tool_choice: ToolChoice,
         config: GenerateConfig,
     ) -> ModelOutput | tuple[ModelOutput | Exception, ModelCall]:
-        """The answer, and the request and response as the endpoint would have them, for the log."""
+        """Return the answer, and the request and response in the endpoint's form, for the log."""
         functions = [tool.model_dump(exclude_none=True, exclude={"options"}) for tool in tools]
         choice = {"name": tool_choice.name} if isinstance(tool_choice, ToolFunction) else tool_choice
         messages = await messages_to_openai(input)
@@ -78,25 +79,25 @@ class InspectProvider(ModelAPI):
         return await model_output_from_openai(answer), call
 
     async def tokenize(self, text: str) -> list[int]:
-        """The token ids of a text, with the special tokens that the tokenizer puts around it."""
+        """Return the token ids of a text, with the special tokens that the tokenizer puts around it."""
         info = self._open_engine().model_info
         return list((await asyncio.to_thread(tokenize, info, text, add_special_tokens=True)).ids)
 
     async def count_text_tokens(self, text: str) -> int:
-        """The number of tokens of a text."""
+        """Return the number of tokens of a text."""
         info = self._open_engine().model_info
         return len((await asyncio.to_thread(tokenize, info, text, add_special_tokens=False)).ids)
 
     def max_connections(self) -> int:
-        """As many as the engine runs at the same time, and some that wait."""
+        """Twice the engine's running requests, so that some wait."""
         return 2 * self._loaded.config.scheduler.max_running
 
     def connection_key(self) -> str:
-        """Models with the same settings share one engine."""
+        """The key of the settings: models with the same settings share one engine."""
         return self._loaded.digest
 
     def should_retry(self, ex: BaseException) -> bool:
-        """Only a full queue is worth another try."""
+        """Whether the queue was full: nothing else is worth another try."""
         return isinstance(ex, Overloaded)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""What Inspect AI finds of mlxrun: the entry point `inspect_ai` of the package names this module.
+"""The entry point `inspect_ai` of the package, where Inspect AI finds mlxrun's provider.
 
-Inspect loads it with every command, so the engine is imported when a model is made.
+Inspect loads this module with every command, so the engine is imported only when a model is made.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from inspect_ai.model import ModelAPI, modelapi
 
 @modelapi(name="mlxrun")
 def mlxrun() -> type[ModelAPI]:
-    """The provider of models named `mlxrun/...`."""
+    """Return the provider of models named `mlxrun/...`."""
     from mlxrun.evals.harnesses.inspect_provider import InspectProvider
 
     return InspectProvider

@@ -1,7 +1,7 @@
 """The command `mlxrun-lm-eval`: lm-evaluation-harness' own command, with the model `mlxrun`.
 
-The harness (0.4.13) looks `--model` up in a table of its own and loads no plugins. So it is started from
-here, after the model was added to that table.
+The harness (0.4.13) looks `--model` up in a table of its own and loads no plugins. So this command adds the
+model to that table, and then starts the harness.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> int:
 
 
 def fail(text: str, code: int) -> int:
-    """Write an error of the command; returns its exit code."""
+    """Print an error of the command, and return its exit code."""
     print_line(f"mlxrun-lm-eval: {text}", sys.stderr)
     return code
 

@@ -2,8 +2,8 @@
 
     mlxrun-lm-eval --model mlxrun --model_args config=qwen.yaml --tasks arc_easy
 
-Texts become tokens as in the harness' `hf` model. All requests of a task run on the engine at once; contexts
-that they share are computed once. `batch_size` and `device` have no effect: the config decides.
+Texts become tokens as in the harness' `hf` model. All requests of a task run on the engine at once, and
+contexts that they share are computed once. `batch_size` and `device` have no effect: the config decides.
 """
 
 from __future__ import annotations
@@ -55,13 +55,10 @@ Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # texts, or None; id
 
 @register_model("mlxrun")
 class LmEvalModel(TemplateLM):
-    """A model of this process.
-
-    `config`: a config file, `default`, or the path or hub id of a model, for which `pretrained` is another
-    name. `add_bos_token`: put the tokenizer's special tokens before each text; None: where no chat template
-    was applied and the text does not begin with them. `settings`: values of the config by key, such as
-    `scheduler.max_running=8`.
-    """
+    """A model of this process. `config`: a config file, `default`, or the path or hub id of a model;
+    `pretrained`: another name for it; `settings`: values of the config by key, such as
+    `scheduler.max_running=8`. `add_bos_token`: whether the tokenizer's special tokens stand before each text.
+    None adds them if there is no chat template and the text does not begin with them."""
 
     def __init__(
         self,
@@ -101,7 +98,7 @@ class LmEvalModel(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """What comes before a text that has no context."""
+        """The token before a text without context."""
         found = self.tokenizer.bos_token_id
         return self.eot_token_id if found is None else int(found)
 
@@ -111,13 +108,13 @@ class LmEvalModel(TemplateLM):
         return f"mlxrun-{digests['tokenizer'][:16]}-{digests['template'][:16]}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template that the config or the model has."""
+        """Return the template of the config or the model."""
         return self._model_info.chat_template if chat_template else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """The prompt of a chat as the server renders it; without a generation prompt, the answer continues
+        """Render the prompt of a chat as the server does. Without a generation prompt, the answer continues
         the last message."""
         self._is_chat = True
         chat = normalize_messages(chat_history, get_message_support(self._model_info))
@@ -127,7 +124,7 @@ class LmEvalModel(TemplateLM):
         return render_continuation(self._model_info, chat.messages, None, arguments, "messages")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids; see `add_bos_token` for None."""
+        """Return token ids. `add_special_tokens`: None means as `add_bos_token` says."""
         if add_special_tokens is None:
             add_special_tokens = self._add_bos_token
         if add_special_tokens is None:
@@ -135,7 +132,7 @@ class LmEvalModel(TemplateLM):
         return list(tokenize(self._model_info, string, add_special_tokens=add_special_tokens).ids)
 
     def get_model_info(self) -> dict[str, Any]:
-        """What the harness adds to its results."""
+        """Return what the harness adds to its results."""
         return {
             "model_name": self._model_info.name,
             "model_digests": dict(self._model_info.digests),
@@ -160,7 +157,8 @@ class LmEvalModel(TemplateLM):
         return scores
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """The logprob of each text. A text that is longer than the context is scored in windows."""
+        """Return the logprob (natural) of each text. A text that is longer than the context is computed in
+        windows."""
         texts = [request.args[0] for request in requests]
         windows = [self._list_windows(text) for text in texts]
         scores = iter(self._loglikelihood_tokens([w for each in windows for w in each], disable_tqdm))
@@ -199,7 +197,7 @@ class LmEvalModel(TemplateLM):
     # -- answers ------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """The answers, without reasoning if a chat template was applied."""
+        """Return the answers, without reasoning if a chat template was applied."""
         pairs = [request.args for request in requests]
         answers = self._run(
             [partial(self._generate, at, text, options) for at, (text, options) in enumerate(pairs)],

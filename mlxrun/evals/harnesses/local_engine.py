@@ -1,7 +1,7 @@
 """An engine in this process for programs that have another event loop, or none.
 
-The engine's client belongs to a loop of its own, on a daemon thread, which lives until the process ends.
-Requests are answered by the functions that answer the lines of a job.
+The engine's client belongs to a loop of its own, on a daemon thread, which lives until the process ends. The
+functions that answer the lines of a job answer the requests.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _CONFIG_SUFFIXES = (".yaml", ".yml")
 
 
 def load_harness_config(name: str, sets: Mapping[str, Any]) -> LoadedConfig:
-    """The config that a harness names: a config file; `default`, as a command without -c; or the path or hub
-    id of a model with the settings of that default. `sets`: values by key, such as `scheduler.max_running`.
-    ConfigError as for a command."""
+    """Load the config that a harness names: a config file, `default`, or a model. ConfigError as for a
+    command. `default` is the config of a command without -c. The path or hub id of a model uses it with that
+    model. `sets`: values by key, such as `scheduler.max_running`."""
     path = Path(name) if name.endswith(_CONFIG_SUFFIXES) else None
     values = dict(sets)
     if path is None and name != DEFAULT_NAME:
@@ -46,10 +46,8 @@ def load_harness_config(name: str, sets: Mapping[str, Any]) -> LoadedConfig:
 
 
 class LocalEngine:
-    """A running engine with its own event loop. Its methods may be called on any thread.
-
-    Use `open` to make one. It stops when the process ends, or once each `open` had its `close`.
-    """
+    """A running engine with its own event loop. Its methods may be called on any thread. `open` makes one. It
+    stops when the process ends, or once each `open` had its `close`."""
 
     _running: ClassVar[dict[str, LocalEngine]] = {}  # by the digest of their config
     _lock: ClassVar[threading.RLock] = threading.RLock()
@@ -71,7 +69,7 @@ class LocalEngine:
 
     @classmethod
     def open(cls, loaded: LoadedConfig) -> LocalEngine:
-        """The engine of this config, which all that open it share. Raises ModelLoadError or ConfigError if
+        """Return the engine of this config, which all that open it share. ModelLoadError or ConfigError if
         its model cannot be loaded."""
         with cls._lock:
             engine = cls._running.get(loaded.digest)
@@ -104,8 +102,8 @@ class LocalEngine:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def answer(self, url: str, body: dict[str, Any], key: str) -> Future[dict[str, Any]]:
-        """The response body of an endpoint that job lines may have; the future has the same errors as a line.
-        `key`: what its id is made of, and its seed, if the body has none."""
+        """Return the response body of an endpoint that job lines may use. The future raises the errors of a
+        line. `key`: what the response's id is made of, and its seed, if the body has none."""
         return self.submit(self._answerer.answer(JobLine(0, key, url, body), key, LineTokens()))
 
     async def _start(self) -> None:

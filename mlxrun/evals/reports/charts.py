@@ -15,7 +15,8 @@ _LEFT, _BOTTOM, _TOP = 38, 18, 8
 def draw_interval(
     value: float, interval: tuple[float, float] | None, domain: tuple[float, float], name: str
 ) -> Markup:
-    """A dot with its interval on a line from one end of `domain` to the other; `name` is read aloud."""
+    """Draw a dot with its interval on a line from one end of `domain` to the other. Screen readers read
+    `name`."""
     low, high = domain
 
     def place(number: float) -> float:
@@ -31,7 +32,7 @@ def draw_interval(
 
 
 def draw_axis(domain: tuple[float, float]) -> Markup:
-    """The labels under or above a column of intervals."""
+    """Draw the labels under or above a column of intervals."""
     low, high = domain
     places = [low + (high - low) * part / 4 for part in range(5)]
     labels = []
@@ -58,7 +59,7 @@ def _draw_grid(place: Callable[[float], float], domain: tuple[float, float]) -> 
 
 
 def draw_shares(parts: Sequence[tuple[str, int]], name: str) -> Markup:
-    """A bar whose parts are as long as their numbers: class and number of each."""
+    """Draw a bar whose parts are as long as their numbers. `parts`: class and number of each."""
     whole = sum(number for _, number in parts) or 1
     shapes, left = [], 0.0
     for style, number in parts:
@@ -78,8 +79,9 @@ def draw_series(
     top: float,
     resumes: Sequence[float] = (),
 ) -> Markup:
-    """Values over time, on a scale from 0 to `top`. The first series is a line with its area, a second one
-    the upper edge of the area."""
+    """Draw values over time, on a scale from 0 to `top`. `seconds`: the length of the time; `resumes`: when
+    further runs began. The first series is a line above its area; a second one is the upper edge of the
+    area."""
     count = len(values[0])
 
     def x(at: float) -> float:
@@ -128,7 +130,7 @@ def _trace(points: Sequence[tuple[float, float]]) -> str:
 
 
 def choose_top(value: float) -> float:
-    """A round number that is not below the value: 1, 2 or 5 times a power of ten."""
+    """Choose a round number (1, 2 or 5 times a power of ten) that is not below the value."""
     if value <= 0:
         return 1.0
     power = 1.0
@@ -144,7 +146,7 @@ def _shorten(value: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds as `0.42 s`, `12 s`, `3 min 20 s` or `2 h 5 min`."""
+    """Format seconds as `0.42 s`, `12 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 10:
         return f"{seconds:.2f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""The difference between two runs of the same lines, or two suites, as `mlxrun compare` finds it."""
+"""The difference between two runs of the same lines, or two suites, as `mlxrun compare` computes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRow:
-    """One group of lines in both runs, or one cell of both suites (`name`), on a scale from one end of
+    """One group of lines in both runs, or one cell of both suites (`name`). Its plot reaches from one end of
     `domain` to the other."""
 
     name: str
@@ -47,8 +47,8 @@ class DifferenceRow:
 
 @dataclass(frozen=True, slots=True)
 class RunDifference:
-    """All rows, with the result in words. `notes`: what was not compared, and what differs between the runs
-    beside their answers."""
+    """All rows, and the result in words. `notes`: what was not compared, and what else differs between the
+    runs."""
 
     sentence: str
     rows: list[DifferenceRow]
@@ -60,8 +60,8 @@ class RunDifference:
 
 
 def describe_difference(paths: Sequence[Path]) -> RunDifference | None:
-    """The difference between the runs or suites that two paths name; None for another number of paths. Where
-    nothing can be compared, there are no rows, and the sentence says why."""
+    """Describe the difference between the runs or suites that two paths name. None for another number of
+    paths. If nothing can be compared, there are no rows, and the sentence says why."""
     if len(paths) != 2:
         return None
     try:

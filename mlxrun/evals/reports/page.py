@@ -1,12 +1,12 @@
 """The files of a report, made of one view: HTML, and Markdown that is short enough for a pull request.
 
-The HTML file contains all it needs, and may load nothing. Its policy allows the style and the script in it
-by their digests, and images from data URLs; nothing else runs or is loaded, whatever an answer contains.
-Texts of the runs are escaped by the templates, or are JSON that the script shows as text.
+The HTML file contains all it needs, and may load nothing. Its policy allows its own style and script by their
+digests, and images from data URLs. Nothing else runs or is loaded, whatever an answer contains. The templates
+escape texts of the runs, or the script shows them as text.
 
-Lines are JSON inside the page. Columns for the table are read when it opens; a chunk with details when one of
-its lines is opened or searched. A text that occurs in several lines of a chunk is in it once: a number stands
-for its place in `texts`.
+Lines are JSON inside the page. The columns of the table are read when the page opens. A chunk with details is
+read when one of its lines is opened or searched. A text that occurs in several lines of a chunk is in it
+once: a number stands for its place in `texts`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ESCAPES = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
 
 def render_page(runs: ReportRuns) -> str:
-    """The page of a report."""
+    """Render the page of a report."""
     style, script = Markup(_read_asset("report.css")), Markup(build_script())
     page: str = (
         _make_environment()
@@ -62,7 +62,7 @@ def render_page(runs: ReportRuns) -> str:
 
 
 def render_markdown(runs: ReportRuns) -> str:
-    """The report as Markdown: scores, differences, failures, speed, versions."""
+    """Render the report as Markdown: scores, differences, failures, speed, versions."""
     environment = _make_environment(is_html=False)
     environment.filters.update(show=shown_text.show_markdown, plain=shown_text.escape_markdown)
     text = environment.get_template("report.md").render(report=build_view(runs))
@@ -70,7 +70,7 @@ def render_markdown(runs: ReportRuns) -> str:
 
 
 def build_view(runs: ReportRuns) -> SimpleNamespace:
-    """What the templates show."""
+    """Build what the templates show."""
     all_runs = runs.runs
     view = SimpleNamespace(
         title=report_view.build_title(runs),
@@ -108,13 +108,13 @@ def build_view(runs: ReportRuns) -> SimpleNamespace:
 
 
 def build_script() -> str:
-    """The scripts as one, which keeps its names to itself."""
+    """Join the scripts to one, which keeps its names to itself."""
     parts = "\n".join(_read_asset(name) for name in _SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
 def build_policy(style: str, script: str) -> str:
-    """The content of the page's Content-Security-Policy: no network, no other script or style."""
+    """Build the page's Content-Security-Policy: no network, no other script or style."""
     return (
         f"default-src 'none'; script-src {_hash_source(script)}; style-src {_hash_source(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
@@ -153,13 +153,13 @@ def _make_environment(*, is_html: bool = True) -> Any:
 
 
 def dump_json(value: Any) -> Markup:
-    """JSON that may stand inside a script element, whatever texts it has."""
+    """Dump JSON that may stand inside a script element, whatever texts it has."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_ESCAPES)
     return Markup(text.encode("utf-8", "backslashreplace").decode())  # lone surrogates as escapes
 
 
 def build_head(rows: Sequence[LineRow], runs: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
-    """What the table shows, column by column. Of several runs, the last one's answer is shown."""
+    """Build what the table shows, column by column. Of several runs, the last one's answer is shown."""
     groups = sorted({row.group for row in rows if row.group is not None})
     places = {name: at for at, name in enumerate(groups)}
     last = [row.answers[max(row.answers)] for row in rows]
@@ -188,7 +188,7 @@ def build_head(rows: Sequence[LineRow], runs: Sequence[str], tasks: Sequence[str
 
 
 def build_chunks(rows: Sequence[LineRow], runs: int) -> Iterator[Markup]:
-    """The details of all lines, CHUNK of them at a time; `runs`: the number of runs."""
+    """Yield the details of all lines, CHUNK of them at a time. `runs`: the number of runs."""
     for start in range(0, len(rows), CHUNK):
         shared = _SharedTexts()
         found = [_build_row(row, runs) for row in rows[start : start + CHUNK]]

@@ -1,6 +1,5 @@
-"""The lines of runs as a report shows them, with small copies of the images of their prompts.
-
-Lines of several runs that have the same id are one row.
+"""The lines of runs as a report shows them, with small copies of their prompts' images. Lines of several runs
+with the same id are one row.
 """
 
 from __future__ import annotations
@@ -32,7 +31,8 @@ MAX_BYTES = 30_000_000  # of all thumbnails of a report
 
 @dataclass(slots=True)
 class RunAnswer:
-    """What one run has of a line. `shown` is the part of it that the page shows as details."""
+    """One run's answer to a line. `output`: tokens; `took`: seconds; `shown`: what the page shows as
+    details."""
 
     mark: str
     flags: int
@@ -50,8 +50,8 @@ Prompt = list[tuple[str, Any, list[tuple[str, str]]]]
 
 @dataclass(slots=True)
 class LineRow:
-    """One line by id, with an answer for each run that has it. `prompt` is None if it is not known; `digest`:
-    of the whole prompt."""
+    """One line by id, with an answer for each run that has it. `prompt`: None if it is unknown; `digest`:
+    digest of the whole prompt."""
 
     id: str
     task: int
@@ -71,8 +71,8 @@ class LineRow:
 
 
 def cut_text(text: str, full: bool) -> str | list[Any]:
-    """The text, or what is before and behind the middle that is left out, with the number of characters in
-    between."""
+    """Cut the middle out of a long text. The result has the beginning, the number of missing characters, and
+    the end. A short text, or any with `full`, is returned as it is."""
     if full or len(text) <= MAX_TEXT:
         return text
     head, tail = MAX_TEXT * 2 // 3, MAX_TEXT // 3
@@ -80,11 +80,11 @@ def cut_text(text: str, full: bool) -> str | list[Any]:
 
 
 class Thumbnails:
-    """Makes thumbnails of images below `folder`, and of data URLs; nothing is fetched. Those made are kept,
+    """Makes thumbnails of images below `folder`, and of data URLs. Nothing is fetched. Thumbnails are kept,
     as many lines may have the same image."""
 
     def __init__(self, folder: Path, media: Mapping[str, Any], *, full: bool = False) -> None:
-        """`media`: the section of the run's config. The images may be wherever they could be for the run."""
+        """`media`: that section of the run's config. Images may be wherever the run could read them."""
         from mlxrun.api.text.media.media_sources import MediaSources
 
         known = {key: media[key] for key in ("roots", "max_bytes", "max_pixels") if key in media}
@@ -95,8 +95,8 @@ class Thumbnails:
         self._bytes = 0
 
     def make(self, source: str) -> tuple[str, str]:
-        """The thumbnail of a data URL or path as a data URL, and a name for the image. Without a thumbnail
-        the first is empty, and the second gives the reason."""
+        """Return the thumbnail of a data URL or path as a data URL, and a name for the image. Without a
+        thumbnail, the first is empty and the second gives the reason."""
         key = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
         if key not in self._made:
             name = "inline image" if source.startswith("data:") else source[:200]
@@ -123,7 +123,7 @@ class Thumbnails:
 
 
 class LineRows:
-    """Collects the lines of all runs. `full`: texts are kept whole."""
+    """Collects the lines of all runs. With `full`, texts are kept whole."""
 
     def __init__(self, *, full: bool = False) -> None:
         self.rows: dict[tuple[int, str], LineRow] = {}
@@ -137,8 +137,8 @@ class LineRows:
         timing: LineTiming | None = None,
         thumbnails: Thumbnails | None = None,
     ) -> RunAnswer:
-        """Add a line of one run; `task`: the number of its task in a suite. The prompt is shown once, unless
-        that of another run differs."""
+        """Add a line of one run. `task`: the number of its task in a suite. The prompt is shown once, unless
+        another run has another prompt."""
         row = self.rows.get((task, line.id))
         if row is None:
             row = self.rows[task, line.id] = LineRow(line.id, task, line.group)
@@ -164,7 +164,7 @@ class LineRows:
 
 
 def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], Any]) -> RunAnswer:
-    """What a report shows of one line of one run."""
+    """Build what a report shows of one line of one run."""
     text, result = line.answer, line.eval
     flags = 0 if text is None else CUT * is_cut(line.response) + EMPTY * (not text.strip())
     prompt, output = line.tokens
@@ -217,5 +217,5 @@ def _choose_mark(line: RunLine) -> str:
 
 
 def make_preview(text: str) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text, on one line."""
     return " ".join(text[: 2 * PREVIEW].split())[:PREVIEW]

@@ -1,4 +1,4 @@
-"""The runs of a report, read once: their lines, scores, failures and times; and what is said of each."""
+"""The runs of a report, read once: lines, scores, failures and times; and texts about each run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FailureReason:
 
 @dataclass(slots=True)
 class ReportRun:
-    """One run of a report. `model`, `task` and `variant` are those of a suite's cell, else empty."""
+    """One run of a report. `model`, `task` and `variant`: those of a suite's cell, else empty."""
 
     folder: RunFolder
     label: str
@@ -57,7 +57,7 @@ class ReportRun:
 
     @property
     def unfinished(self) -> int:
-        """Lines that have neither an answer nor an error."""
+        """The number of lines that have neither an answer nor an error."""
         return max(0, self.folder.total - self.counts["lines"])
 
     @property
@@ -70,7 +70,7 @@ class ReportRun:
 
     @property
     def troubles(self) -> list[tuple[int, str]]:
-        """How many lines have what was wrong with them."""
+        """The number of lines with each kind of trouble."""
         found = [(self.counts[name], name) for name in ("failed", "cut", "empty", "retried")]
         return [*found, (self.unfinished, "unfinished")]
 
@@ -84,14 +84,14 @@ class ReportRun:
         return draw_shares([*parts, ("seg-rest", 0)], name)
 
     def list_reasons(self) -> list[FailureReason]:
-        """Why lines failed, the most common reason first."""
+        """List why lines failed, the most common reason first."""
         return sorted(self.reasons.values(), key=lambda reason: -reason.count)
 
 
 @dataclass(slots=True)
 class ReportRuns:
-    """All runs of a report, and their lines. `paths`: what the user named; `suite`: the folder of the suite,
-    if the runs are the cells of one."""
+    """All runs of a report, and their lines. `paths`: what the user named; `suite`: the suite's folder, if
+    the runs are cells of one suite."""
 
     paths: list[Path]
     runs: list[ReportRun]
@@ -107,9 +107,9 @@ def read_runs(
     images: bool = True,
     say: Callable[[str], None] = lambda text: None,
 ) -> ReportRuns:
-    """Read all runs that the paths name. `full`: texts are kept whole, and images larger; `images`: whether
-    thumbnails are made. `say` gets a sentence for each problem of a run folder; its lines are read
-    nevertheless. JobError if a path names no run."""
+    """Read all runs that the paths name. JobError if a path names no run. `full`: keep texts whole, and make
+    images larger; `images`: make thumbnails; `say`: gets a sentence for each problem of a run folder, whose
+    lines are read nevertheless."""
     runs, suite = _open_all(paths)
     tasks = list(dict.fromkeys(run.task for run in runs))
     rows = LineRows(full=full)
@@ -174,15 +174,15 @@ def _read_lines(
 
 
 def describe_machine(manifest: Mapping[str, Any]) -> str:
-    """Device, backend and version of mlxrun."""
+    """Describe device, backend and version of mlxrun."""
     device, versions = manifest.get("device") or {}, manifest.get("versions") or {}
     where = ", ".join(str(device[key]) for key in ("name", "backend") if device.get(key))
     return " · ".join(filter(None, (where, f"mlxrun {versions.get('mlxrun', '?')}")))
 
 
 def describe_times(manifest: Mapping[str, Any], *, is_running: bool = False) -> str:
-    """When the first run of a job began and the last ended, and how many there were; without those that had
-    nothing to do. `is_running`: whether the last one still runs."""
+    """Describe when the first run of a job began and the last ended, and how many runs there were. Runs
+    without work do not count. `is_running`: whether the last run still runs."""
     runs = list_working_runs(manifest)
     if not runs:
         return ""
@@ -198,7 +198,7 @@ def describe_times(manifest: Mapping[str, Any], *, is_running: bool = False) -> 
 
 
 def describe_span(manifests: Sequence[Mapping[str, Any]]) -> str:
-    """When the first of several jobs began and the last ended."""
+    """Describe when the first of several jobs began and the last ended."""
     runs = [run for manifest in manifests for run in list_working_runs(manifest)]
     starts = [run["started"] for run in runs if run.get("started")]
     ends = [run["ended"] for run in runs if run.get("ended")]
@@ -215,7 +215,7 @@ def _parse_time(text: Any) -> datetime | None:
 
 
 def collect_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run that somebody needs to repeat it; nothing of the server's section."""
+    """Collect the settings that somebody needs to repeat a run, without the server's section."""
     config = manifest.get("config") or {}
     return {
         "model": manifest.get("model"),
@@ -228,7 +228,7 @@ def collect_settings(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_differences(runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:
-    """The settings in which runs differ, with the value of each run; at most a line for each."""
+    """List the settings in which runs differ, each with the value of each run."""
     flat = []
     for run in runs:
         found = collect_settings(run.manifest)
@@ -241,7 +241,7 @@ def list_differences(runs: Sequence[ReportRun]) -> list[tuple[str, list[str]]]:
 
 
 def describe_hits(manifest: Mapping[str, Any]) -> str:
-    """How many requests found what in the prefix cache."""
+    """Describe how many requests found what in the prefix cache."""
     hits = (manifest.get("cache") or {}).get("hits") or {}
     names = {
         "exact": "whole prompt",

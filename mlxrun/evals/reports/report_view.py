@@ -36,7 +36,7 @@ SHARE_DOMAIN = (0.0, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
-    """The score of one group (`name`) in one run, by its number and label."""
+    """The score of one group (`name`) in one run, by the run's number and label."""
 
     name: str
     run: int
@@ -58,7 +58,7 @@ class ScoreRow:
 
 
 def list_score_rows(runs: Sequence[ReportRun]) -> list[ScoreRow]:
-    """A row for each group and run that has it; `total` last, where a run has several groups."""
+    """List a row for each group and run that has it. `total` comes last, for runs with several groups."""
     names = sorted({name for run in runs for name in run.scores.groups})
     totals = [run.scores.compute_total() if len(run.scores.groups) > 1 else None for run in runs]
     rows: list[ScoreRow] = []
@@ -79,7 +79,7 @@ def _make_rows(
 
 
 def get_interval(group: ScoreGroup) -> tuple[float, float] | None:
-    """The 95 % interval of a group's score."""
+    """Return the 95 % interval of a group's score."""
     found = group.interval
     return None if found is None else (found.low, found.high)
 
@@ -101,7 +101,7 @@ class VariantScore:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """One model on one task. `missing`: what is not finished in it, and why."""
+    """One model on one task. `missing`: what is unfinished in it, and why."""
 
     variants: list[VariantScore]
     missing: list[str]
@@ -126,8 +126,8 @@ class SuiteMatrix:
 
 
 def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
-    """The matrix of the cells among the runs; None if there are none. Cells of the suite that were not begun
-    are in it too."""
+    """Build the matrix of the cells among the runs, and of the suite's cells that were not begun. None if
+    there are none."""
     cells = [run for run in runs.runs if run.model]
     if not cells:
         return None
@@ -169,13 +169,13 @@ def _build_cell(runs: Sequence[ReportRun], todo: Sequence[Mapping[str, Any]]) ->
 
 
 def list_reasons(runs: Sequence[ReportRun]) -> list[tuple[FailureReason, str]]:
-    """The most common reasons of failures, with the label of the run."""
+    """List the most common reasons of failures, each with the label of the run."""
     found = [(reason, run.label) for run in runs for reason in run.list_reasons()]
     return sorted(found, key=lambda each: -each[0].count)[:MOST_REASONS]
 
 
 def build_lead(runs: ReportRuns) -> Lead:
-    """The sentence at the top of a report of one run, or of several."""
+    """Build the sentence at the top of a report of one or several runs."""
     if len(runs.runs) > 1:
         return _build_lead_of_many(runs)
     (run,) = runs.runs
@@ -232,7 +232,7 @@ def _describe_trouble(run: ReportRun, *, of_all: bool) -> str:
 
 
 def build_title(runs: ReportRuns) -> str:
-    """The title of a report."""
+    """Build the title of a report."""
     if runs.suite is not None:
         return runs.suite.name.removesuffix(".out")
     if len(runs.runs) == 1:
@@ -244,13 +244,14 @@ def build_title(runs: ReportRuns) -> str:
 
 
 def describe_model(run: ReportRun) -> str:
-    """The model of a run, as its config names it."""
+    """Return the model of a run, as its config names it."""
     model: Any = run.manifest.get("model") or {}
     return str(model.get("path", "?"))
 
 
 def list_facts(runs: ReportRuns) -> list[str]:
-    """When and on what the runs ran: a line for each of up to three, else one line for all."""
+    """List when and on what the runs ran: a line for each of at most MOST_DATED runs, else one line for
+    all."""
     if len(runs.runs) > MOST_DATED:
         manifests = [run.manifest for run in runs.runs]
         machines = sorted({describe_machine(manifest) for manifest in manifests})
@@ -268,7 +269,7 @@ def _describe_run(run: ReportRun, *, with_label: bool) -> str:
 
 
 def count_states(runs: ReportRuns) -> list[tuple[str, str, int]]:
-    """The filters of the table, each with how many lines it selects; those that select none are left out."""
+    """List the filters of the table, each with its number of lines. Filters without lines are left out."""
     rows = runs.rows
     found = [
         ("wrong", "wrong", sum(bool(row.marks & {"w", "p"}) for row in rows)),

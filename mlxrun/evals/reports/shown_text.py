@@ -1,4 +1,6 @@
-"""Texts of models and data sets, made safe to show: what cannot be seen is marked, and markup stays text."""
+"""Texts of models and data sets, made safe to show: invisible characters are marked, and markup stays
+text.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|~#])")
 
 
 def mark_invisible(text: str) -> str:
-    """The text with `[U+202E]` in place of each character that cannot be seen."""
+    """Replace each invisible character by a mark such as `[U+202E]`."""
     return _INVISIBLE.sub(lambda found: f"[U+{ord(found[0]):04X}]", text)
 
 
 def show_html(text: object) -> Markup:
-    """A text as HTML, isolated from the direction of what is around it."""
+    """Return a text as HTML, isolated from the direction of the text around it."""
     if isinstance(text, Markup):
         return text
     parts, end, plain = [], 0, str(text)
@@ -32,36 +34,36 @@ def show_html(text: object) -> Markup:
 
 
 def escape_markdown(text: str) -> str:
-    """A text that stays as it is in Markdown."""
+    """Escape a text, so that Markdown shows it as it is."""
     return _MARKDOWN.sub(r"\\\1", mark_invisible(text))
 
 
 def show_markdown(text: str, most: int = 200) -> str:
-    """A text as one line of Markdown that may stand in a table; what is longer than `most` is cut."""
+    """Return a text as one line of Markdown that may stand in a table, cut to `most` characters."""
     line = " ".join(text.split())
     return escape_markdown(line if len(line) <= most else line[: most - 1] + "…")
 
 
 def format_count(number: int) -> str:
-    """12345 as `12,345`."""
+    """Format 12345 as `12,345`."""
     return f"{number:,}"
 
 
 def format_share(share: float) -> str:
-    """0.872 as `87.2 %`."""
+    """Format 0.872 as `87.2 %`."""
     return f"{100 * share:.1f}\N{NO-BREAK SPACE}%".replace("-", "\N{MINUS SIGN}")
 
 
 def format_points(difference: float) -> str:
-    """0.059 as `+5.9`."""
+    """Format 0.059 as `+5.9`."""
     return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def format_bounds(interval: tuple[float, float]) -> str:
-    """(-0.04, 0.904) as `[-4.0, 90.4]`, with a real minus sign."""
+    """Format (-0.04, 0.904) as `[-4.0, 90.4]`, with a real minus sign."""
     return f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]".replace("-", "\N{MINUS SIGN}")
 
 
 def pluralize_count(number: int, noun: str) -> str:
-    """`1 line`, `1,200 lines`."""
+    """Format `1 line` or `1,200 lines`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

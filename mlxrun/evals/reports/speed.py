@@ -1,8 +1,8 @@
-"""How fast runs were: a table, and small charts over time, from the times of lines as timings.jsonl has them.
+"""How fast runs were: a table, and small charts over time, from the lines' times in timings.jsonl.
 
-A line's computed prompt tokens are spread evenly over the time until its first output token, its output
-tokens over the time from there to its end. Time in which no line was under way, such as that between a kill
-and the next run, is left out.
+A line's computed prompt tokens are spread evenly over the time until its first output token. Its output
+tokens are spread over the time from there to its end. Time without a running line, such as between a kill and
+the next run, is left out.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ MOST_CHARTED = 6  # runs whose series are drawn
 
 @dataclass(frozen=True, slots=True)
 class SpeedSeries:
-    """Values over time, one for each of equally long parts of `seconds`; None where there is none.
+    """Values over time: one for each of equally long parts of `seconds`, None where there is none.
 
-    `prompt` and `output`: tokens a second, those of the prompt that were computed; `reused`: the share of
-    prompt tokens from the prefix cache; `latency`: the median time of lines that ended in this part, from
-    their first prompt tokens to their end, and `latency_high` its 90th percentile. `resumes`: when a further
-    run began, in seconds from the start."""
+    `prompt`, `output`: tokens a second, for the prompt only computed tokens; `reused`: the share of prompt
+    tokens from the prefix cache. `latency`: the median seconds from a line's first prompt tokens to its end,
+    over lines that ended in this part; `latency_high`: their 90th percentile. `resumes`: when further runs
+    began, in seconds from the start.
+    """
 
     seconds: float
     prompt: list[float]
@@ -42,9 +43,9 @@ class SpeedSeries:
 
 @dataclass(frozen=True, slots=True)
 class SpeedTotals:
-    """One run, or all runs of a job: lines, seconds in which any was under way, prompt tokens that were
-    computed and reused, and output tokens. Times of lines in seconds, without those that they waited: until
-    the first output token, and until the end; medians and 95th percentiles."""
+    """One run, or all runs of a job. `seconds`: time in which any line was running; `computed`, `reused`:
+    prompt tokens; `output`: output tokens. `first`, `latency`: medians and 95th percentiles of a line's
+    seconds until its first output token and until its end, without the time that it waited."""
 
     lines: int
     seconds: float
@@ -93,7 +94,7 @@ class SpeedRow:
 
 
 def list_speeds(runs: Sequence[ReportRun]) -> list[SpeedRow]:
-    """A row for each run whose lines have times; the charts of all runs have the same scales."""
+    """List a row for each run whose lines have times. The charts of all runs have the same scales."""
     charted = runs if len(runs) <= MOST_CHARTED else []
     series = {at: found for at, run in enumerate(charted) if (found := measure_series(run.timings))}
     shown: list[list[float | None]] = [[], [], []]
@@ -112,7 +113,8 @@ def list_speeds(runs: Sequence[ReportRun]) -> list[SpeedRow]:
 
 
 def draw_charts(series: SpeedSeries, scales: Sequence[float]) -> list[SpeedChart]:
-    """Throughput, latency and cache hits of one run over its time. `scales`: the ends of the first three."""
+    """Draw throughput, latency and cache hits of one run over its time. `scales`: the upper ends of the first
+    three."""
     resumed = "; dashed: resumed" if series.resumes else ""
     prompt, output, latency = scales
 
@@ -131,12 +133,12 @@ def draw_charts(series: SpeedSeries, scales: Sequence[float]) -> list[SpeedChart
 
 
 def find_percentile(values: Sequence[float], share: float) -> float:
-    """The smallest of the sorted values that at least this share of them does not exceed."""
+    """Return the smallest of the sorted values that is at least as large as this share of them."""
     return values[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def measure_totals(timings: Sequence[LineTiming]) -> SpeedTotals | None:
-    """The totals of all lines; None if there are none."""
+    """Measure the totals of all lines; None if there are none."""
     if not timings:
         return None
     first = sorted(each.first - (each.waited or 0.0) for each in timings if each.first is not None)
@@ -153,7 +155,7 @@ def measure_totals(timings: Sequence[LineTiming]) -> SpeedTotals | None:
 
 
 def measure_series(timings: Sequence[LineTiming]) -> SpeedSeries | None:
-    """The series of all lines; None if they took no time."""
+    """Measure the series of all lines; None if they took no time."""
     bins = min(MOST_PARTS, 2 + len(timings) // LINES_PER_PART)
     spans = _list_spans(timings)
     seconds = sum(end - start for start, end in spans)

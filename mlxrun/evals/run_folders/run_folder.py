@@ -1,6 +1,6 @@
 """Reads a finished or unfinished run: its manifest, and its lines with their answers and scores.
 
-Records are compared with their digests in the journal and with the lines of the job file. One that was
+Records are compared with their digests in the journal and with the lines of the job file. A record that was
 edited, is missing or belongs to another run is named with file, line and id.
 """
 
@@ -32,7 +32,7 @@ _STATUS_SECONDS = 60.0  # without a new status.json, after which its process is 
 
 
 class RunFolder:
-    """One run. `manifest` is the content of manifest.json."""
+    """One run. `manifest`: the content of manifest.json."""
 
     def __init__(self, paths: JobPaths, manifest: dict[str, Any], name: str) -> None:
         self.paths = paths
@@ -41,8 +41,8 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path, name: str | None = None) -> Self:
-        """The run that `path` names: its job file, its output, its run folder, or a folder that contains no
-        other run. `name`: what to call it, default `path`. JobError if it is missing or damaged."""
+        """Open the run that `path` names: its job file, output or run folder, or a folder with this run
+        alone. `name`: its name in messages, by default `path`. JobError if it is missing or damaged."""
         out = find_output(path)
         manifest = read_manifest(out)
         return cls(find_paths(out, manifest), manifest, name or str(path))
@@ -63,12 +63,11 @@ class RunFolder:
         return int(self.manifest["input"]["lines"])
 
     def count_lines(self) -> int:
-        """The number of lines that have a record. The counts in the manifest are those of the last time that
-        it was written, before a kill."""
+        """Count the lines that have a record. After a kill, the counts in the manifest are older."""
         return sum(1 for _ in self.read_lines())
 
     def check(self) -> list[RunProblem]:
-        """Everything that is not as the run wrote it, in the order in which it is found."""
+        """List everything that is not as the run wrote it, in the order in which it is found."""
         problems: list[RunProblem] = []
         for _ in self.read_lines(problems.append):
             pass
@@ -80,10 +79,9 @@ class RunFolder:
         return problems
 
     def read_lines(self, on_problem: OnProblem | None = None) -> Iterator[RunLine]:
-        """All finished lines in the order of the job, and then those that the job file no longer has.
-
-        Each RunProblem goes to `on_problem`, and the records that have none are read. Without it, a JobError
-        names the first; that the job file has changed is then no error."""
+        """Yield all finished lines in the order of the job, then those that the job file no longer has. Each
+        RunProblem goes to `on_problem`, and the good records are read. Without `on_problem`, a JobError names
+        the first problem; a changed job file is then no error."""
         found: list[RunProblem] = []
         report = on_problem or found.append
         table = RecordTable(self.paths, self.manifest, self.state == DONE, report)
@@ -95,8 +93,8 @@ class RunFolder:
 
 
 def list_working_runs(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The runs of a job that computed something or were killed. Later starts of a finished job have nothing
-    to do, and say nothing of when it was computed. All, if there is none of the others."""
+    """List the runs of a job that computed something or were killed; all runs if there are none. Later starts
+    of a finished job have no work, and do not say when it was computed."""
     runs: list[dict[str, Any]] = manifest["runs"]
     counts = ("computed", "reused", "done", "failed")
     found = [run for run in runs if run.get("ended") is None or any(run.get(name, 1) for name in counts)]
@@ -236,9 +234,9 @@ class _LineReader:
 
 
 def open_runs(path: Path) -> list[RunFolder]:
-    """All runs that `path` names: one run, the cells of a suite that have begun (in its order), or every run
-    in a folder (by path). Several have their paths below it as their names. JobError if there is none, or if
-    one is damaged."""
+    """Open all runs that `path` names: one run, the begun cells of a suite in its order, or every run in a
+    folder by path. Several runs are named by their paths below it. JobError if there is none, or if one is
+    damaged."""
     outputs = find_outputs(path)
     if len(outputs) == 1:
         return [RunFolder.open(outputs[0], str(path))]

@@ -18,8 +18,8 @@ _NEEDED = ("settings", "model", "versions", "input", "output", "counts", "runs")
 
 
 def find_output(path: Path) -> Path:
-    """The output whose run folder `path` names: by itself, by its output or job file, or as the only one in a
-    folder. JobError if there is none, or if there are several."""
+    """Find the output whose run folder `path` names: by itself, by its output or job file, or as the only one
+    in a folder. JobError if there is none, or if there are several."""
     found = _find_outputs(path)
     if len(found) > 1:
         names = ", ".join(str(each.relative_to(path)) for each in found[:5])
@@ -29,8 +29,8 @@ def find_output(path: Path) -> Path:
 
 
 def find_outputs(path: Path) -> list[Path]:
-    """The outputs of all runs that `path` names: those of a suite's folder or file (.yaml) in the order of
-    its cells, others by path. JobError if there are none."""
+    """Find the outputs of all runs that `path` names. Those of a suite's folder or file (.yaml) are in the
+    order of its cells, others by path. JobError if there are none."""
     if path.suffix in (".yaml", ".yml"):
         folder = path.with_suffix(".out")
         if not folder.is_dir():
@@ -42,7 +42,7 @@ def find_outputs(path: Path) -> list[Path]:
 
 
 def find_cell(out: Path) -> tuple[Path, str, str, str] | None:
-    """The folder of the suite, and the model, task and variant of the output of a cell; None for others."""
+    """Find the suite's folder, and model, task and variant, of a cell's output. None for other outputs."""
     parents = out.parents if len(out.parents) > 3 else out.absolute().parents
     if out.name != "job.out.jsonl" or len(parents) < 4 or not (parents[3] / SUITE_NAME).is_file():
         return None
@@ -99,7 +99,8 @@ def _is_run_folder(path: Path) -> bool:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """The manifest of a run by the path of its output; JobError if it is missing or damaged."""
+    """Read the manifest of a run by the path of its output. JobError if it is missing, damaged or of an
+    unknown format."""
     path = _get_run_folder(out) / "manifest.json"
     try:
         found = json.loads(path.read_bytes())
@@ -123,8 +124,8 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def find_paths(out: Path, manifest: Mapping[str, Any]) -> JobPaths:
-    """All paths of a run. Its job file is at the same place relative to the output as when it was run, so
-    that their folder may have moved, or else at the recorded path."""
+    """Find all paths of a run. The job file is at its old place relative to the output, as their folder may
+    have moved, or else at the recorded path. JobError if the manifest is damaged."""
     try:
         recorded, recorded_out = Path(manifest["input"]["path"]), Path(manifest["output"]["path"])
     except (KeyError, TypeError) as error:

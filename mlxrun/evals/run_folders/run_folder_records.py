@@ -24,8 +24,8 @@ _STATES = {False: "done", True: "failed"}
 @dataclass(frozen=True, slots=True)
 class RunProblem:
     """What is wrong at one place of a run folder. `kind`: `edited`, `mixed` (from another run), `incomplete`,
-    or `job` (the job file is not that of the run; the answers are). `number`: the line in the file `path`;
-    `id`: of the job's line, if it has one, which is then the subject of `text`."""
+    or `job` (the job file is not the run's; the answers are). `number`: the line in the file `path`; `id`:
+    the id of the job's line, if any, which is then the subject of `text`."""
 
     kind: str
     path: Path
@@ -59,8 +59,8 @@ class _Claim(NamedTuple):
 
 @dataclass(slots=True)
 class RecordTable:
-    """The records of a run. `finished`: every record has to have its entry in the journal, which a kill may
-    leave out otherwise."""
+    """The records of a run. `finished`: every record must have its journal entry; a kill may leave one out
+    otherwise."""
 
     paths: JobPaths
     manifest: Mapping[str, Any]
@@ -70,7 +70,7 @@ class RecordTable:
     _places: dict[str, dict[int | None, RecordPlace]] = field(default_factory=dict)
 
     def scan(self) -> None:
-        """Read the journal and both outputs. Of the outputs, only records that do not fit are parsed."""
+        """Read the journal and both outputs. Of the output, only records that do not fit are parsed."""
         has_journal = self._read_journal()
         for path, failed in ((self.paths.out, False), (self.paths.errors, True)):
             if not path.exists():
@@ -87,8 +87,8 @@ class RecordTable:
             self.on_problem(RunProblem("incomplete", path, text, id=claim.custom_id))
 
     def pop(self, key: str, number: int) -> RecordPlace | None:
-        """The place of the record of line `number`, which is then no longer in the table. The record of a
-        failed line whose number has changed is found too."""
+        """Return the place of the record of line `number`, and remove it from the table. The record of a
+        failed line is found even if its number has changed."""
         found = self._places.get(key)
         if not found:
             return None
@@ -99,7 +99,7 @@ class RecordTable:
         return place
 
     def pop_all(self) -> Iterator[RecordPlace]:
-        """The places that are left, in the order of the outputs."""
+        """Yield the places that are left, in the order of the outputs, and empty the table."""
         rest = sorted(place for found in self._places.values() for place in found.values())
         self._places.clear()
         yield from rest

@@ -1,4 +1,4 @@
-"""A finished line of a run, with what reports, comparisons and exports read of it."""
+"""A finished line of a run, as reports, comparisons and exports read it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _INPUTS = ("messages", "prompt", "input", "system", "instructions", "tools", "su
 
 @dataclass(frozen=True)
 class RunLine:
-    """A finished line of a run. `id`: its custom_id, or `line 7` for a line that has none of its own;
-    `number`: in the job file, None if that has changed; `line`: the job's line, None if it has changed."""
+    """A finished line of a run. `id`: its custom_id, or `line 7` for a line without its own; `number`: its
+    number in the job file, None if that has changed; `line`: the job's line, None if it has changed."""
 
     id: str
     number: int | None
@@ -34,7 +34,7 @@ class RunLine:
 
     @property
     def body(self) -> Mapping[str, Any]:
-        """The body of the request; empty if it is not known, or is no valid request."""
+        """The body of the request; empty if it is unknown, or is no valid request."""
         return self.line.body if isinstance(self.line, JobLine) else {}
 
     @property
@@ -44,7 +44,7 @@ class RunLine:
 
     @property
     def answer(self) -> str | None:
-        """The text that is scored; None for a failed line."""
+        """The text to be scored; None for a failed line."""
         return None if self.record["error"] is not None else extract_answer(self.response)
 
     @cached_property
@@ -59,8 +59,8 @@ class RunLine:
 
     @property
     def finish(self) -> str | None:
-        """Why the answer ended, in the words of its API (`stop`, `length`, `end_turn`, `completed`); None
-        for a failed line, and for embeddings and scores."""
+        """Why the answer ended, in the words of its API (`stop`, `length`, `end_turn`, `completed`). None for
+        a failed line, and for embeddings and reranking."""
         body = self.response
         if "choices" in body:
             return str(body["choices"][0].get("finish_reason"))
@@ -75,7 +75,8 @@ class RunLine:
 
     @cached_property
     def messages(self) -> list[PromptMessage]:
-        """The prompt; empty if it is not known. Where options follow one context, that."""
+        """The prompt; empty if it is unknown. If all options follow one context, the prompt is that
+        context."""
         contexts = {context for context, _, _ in self.option_logprobs}
         if len(contexts) == 1:
             return [PromptMessage("prompt", contexts.pop())]
@@ -83,7 +84,7 @@ class RunLine:
 
     @cached_property
     def prompt(self) -> str:
-        """The prompt as one text: that of the only message, or all messages under their roles."""
+        """The prompt as one text: the only message's text, or all messages under their roles."""
         texts = [
             each.text + "".join(f"\n[{_name_image(url)}]" for url in each.images) for each in self.messages
         ]
@@ -104,7 +105,7 @@ class RunLine:
 
     @property
     def score(self) -> float | None:
-        """From 0 to 1; None if the line is not scored."""
+        """The score from 0 to 1; None if the line is not scored."""
         found = self.eval.get("score")
         return found if isinstance(found, int | float) else None
 
@@ -125,7 +126,7 @@ class RunLine:
 
     @property
     def targets(self) -> list[str]:
-        """What was expected, each alternative as text; empty if nothing was."""
+        """The expected answers, each alternative as text; empty if none was given."""
         expected = self.eval.get("expected")
         if expected is None:
             return []
@@ -135,7 +136,7 @@ class RunLine:
 
     @property
     def extracted(self) -> str | None:
-        """What was found in the answer, as text; None if nothing was."""
+        """The part of the answer that was compared, as text; None if there was none."""
         found = self.eval.get("extracted")
         return None if found is None else dump_text(found)
 
@@ -147,7 +148,7 @@ class RunLine:
 
     @cached_property
     def option_logprobs(self) -> list[tuple[str, str, float]]:
-        """Context, continuation and logprob of each option of a line that is scored by `likeliest`; empty for
+        """Context, continuation and logprob of each option of a line with the match `likeliest`. Empty for
         other lines, and for those without logprobs."""
         start, choices = self._match_options.get("context_chars"), self.response.get("choices", [])
         if self.match != "likeliest" or start is None:
@@ -169,8 +170,8 @@ class RunLine:
 
 
 def _extract_reasoning(body: Mapping[str, Any]) -> str | None:
-    """The reasoning of a response body's first choice, of a response or of a message; embeddings and scores
-    have none."""
+    """The reasoning of a response body's first choice, of a response or of a message; embeddings and
+    reranking have none."""
     if "choices" in body:
         found = (body["choices"][0].get("message") or {}).get("reasoning_content")
         return found if isinstance(found, str) else None

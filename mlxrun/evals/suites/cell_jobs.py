@@ -1,7 +1,7 @@
-"""Makes the job lines of a suite's cells, and finds what is wrong with its data before a model is loaded.
+"""Makes the job lines of a suite's cells, and finds problems of its data before a model is loaded.
 
-Cells that differ in their model or seed only have the same lines. A problem that all rows have is reported
-once, at its position in the suite; one of some rows at the first of them, in the data.
+Cells that differ only in their model or seed have the same lines. A problem that all rows have is reported
+once, at its position in the suite. A problem of some rows is reported at the first of them, in the data.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _OWN_VARIABLES = ("row", "row_number")
 
 @dataclass(slots=True)
 class CellJobs:
-    """The lines of all cells of a suite: `check` finds problems, `write` makes the job file of one cell.
-    `make_report`: from the name of a table to a function that gets the number of rows that were read."""
+    """The lines of all cells of a suite. `check` finds problems; `write` makes the job file of one cell.
+    `make_report`: takes the name of a table, and returns a function that gets the number of rows read."""
 
     file: SuiteFile
     make_report: Callable[[str], Callable[[int], None]] = lambda name: lambda rows: None
@@ -53,8 +53,8 @@ class CellJobs:
     _templates: dict[str, TaskTemplate | None] = field(default_factory=dict)
 
     def check(self, cells: Sequence[Cell]) -> None:
-        """Add the problems of templates and rows to those of the suite. Every row is read, but for tasks that
-        have a problem already: it may be the reason for what the rows would be refused for."""
+        """Add the problems of templates and rows to those of the suite. Rows of a task that has a problem are
+        not read, as it may be the cause of theirs."""
         for cell in {cell.lines_key: cell for cell in cells}.values():
             template = self._prepare(cell)
             if template is None or cell.task_name in self.file.harmed:
@@ -66,8 +66,8 @@ class CellJobs:
                 self.file.lines += str(error).splitlines()
 
     def write(self, cell: Cell, path: Path) -> str:
-        """Write the job file of a cell of a checked suite, and return its sha256. An equal one is left as it
-        is."""
+        """Write the job file of a cell of a checked suite, and return its SHA-256. An equal file is left as
+        it is. JobError if it cannot be written."""
         temp = path.with_name(path.name + ".tmp")
         with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class CellJobs:
         return digest
 
     def compute_digest(self, cell: Cell, path: Path) -> str:
-        """The sha256 of the job file that `write` would make at `path`. Nothing is left there."""
+        """Compute the SHA-256 of the job file that `write` would make at `path`. Nothing is left there."""
         with tempfile.TemporaryFile() as file:
             return self._write_lines(cell, path, file)
 
@@ -93,7 +93,7 @@ class CellJobs:
         return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has readinto
 
     def copy(self, done: Path, path: Path) -> None:
-        """Give a cell the same lines as another one, whose job file is `done`."""
+        """Give a cell the same lines as another cell, whose job file is `done`."""
         with wrap_write_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             if hash_file(path) == hash_file(done):
@@ -104,8 +104,8 @@ class CellJobs:
                 replace_file(new, temp, path)
 
     def add_image_folder(self, cell: Cell) -> Config:
-        """The config of a cell, by which its images may be read: they are beside the data, and paths in its
-        job file lead there."""
+        """Return the config of a cell with the folder of its data as a place of images: paths in its job file
+        lead there."""
         source = self._open(cell.task_name, cell.task) if cell.task.images is not None else None
         if not isinstance(source, RowSource) or source.folder is None:
             return cell.config

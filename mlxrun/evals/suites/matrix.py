@@ -1,6 +1,6 @@
 """The cells of a suite: every combination of a model, a task, a seed and the settings in `vary`.
 
-What only changes the requests, such as sampling, needs no engine of its own.
+Cells whose settings differ only for requests, such as sampling, share an engine.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _LONGEST = 40  # characters of a value in the name of a folder
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One combination. `settings`: the seed and the values of `vary`; `config` has them too, as far as they
-    are of the config, and `task` as far as they are of the task."""
+    """One combination. `settings`: the seed and the values of `vary`. `config` and `task` already contain
+    those that concern them."""
 
     model: str
     task_name: str
@@ -48,30 +48,30 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """`model/task/variant`, which is its folder too."""
+        """`model/task/variant`, which is the cell's folder too."""
         return f"{self.model}/{self.task_name}/{self.variant}"
 
     @property
     def engine_key(self) -> str:
-        """Equal for cells that can use one engine."""
+        """A key that is equal for cells that can use one engine."""
         return compute_engine_key(to_plain(self.config))
 
     @property
     def lines_key(self) -> str:
-        """Equal for cells with the same lines."""
+        """A key that is equal for cells with the same lines."""
         varied = {key: value for key, value in self.settings.items() if _is_of_task(key)}
         return dump_canonical([self.task_name, varied]).decode()
 
 
 def compute_engine_key(config: Mapping[str, Any]) -> str:
-    """The digest of what an engine depends on, of a config as plain values."""
+    """Digest the parts of a config (as plain values) on which an engine depends."""
     plain = {**config, "media": {**config["media"], "roots": []}}
     return hashlib.sha256(dump_canonical([plain[name] for name in _ENGINE_SECTIONS])).hexdigest()
 
 
 def build_cells(file: SuiteFile, load: LoadModelConfig) -> list[Cell]:
-    """The cells of a checked suite. Problems of a model's config are added to those of the suite, also if no
-    task is left; its cells then have the built-in config, so that their data can be checked too."""
+    """Build the cells of a checked suite. Problems of a model's config are added to those of the suite, also
+    if no task is left. Such cells have the built-in config, so that their data can be checked too."""
     names = {key: _name_values(key, values, file.suite.vary) for key, values in file.suite.vary.items()}
     cells: list[Cell] = []
     for model in file.suite.models or [""]:

@@ -1,4 +1,6 @@
-"""What must fit together in a suite: sources, templates, names, and settings that would have no effect."""
+"""Checks what must fit together in a suite: sources, templates, names, and settings that would have no
+effect.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ NOT_IN_GENERATION = ("messages", "prompt", "input", "stream", "model", "id", "ur
 
 
 def check_suite(file: SuiteFile) -> None:
-    """Report problems of names, tasks and `vary`; the tasks that have one are `harmed`."""
+    """Report problems of names, tasks and `vary`. Tasks with a problem become `harmed`."""
     for section, names in (("models", list(file.suite.models)), ("tasks", list(file.suite.tasks))):
         _check_names(file, section, names)
     for name, task in list(file.suite.tasks.items()):

@@ -1,7 +1,7 @@
-"""What a suite costs, before anything runs: lines, tokens, memory, and the time if the speed is known.
+"""The cost of a suite before it runs: lines, tokens, memory, and the time if the speed is known.
 
-Prompts are built as for a run, so that the model's own tokenizer counts them. The speed is that of cells of
-the same model that ran before, by their manifest.
+Prompts are built as for a run, so the model's own tokenizer counts them. The speed comes from earlier cells
+of the same model, by their manifest.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class CellCost:
-    """What one cell costs. `done`: lines that need not run again; `seconds`: that the others take at most,
-    None if no speed is known; `error`: why it cannot run."""
+    """The cost of one cell. `done`: lines that need not run again; `seconds`: the most time of the others,
+    None if no speed is known; `error`: why the cell cannot run."""
 
     cell: Cell
     found: CheckedLines | None = None
@@ -42,9 +42,9 @@ class CellCost:
 
 @dataclass(frozen=True, slots=True)
 class CostCheck:
-    """Computes costs. `folder`: of the suite's runs; `load` reads a model without weights; `limit`: of lines
-    of each cell; `records`: of earlier starts, by the names of cells; `say` gets lines that would be refused.
-    """
+    """Computes costs. `folder`: the folder of the suite's runs; `load`: reads a model without weights;
+    `limit`: the most lines of each cell; `records`: those of earlier starts, by cell names; `say`: gets lines
+    that would be refused."""
 
     folder: Path
     jobs: CellJobs
@@ -54,7 +54,8 @@ class CostCheck:
     say: Say
 
     async def check(self, cells: Sequence[Cell]) -> list[CellCost]:
-        """The costs of cells, in order. Those that differ in their seed only are counted once."""
+        """Compute the costs of cells, in order. Lines of cells that differ only in their seed are counted
+        once."""
         costs: list[CellCost] = []
         infos: dict[str, ModelInfo | MlxrunError] = {}
         counted: dict[tuple[str, str], CheckedLines] = {}

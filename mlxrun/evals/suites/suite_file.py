@@ -1,7 +1,7 @@
-"""Reads a suite file and validates it against its schema; every problem has a file, a line and a column.
+"""Reads a suite file and validates it against its schema. Every problem has a file, a line and a column.
 
-Problems are collected, so that one error reports all. An unknown key is read as the known one that it is
-taken for, or left out; a model or a task with a value of the wrong type is left out of what is checked later.
+Problems are collected, so that one error reports all. An unknown key is read as the key that was probably
+meant, or left out. A model or task with a value of the wrong type is left out of later checks.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _SECTIONS = ("models", "tasks")  # whose values are wrong alone
 
 @dataclass(slots=True)
 class SuiteFile:
-    """A suite with the positions of its values and the problems that were found so far. `lines`: problems of
-    other files, which are complete sentences; `harmed`: tasks that have problems, whose rows are not read."""
+    """A suite with the positions of its values and the problems so far. `lines`: problems of other files, as
+    whole sentences; `harmed`: tasks with problems, whose rows are not read."""
 
     path: Path
     suite: Suite
@@ -46,13 +46,13 @@ class SuiteFile:
         return self.path.parent
 
     def find(self, *steps: Step) -> ConfigNode:
-        """The node at a path, or the nearest one above it."""
+        """Return the node at a path, or the nearest node above it."""
         while (node := self.tree.find(steps)) is None:
             steps = steps[:-1]
         return node
 
     def locate(self, *steps: Step) -> str:
-        """The position and the path of a value, as errors begin."""
+        """Return the position and the path of a value, as errors begin."""
         return ConfigProblem.at(self.find(*steps).origin, _join(steps), "").text.removesuffix(": ")
 
     def report(self, steps: Sequence[Step], message: str, *, at_key: bool = False) -> None:
@@ -62,15 +62,15 @@ class SuiteFile:
         self.problems.append(ConfigProblem.at(origin, _join(steps), message))
 
     def raise_problems(self) -> None:
-        """ConfigError with all problems if there are any: those of the suite first, in order."""
+        """Raise ConfigError with all problems if there are any, those of the suite first."""
         texts = [*(each.text for each in sorted(self.problems)), *self.lines]
         if texts:
             raise ConfigError.from_problems(texts)
 
 
 def read_suite(path: Path) -> SuiteFile:
-    """The suite in a file; ConfigError if it is no mapping that can be read. `suite` has the models and the
-    tasks without a problem."""
+    """Read the suite in a file. ConfigError if it is no readable mapping. `suite` has the models and tasks
+    without a problem."""
     name = str(path)
     problems: list[ConfigProblem] = []
     hint = ""

@@ -1,7 +1,8 @@
-"""suite.json: the cells of a suite with their states and scores, and each start of it; and their matrix.
+"""suite.json: the cells of a suite with their states and scores, and each start of it. Also the matrix of
+scores.
 
-It is replaced whole, at every change of a cell's state; what a kill leaves is the state before it. How a cell
-was computed is in the manifest of its own run.
+The file is replaced as a whole at every change of a cell's state; after a kill it has the state before. How a
+cell was computed is in the manifest of its own run.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _EMPTY: Record = {
 
 
 class SuiteManifest:
-    """The manifest of a suite during one start. `cells`: all of the suite, also those that this start leaves
-    out."""
+    """The manifest of a suite during one start. `cells`: all cells of the suite, also those that this start
+    leaves out."""
 
     def __init__(self, folder: Path, file: SuiteFile, cells: Sequence[Cell]) -> None:
         self._path = folder / "suite.json"
@@ -71,18 +72,18 @@ class SuiteManifest:
         self._write()
 
     def update(self, cell: Cell, **facts: Any) -> None:
-        """Change what is known of a cell, and write it."""
+        """Change facts of a cell, and write the manifest."""
         self.records[cell.name].update(facts)
         self._write()
 
     def count_load(self, models: Sequence[str]) -> None:
-        """Record, before it begins, that weights are loaded for the cells of these models."""
+        """Record that weights are about to be loaded for the cells of these models."""
         for model in models:
             self._loads[model] = self._loads.get(model, 0) + 1
         self._write()
 
     def end(self, exit_code: int, state: str) -> None:
-        """End this start; `state`: done, interrupted or failed."""
+        """End this start. `state`: done, interrupted or failed."""
         self._runs[-1].update(ended=format_now(), exit=exit_code)
         self._state = state
         self._write()
@@ -93,7 +94,7 @@ class SuiteManifest:
 
 
 def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
-    """Replace the scores of a cell that was scored again, if `out` is the output of one in a suite."""
+    """Replace the scores of a cell that was scored again, if `out` is the output of a cell."""
     found = find_cell(out)
     manifest = None if found is None else read_suite_manifest(found[0] / "suite.json")
     if found is None or manifest is None:
@@ -128,15 +129,16 @@ def _describe_cell(cell: Cell, known: Mapping[str, Any]) -> Record:
         "task": cell.task_name,
         "variant": cell.variant,
         "settings": dict(cell.settings),
-        "config_hash": cell.config_hash,
+        # That of the answers that are there: this start may be refused.
+        "config_hash": known.get("config_hash", cell.config_hash),
         "job": f"{cell.name}/job.jsonl",
         **{key: known.get(key, default) for key, default in _EMPTY.items()},
     }
 
 
 def read_suite_manifest(path: Path) -> Record | None:
-    """The manifest of earlier starts; None if there is none that can be read, which loses their history
-    alone."""
+    """Read the manifest of earlier starts. None if there is none or it is unreadable, which loses only their
+    history."""
     try:
         found = json.loads(path.read_bytes())
         if found["format"] == FORMAT and all("name" in each for each in found["cells"]):
@@ -150,7 +152,7 @@ def read_suite_manifest(path: Path) -> Record | None:
 
 
 def print_matrix(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
-    """Print the matrix of scores; a cell without one has its state."""
+    """Print the matrix of scores. A cell without a score, or a failed one, shows its state."""
     from rich.markup import escape
 
     models = list(dict.fromkeys(each["model"] for each in records))
@@ -166,7 +168,7 @@ def print_matrix(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
 def _format_score(record: Mapping[str, Any]) -> str:
     """A score with its interval if there is one, and what is missing."""
     scores, state = record["scores"], str(record["state"])
-    if scores is None:
+    if state == "failed" or scores is None:  # scores of a failed cell are those of an earlier start
         return f"{record['done']} lines" if state == "done" else state
     total = scores["total"]
     text = f"{100 * total['share']:.1f} %"
@@ -181,7 +183,7 @@ def _format_score(record: Mapping[str, Any]) -> str:
 
 
 def make_table(heads: Sequence[str], text: int = 2) -> Table:
-    """A table whose first `text` columns are texts, and the others numbers."""
+    """Make a table whose first `text` columns are texts, and the others numbers."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -1,7 +1,7 @@
 """Runs the cells of a suite as ordinary jobs, one after the other, with one engine for all cells of a model.
 
-Everything that makes a job resumable holds for each cell: its folder has its own journal and lock. A model
-that cannot be loaded fails its cells and no others; it is tried once in each start.
+Each cell is resumable like any job: its folder has its own journal and lock. A model that cannot be loaded
+fails only its own cells; each start tries it once.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ StartEngine = Callable[[], Coroutine[Any, Any, "EngineClient"]]
 
 @dataclass(frozen=True, slots=True)
 class SuiteSetup:
-    """What a suite runs on. `load` reads a model without its weights, and blocks; `start` loads the weights:
-    it gets the model and a folder for its prefix cache; `device` describes the machine,
-    as an engine with the config computes on it."""
+    """What a suite runs on. `load`: reads a model without its weights, and blocks; `start`: loads the
+    weights, and gets the model and a folder for its prefix cache; `device`: describes the machine as an
+    engine with the config uses it."""
 
     load: Callable[[Config], ModelInfo]
     start: Callable[[Config, ModelInfo, Path], Coroutine[Any, Any, EngineClient]]
@@ -53,8 +53,8 @@ class SuiteSetup:
 
 @dataclass(slots=True)
 class SharedEngine:
-    """The engine of several jobs: started when the first of them needs it, at most once. `seconds`: that
-    this took."""
+    """The engine of several jobs. The first of them that needs it starts it, at most once. `seconds`: how
+    long the start took."""
 
     clock: Callable[[], float] = time.monotonic
     seconds: float = 0.0
@@ -62,7 +62,8 @@ class SharedEngine:
     _error: MlxrunError | None = None
 
     async def start(self, begin: StartEngine) -> EngineClient:
-        """The engine, which `begin` starts if there is none. It is tried once."""
+        """Return the engine, which `begin` starts if there is none. A failed start is not repeated: its error
+        is raised again."""
         if self._error is not None:
             raise self._error
         if self._client is None:
@@ -83,7 +84,7 @@ class SharedEngine:
 
 @dataclass(slots=True)
 class SuiteRun:
-    """One start of a suite. `cells`: those that are to run; `say` gets sentences for the user."""
+    """One start of a suite. `cells`: the cells to run; `say`: gets sentences for the user."""
 
     folder: Path
     cells: Sequence[Cell]
@@ -99,8 +100,8 @@ class SuiteRun:
     _paths: dict[str, JobPaths] = field(default_factory=dict)
 
     async def run(self) -> int:
-        """Run the cells that are left, and return the exit code. Interrupted if a signal came; JobError if
-        the suite's own files cannot be written."""
+        """Run the unfinished cells, and return the exit code. Interrupted if a signal came; JobError if the
+        suite's own files cannot be written."""
         with wrap_write_errors(self.folder, begun=self.folder.exists()):
             self.folder.mkdir(parents=True, exist_ok=True)
         with self.stop.handle_signals(), lock_folder(self.folder):
@@ -229,6 +230,7 @@ class SuiteRun:
         self._exits.append(outcome.exit_code)
         self.manifest.update(
             cell,
+            config_hash=cell.config_hash,
             state="done" if _is_complete(meter) else "todo",  # with --limit, lines are left
             lines=meter.lines,
             done=meter.done,
@@ -255,7 +257,7 @@ def _is_complete(meter: ProgressMeter) -> bool:
 
 
 def count_states(records: Sequence[Mapping[str, Any]]) -> str:
-    """How many cells are in which state, for people."""
+    """Count the cells in each state, for people."""
     states = [str(each["state"]) for each in records]
     parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return f"{pluralize(len(states), 'cell')}: {', '.join(parts)}"

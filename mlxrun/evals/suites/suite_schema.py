@@ -1,7 +1,7 @@
 """The JSON Schema and the reference of suites, made from suite_settings.py; and suites made of plain values.
 
-`python -m mlxrun.evals.suites.suite_schema` writes docs/suites.md, and `schema.json` beside this file, which
-is shipped for editors; a test fails when one is stale.
+`python -m mlxrun.evals.suites.suite_schema` writes docs/suites.md, and `schema.json` beside this file for
+editors.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _WORDS = {
 
 @cache
 def build_suite_schema() -> Json:
-    """The schema of suite files."""
+    """Build the schema of suite files."""
     return {"$schema": DIALECT, "title": "mlxrun suite", **_describe_type(Suite)}
 
 
 def list_settings(cls: type) -> list[tuple[Field[Any], Any, str]]:
-    """The fields of a settings class, each with its type and its description."""
+    """List the fields of a settings class, each with its type and its description."""
     hints, docs = get_type_hints(cls, include_extras=True), read_docstrings(cls)
     return [(each, hints[each.name], docs[each.name]) for each in fields(cls)]
 
@@ -72,7 +72,7 @@ def is_required(item: Field[Any]) -> bool:
 
 
 def get_default(item: Field[Any]) -> Any:
-    """The default of a setting that is not required, as JSON has it."""
+    """Return the default of a setting that is not required, as JSON has it."""
     value = item.default if item.default_factory is MISSING else item.default_factory()
     return list(value) if isinstance(value, tuple) else value
 
@@ -116,7 +116,7 @@ def _describe_settings(cls: type) -> Json:
 
 
 def build_settings(hint: Any, value: Any) -> Any:
-    """The value of a type from plain values that fit the schema."""
+    """Build the value of a type from plain values that fit the schema."""
     if is_dataclass(hint):
         given = value or {}
         hints = get_type_hints(hint)
@@ -142,7 +142,7 @@ def _is_plain(hint: Any) -> bool:
 
 
 def render_suite_reference() -> str:
-    """The page."""
+    """Render the reference page (docs/suites.md)."""
     parts = [INTRO]
     for name, cls in _SECTIONS:
         parts += [f"## {name}\n", join_lines(cls.__doc__ or "") + "\n", _render_table(cls)]
@@ -183,7 +183,7 @@ def _describe_values(schema: dict[str, Any]) -> str:
 
 
 def render_suite_files() -> dict[Path, str]:
-    """The text of each generated file."""
+    """Render the text of each generated file."""
     return {
         SCHEMA_FILE: json.dumps(build_suite_schema(), indent=1, ensure_ascii=False) + "\n",
         REPOSITORY / "docs" / "suites.md": render_suite_reference(),

@@ -1,6 +1,6 @@
 """Every key of a suite file with its default, its range and its description.
 
-The JSON Schema and the reference of suites are generated from this module: the string under a field is its
+The JSON Schema and the reference of suites are generated from this module. The string under a field is its
 description, `Annotated` metadata is its range. A field without a default is required.
 """
 
@@ -16,7 +16,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class SuiteModel:
-    """A model of the suite: a config file, single keys of the config, or both. An empty one is the config
+    """A model of the suite: a config file, single keys of the config, or both. An empty model has the config
     that other commands would use."""
 
     config: str | None = None
@@ -42,7 +42,7 @@ class HubSource:
 @dataclass(frozen=True, slots=True)
 class FewShot:
     """Examples that stand before each question, made by the task's own template. They are the same for all
-    lines, so that their prompt is computed once; a row is never an example of itself."""
+    lines, so their prompt is computed once. A row is never an example of itself."""
 
     answer: str
     """Template of an example's answer, such as `"{{ answer }}"`."""
@@ -60,8 +60,8 @@ class FewShot:
 
 @dataclass(frozen=True, slots=True)
 class SuiteTask:
-    """A task: rows, the request that each of them becomes, and how its answer is scored. Templates are Jinja,
-    and the columns of the row are their variables."""
+    """A task: rows, the request that each row becomes, and how its answer is scored. Templates are Jinja;
+    their variables are the columns of the row."""
 
     data: str | None = None
     """CSV, TSV, JSONL or Parquet file, relative to the suite."""

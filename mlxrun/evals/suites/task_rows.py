@@ -1,6 +1,5 @@
-"""The rows of a task: of a table, or of a data set of the Hugging Face hub.
-
-Images that such a data set holds become data URLs, as a job line has them.
+"""The rows of a task, from a table or a data set of the Hugging Face hub. Images in such a data set become
+data URLs.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _IMAGE_TYPES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RI
 
 @dataclass(frozen=True, slots=True)
 class RowSource:
-    """Where rows come from; they can be read any number of times. `name`: for messages; `folder`: to which
-    paths in the rows are relative, None if there is none."""
+    """Where rows come from; they can be read any number of times. `name`: the source in messages; `folder`:
+    the folder of relative paths in the rows, None if there is none."""
 
     name: str
     folder: Path | None
@@ -34,14 +33,15 @@ class RowSource:
     dataset: Any = None
 
     def read(self, limit: int | None = None) -> Rows:
-        """The first `limit` rows with their numbers. JobError if there are none that can be read."""
+        """Yield the first `limit` rows with their numbers. JobError if the file cannot be read."""
         if self.path is not None:
             return itertools.islice(read_rows(self.path), limit)
         return itertools.islice(enumerate(map(_convert_row, self.dataset), 1), limit)
 
 
 def open_rows(data: str | None, hub: HubSource | None, folder: Path) -> RowSource:
-    """The rows of a file, or of a data set; JobError if there is none. `folder`: that of the suite."""
+    """Open the rows of a file or a data set. JobError if it is missing or cannot be loaded. `folder`: the
+    suite's folder."""
     if hub is not None:
         return RowSource(f"{hub.name}[{hub.split}]", None, dataset=_load_dataset(hub, folder))
     path = folder / Path(str(data)).expanduser()
@@ -81,7 +81,7 @@ def _convert_value(value: Any) -> Any:
 
 
 def make_data_url(data: bytes) -> str:
-    """A data URL of an encoded image; RowError if it is of no known type."""
+    """Make a data URL of an encoded image. RowError if its type is unknown."""
     kind = next((name for head, name in _IMAGE_TYPES.items() if data.startswith(head)), None)
     if kind is None:
         raise RowError("an image is neither PNG, JPEG, GIF nor WebP")

@@ -1,4 +1,4 @@
-"""Makes the job line of a row of a task: its prompt or messages, examples before them, images and choices."""
+"""Makes the job line of a task's row: its prompt or messages, examples before them, images and choices."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(slots=True)
 class TaskTemplate:
-    """Renders rows of one task. `parts`: the templates by the key of the task that they stand under;
-    `examples`: rows of few-shot examples with their numbers, and one more than are used."""
+    """Renders rows of one task. `parts`: the templates, by their keys in the task; `examples`: rows of
+    few-shot examples with their numbers, one more than are used."""
 
     task: SuiteTask
     parts: Mapping[str, LineTemplate]
@@ -38,7 +38,7 @@ class TaskTemplate:
     own_examples: bool = False  # whether the examples are rows of the task itself
 
     def render(self, row: Mapping[str, Any], number: int) -> Json:
-        """The line of a row; RowError if the row lacks a column, or has a value that does not fit."""
+        """Render the line of a row. RowError if the row lacks a column, or has a value that does not fit."""
         line = self._render_question(row, number)
         examples = [each for each in self.examples if not (self.own_examples and each[0] == number)]
         used = examples[: self.task.few_shot.count] if self.task.few_shot is not None else []
@@ -166,7 +166,8 @@ def _count_system(messages: Sequence[Any]) -> int:
 def compile_parts(
     task: SuiteTask, folder: Path, locate: Locate
 ) -> Iterator[tuple[str, LineTemplate | JobError]]:
-    """The templates of a task, or what is wrong with them, by their keys. `folder`: that of the suite."""
+    """Yield the keys of a task's templates, each with the template or its error. `folder`: the suite's
+    folder."""
     is_completion = task.endpoint == "completion" or bool(task.choices)
     text_key = "prompt" if is_completion else "messages"
 
@@ -216,8 +217,8 @@ LATER = "later"  # as the `judge` of a task
 def parse_task_judge(
     task: SuiteTask, folder: Path, name: str, locate: Callable[[Sequence[str]], str] | None = None
 ) -> Judge | None:
-    """The judge of a task; JobError if it is not valid. None: there is none, or `mlxrun score` will bring it.
-    `folder`: that of the suite; `name`, `locate`: for messages, as in `parse_judge`."""
+    """Parse the judge of a task. None if there is none, or if `mlxrun score` will bring it. JobError if it is
+    invalid. `folder`: the suite's folder; `name`, `locate`: for messages, as in `parse_judge`."""
     if task.judge in (None, LATER):
         return None
     if isinstance(task.judge, str):
@@ -226,8 +227,8 @@ def parse_task_judge(
 
 
 def locate_scorer(name: str, folder: Path) -> str:
-    """The name of a scorer as job lines have it, whose paths are relative to the working directory. `name`:
-    as a suite in `folder` has it; of a module, it stays."""
+    """Return the name of a scorer with its path relative to the working directory, as job lines have it.
+    `name`: as the suite in `folder` has it; the name of a module stays."""
     place, _, function = name.rpartition(":")
     if not place.endswith(".py"):
         return name
@@ -236,8 +237,8 @@ def locate_scorer(name: str, folder: Path) -> str:
 
 
 def build_eval(task: SuiteTask) -> Json:
-    """The template of what the `eval` of a line has besides the columns `expected` and `group`. A judged task
-    may expect nothing; then its lines have their group and their match from here."""
+    """Build the template of a line's `eval` without the columns `expected` and `group`. A judged task may
+    expect nothing; this template then gives its lines their group and match."""
     found = dict(task.eval)
     if task.judge is not None and (task.expected is None or task.match is None):
         found.setdefault("match", task.match or "judge")
@@ -247,8 +248,8 @@ def build_eval(task: SuiteTask) -> Json:
 
 
 def choose_examples(few_shot: FewShot, source: RowSource) -> list[tuple[int, Row]]:
-    """Rows for examples with their numbers from 1, one more than are used where there are enough. They depend
-    on the seed and the rows alone. JobError if there are too few, or one cannot be read."""
+    """Choose rows for examples, with their numbers from 1: one more than are used, if there are enough. The
+    seed and the rows alone decide. JobError if there are too few rows, or one cannot be read."""
     rng = random.Random(few_shot.seed)
 
     def draw() -> Iterator[tuple[float, int, Row]]:

@@ -1,1 +1,1 @@
-"""The lines of a job: read, made, checked and found again."""
+"""The lines of a job: made, read, indexed and checked."""

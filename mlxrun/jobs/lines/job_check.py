@@ -1,10 +1,7 @@
-"""Checks lines without an engine: `--dry-run` counts them, `--strict` refuses a job with bad lines. Loads the
-scorers that lines name, before anything else is loaded.
+"""Checks lines without an engine, and loads the scorers that lines name.
 
-Lines are prepared as for a run (templates, tokens, images), a few at a time, and reported in order.
-
-`check_line_body` needs no model: it checks the names and types of a body's fields, its messages and items.
-What depends on the model or on a config (its template, its context, images) is checked by `--dry-run`.
+`check_lines` prepares lines as a run does (templates, tokens, images), a few at a time, and reports problems
+in the order of the file. `check_line_body` needs no model: it checks names and types of a body's fields.
 """
 
 from __future__ import annotations
@@ -72,7 +69,7 @@ class CheckedLines:
 
 
 async def check_lines(index: LineIndex, preparer: LinePreparer, end: int, report: Report) -> CheckedLines:
-    """Check the first `end` lines; each problem is reported with its line number."""
+    """Check the first `end` lines. `report` gets each problem with its line number."""
     total = CheckedLines(lines=end)
     for start in range(0, end, _AT_ONCE):
         positions = range(start, min(start + _AT_ONCE, end))
@@ -98,8 +95,9 @@ async def _check_line(line: JobLine | BadLine, preparer: LinePreparer) -> Prepar
 
 
 def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
-    """JobError if the first `end` lines need a chat template (or are bad lines) and the model has none: all
-    would fail, after the weights are loaded. Blocks, as the lines are read."""
+    """Raise JobError if the first `end` lines need a chat template and the model has none. Bad lines are not
+    counted. Without this check all lines would fail after the weights are loaded. This reads the file and
+    blocks."""
     if model_info.chat_template is not None:
         return
     good = [position for position in range(end) if not index.get_row(position).bad]
@@ -112,8 +110,8 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
 
 
 def check_evals(index: LineIndex, end: int) -> None:
-    """JobError that names the lines whose `eval` cannot be read: they would be missing in the score. Blocks,
-    as the lines are read."""
+    """Raise JobError that names the lines whose `eval` cannot be read: they would be missing in the score.
+    This reads the file and blocks."""
     bad = (index.load(position).line for position in range(end) if index.get_row(position).bad)
     wrong = (line for line in bad if isinstance(line, BadLine) and line.param == "eval" and line.eval is None)
     if shown := [f"{index.path}:{line.number}: {line.reason}" for line in islice(wrong, _MOST_NAMED + 1)]:
@@ -122,7 +120,7 @@ def check_evals(index: LineIndex, end: int) -> None:
 
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:
-    """Check a job file on its own; nothing is written."""
+    """Check the first `limit` lines of a job file (None: all). Nothing is written."""
     index = LineIndex(path, LineKeys("", path.parent, 0, max_video=0), evals=EvalReader(scorers=None))
     try:
         await asyncio.to_thread(index.scan)
@@ -132,7 +130,7 @@ async def check_job(path: Path, preparer: LinePreparer, limit: int | None, repor
 
 
 def check_line_body(line: JobLine) -> None:
-    """RequestError if no model could answer the line."""
+    """Raise RequestError if no model could answer the line."""
     if line.url == MESSAGE:
         given = check_message_body(line.body, False)
         ChatMessagesBuilder({}, complete=True).add_messages(given["messages"])
@@ -155,15 +153,16 @@ def check_line_body(line: JobLine) -> None:
 def make_eval_reader(
     job: Path, scorer: str | None = None, changes: Mapping[str, Any] | None = None
 ) -> EvalReader:
-    """How a command reads the `eval` of a job's lines. `scorer`: scores all of them, as module:function;
-    `changes`: keys that replace those of the lines. JobError if a scorer cannot be loaded."""
+    """Make the reader that a command uses for the `eval` of a job's lines. `scorer`: a function, as
+    module:function, that scores all lines; `changes`: keys that replace those of the lines. JobError if a
+    scorer cannot be loaded."""
     own = None if scorer is None else load_scorer(scorer)
     return EvalReader(load_line_scorers(job), changes or {}, own)
 
 
 def report_likelihood_lines(job: Path, name: str, say: Callable[[str], None]) -> bool:
-    """Name the lines of a job that compare likelihoods, which no other match, scorer or judge can score.
-    Whether there are other lines."""
+    """Tell the user which lines compare likelihoods: no other match, scorer or judge can score them. Returns
+    whether the job has other lines."""
     left, lines = _count_likelihood_lines(job)
     if left:
         count = pluralize(lines, "line") if left == lines else f"{left} of {pluralize(lines, 'line')}"
@@ -183,8 +182,8 @@ def _count_likelihood_lines(job: Path) -> tuple[int, int]:
 
 
 def load_line_scorers(job: Path) -> dict[str, Scorer]:
-    """The scorers that lines name in `eval`, by name; JobError with the line for one that cannot be loaded.
-    Only commands call this: it runs code that the job file names."""
+    """Load the scorers that lines name in `eval`, by name. This runs code that the job file names. JobError
+    with the line if a scorer cannot be loaded."""
     found: dict[str, Scorer] = {}
     with open_job(job) as file:
         for raw in read_lines(file):

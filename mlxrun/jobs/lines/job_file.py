@@ -1,10 +1,10 @@
-"""Reads a job file: one JSON object a line, in OpenAI's batch format or a short one, either with `eval`.
+"""Reads a job file: one JSON object a line, in OpenAI's batch format or in a short one, either with `eval`.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "a", "prompt": "..." | "messages": [...] | "input": "...", "max_tokens": 20, ...}
 
-In the short form `url` may be given too; without it the line is a completion, a chat or a response. Other
-lines become a BadLine with a reason. The file is read line by line; a BOM and CRLF are accepted.
+The short form may have a `url`; without it the line is a completion, a chat, a response or a reranking. Any
+other line becomes a BadLine with a reason. The file is read line by line; a BOM and CRLF are accepted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE, "query": R
 
 @dataclass(frozen=True, slots=True)
 class RawLine:
-    """A line that is not empty, as bytes without its end. `number` counts all lines from 1."""
+    """A line that is not empty, as bytes without its end. `number` counts all lines from 1; `offset` counts
+    bytes."""
 
     number: int
     offset: int
@@ -71,8 +72,8 @@ class BadLine:
 
     @property
     def spoils_file(self) -> bool:
-        """Whether its problem concerns the whole file: there is no custom_id to report it by, another line
-        has the same one, or the line is for another endpoint."""
+        """Whether the problem concerns the whole file. It does if the line has no custom_id, if another line
+        has the same one, or if the line is for another endpoint."""
         return self.custom_id is None or self.param in ("custom_id", "url")
 
 
@@ -83,7 +84,7 @@ class _LineError(Exception):
 
 
 def open_job(path: Path) -> BinaryIO:
-    """The job file, opened; JobError if it is not a file that can be read twice."""
+    """Open the job file. JobError if it cannot be read, or is not a file that can be read twice."""
     try:
         file = open_regular(path)
     except OSError as error:
@@ -99,7 +100,7 @@ def open_job(path: Path) -> BinaryIO:
 
 
 def check_job_file(path: Path) -> None:
-    """JobError if the job file cannot be read or has no lines."""
+    """Raise JobError if the job file cannot be read or has no lines."""
     with open_job(path) as file:
         if next(read_lines(file), None) is None:
             raise JobError(f"{path}: the job has no lines")
@@ -108,10 +109,8 @@ def check_job_file(path: Path) -> None:
 def read_lines(
     file: BinaryIO, number: int = 1, offset: int = 0, watch: Callable[[bytes], object] | None = None
 ) -> Iterator[RawLine]:
-    """The lines of an open job file that are not empty, from the one with this number and offset on.
-
-    `watch` is given every byte that is read, in order.
-    """
+    """Yield the lines of an open job file that are not empty, beginning with the line at `number` and
+    `offset`. `watch` gets every byte that is read, in order."""
     file.seek(offset)
     readline = _watch_reads(file, watch) if watch else file.readline
     while data := readline(MAX_LINE):
@@ -145,9 +144,9 @@ NO_SCORERS = EvalReader()
 def parse_line(
     raw: RawLine, only_url: str | None = None, evals: EvalReader = NO_SCORERS
 ) -> JobLine | BadLine:
-    """Parse and validate a line. Of the body only `stream` is checked here, and what its `eval` needs.
-    `only_url`: the one that lines may have, None for any. What `spoils_file` is found before other
-    problems."""
+    """Parse and validate a line. Of its body, only `stream` and what its `eval` needs are checked.
+    `only_url`: the one URL that lines may have, None for any. Problems that spoil the file are found before
+    others."""
     value: Any = None
     try:
         value = _decode(raw)

@@ -1,7 +1,7 @@
 """Makes the lines of a job from the rows of a table and a template (`mlxrun job make`).
 
-Problems are reported once for each kind, with the number of rows that have it and the first of them. A table
-with a problem makes no job.
+Each kind of problem is reported once, with its number of rows and the first of them. A table with a problem
+makes no job.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ID_COLUMNS = ("custom_id", "id")
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """The columns that are not in the template. `id`: None for the one called custom_id or id, else row
-    numbers; `match`: how answers are compared with `expected`, None as the template has it, or `exact`.
-    `mark`: before the names of these fields in messages, `--` for options of a command."""
+    """The columns that fill fields outside the template. `id`: None for the column custom_id or id, else for
+    row numbers; `match`: how answers are compared with `expected`, None for the template's match or `exact`;
+    `mark`: what messages put before the names of these fields, `--` for options of a command."""
 
     id: str | None = None
     expected: str | None = None
@@ -40,15 +40,16 @@ class ColumnChoice:
 
 
 class RowRenderer(Protocol):
-    """Makes a job line in the short form of a row; RowError if the row has a problem. `number`: from 1."""
+    """Makes a job line in the short form from a row, whose `number` counts from 1. RowError if the row has a
+    problem."""
 
     def render(self, row: Mapping[str, Any], number: int) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
 class JobMaker:
-    """Makes lines; `body`: fields that all lines get, which override those of the template; `name`: of the
-    job, for messages."""
+    """Makes lines. `body`: fields of all lines, which override those of the template; `name`: the job's name
+    in messages."""
 
     template: RowRenderer
     columns: ColumnChoice
@@ -60,9 +61,9 @@ class JobMaker:
     _has_texts_only: bool = False  # cells of the table have no type and no null
 
     def write_lines(self, path: Path, out: BinaryIO, report: Callable[[int], None] = lambda _: None) -> int:
-        """Write the lines of a job to `out`, in the order of the table, and return their number. JobError
-        with all problems if there are any; what was written is no job then. `report` gets the number of rows
-        that were read, now and then."""
+        """Write the lines of a job to `out` in the order of the table, and return their number. `report` gets
+        the number of rows read, every REPORT_EVERY rows. JobError with all problems if there are any; what
+        was written is then no job."""
         return self.write_rows(read_rows(path), str(path), out, report)
 
     def write_rows(
@@ -72,7 +73,8 @@ class JobMaker:
         out: BinaryIO,
         report: Callable[[int], None] = lambda _: None,
     ) -> int:
-        """As `write_lines`, of numbered rows. `source`: what they were read from, for messages."""
+        """Do the same as `write_lines` for numbered rows. `source`: where the rows come from, for
+        messages."""
         self._has_texts_only = source.lower().endswith((".csv", ".tsv"))
         count = 0
         for count, (number, row) in enumerate(rows, 1):

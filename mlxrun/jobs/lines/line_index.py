@@ -1,7 +1,7 @@
 """The index of a job file: about 60 bytes for each line, however long the line is.
 
 `scan` reads the file once and computes digests, line keys, bad lines and duplicates. `load` reads one line
-again; JobError if the file has changed since. A custom_id is recognised by 64 bits of its hash.
+again. Two custom_ids are the same if 64 bits of their hashes are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BAD_OFFSET = 12  # of the flag in a row
 
 @dataclass(frozen=True, slots=True)
 class IndexedLine:
-    """One line, loaded: its position in the index, the key of its answer, and what it requests."""
+    """One loaded line: its position in the index, the key of its answer, and its content."""
 
     position: int
     key: str
@@ -36,8 +36,8 @@ class IndexedLine:
 
 
 class IndexRow(NamedTuple):
-    """What the index stores of one line. `bad`: `load` returns a BadLine; `eval`: digest of what its answer
-    is compared with."""
+    """The index's record of one line. `bad`: `load` returns a BadLine; `eval`: digest of what its answer is
+    compared with."""
 
     number: int
     offset: int
@@ -48,8 +48,8 @@ class IndexRow(NamedTuple):
 
 
 class LineIndex:
-    """All lines of one job file by position (0-based, empty lines not counted). `url`: the only one that
-    lines may have, None for any; `evals`: how their `eval` is read."""
+    """All lines of one job file by position (from 0, without empty lines). `url`: the only URL that lines may
+    have, None for any; `evals`: reads their `eval`."""
 
     def __init__(
         self, path: Path, keys: LineKeys, url: str | None = None, evals: EvalReader = NO_SCORERS
@@ -72,7 +72,8 @@ class LineIndex:
         self._file.close()
 
     def scan(self, is_stopped: Callable[[], bool] = lambda: False) -> None:
-        """Read the whole file; returns early, with an unusable index, once `is_stopped()`."""
+        """Read the whole file. Once `is_stopped()`, return early with an unusable index. JobError if there
+        are no lines."""
         import numpy as np
 
         digest = hashlib.sha256()
@@ -90,7 +91,7 @@ class LineIndex:
             self._rows[int(repeated) * _ROW.size + _BAD_OFFSET] = True
 
     def load(self, position: int) -> IndexedLine:
-        """Read one line again."""
+        """Read one line again. JobError if it, or an image that it names, has changed since the scan."""
         row = self.get_row(position)
         raw = next(read_lines(self._file, row.number, row.offset), RawLine(row.number, row.offset, b""))
         line, key = self._parse(raw)
@@ -104,23 +105,23 @@ class LineIndex:
         return IndexedLine(position, key.hex(), line)
 
     def get_row(self, position: int) -> IndexRow:
-        """What the index stores of one line."""
+        """Return the index's record of one line."""
         return IndexRow._make(_ROW.unpack_from(self._rows, int(position) * _ROW.size))
 
     def get_size(self, position: int) -> int:
-        """The bytes of one line; 0 of the last one, whose end is not stored."""
+        """Return the bytes of one line; 0 for the last line, whose end is not stored."""
         if position + 1 >= len(self):
             return 0
         return self.get_row(position + 1).offset - self.get_row(position).offset
 
     def find(self, custom_id: str) -> int | None:
-        """The position of the first line with this custom_id."""
+        """Return the position of the first line with this custom_id."""
         at = self._hashes.searchsorted(hash(custom_id))
         found = at < len(self) and self._hashes[at] == hash(custom_id)
         return int(self._positions[at]) if found else None
 
     def find_bad(self, number: int) -> int | None:
-        """The position of line `number` if it is a bad one."""
+        """Return the position of line `number` if it is a bad line."""
         position = bisect_left(range(len(self)), number, key=lambda at: self.get_row(at).number)
         if position < len(self) and (row := self.get_row(position)).bad and row.number == number:
             return position

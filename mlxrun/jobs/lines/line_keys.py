@@ -1,9 +1,10 @@
 """Line keys decide whether a stored answer still belongs to a line.
 
-key = digest(custom_id, url, body, contents of the local files it names, settings), where settings are the
-model, its template and the options that change answers; in a server also the id of the batch, since ids in
-answers are made of keys and no two answers of a server may have the same ones. `eval` is not included: if
-only it has changed, the stored answer is scored again.
+    key = digest(custom_id, url, body, contents of the local files it names, settings)
+
+The settings are the model, its template and all options that change answers. In a server the digest also
+takes the batch's id. Ids in answers are made of keys, and no two answers of a server may share one. `eval` is
+not included: if only it has changed, the stored answer is scored again.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _REMEMBERED = 4096  # image files whose digest is cached while a job is read
 
 
 def dump_canonical(value: Any) -> bytes:
-    """JSON bytes that are equal for equal values, whatever the order of keys."""
+    """Dump a value as JSON bytes that are equal for equal values, whatever the order of keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
-    """All settings that change an answer."""
+    """Collect all settings that change an answer."""
     model = {key: asdict(config.model)[key] for key in ("kind", "dtype", "chat_template_args")}
     if model_info.adapters:
         model["adapters"] = dict(model_info.adapters)
@@ -79,25 +80,25 @@ def collect_settings(config: Config, model_info: ModelInfo) -> dict[str, Any]:
 
 
 def digest_settings(settings: Mapping[str, Any]) -> str:
-    """Digest of what `collect_settings` returns."""
+    """Digest the result of `collect_settings` (SHA-256, hex)."""
     return hashlib.sha256(dump_canonical(settings)).hexdigest()
 
 
 def digest_eval(wanted: EvalSpec | None) -> bytes:
-    """SHORT_BYTES bytes that change if the line has to be scored again."""
+    """Digest an `eval` to SHORT_BYTES bytes, which change if the line has to be scored again."""
     parts = wanted and [_EVAL_FORMAT, *wanted.list_digest_parts()]
     return digest_short(dump_canonical(parts))
 
 
 def digest_short(data: bytes) -> bytes:
-    """SHORT_BYTES bytes of a digest."""
+    """Digest data to SHORT_BYTES bytes."""
     return hashlib.blake2b(data, digest_size=SHORT_BYTES).digest()
 
 
 class LineKeys:
-    """Computes line keys for one job and one set of settings. `base`: the folder to which image paths are
-    relative; None: paths are refused, so no file is read. `max_image`, `max_video`: bytes of the largest
-    files that are read; None: any. `batch_id`: of a server's batch, empty for a command."""
+    """Computes line keys for one job and one set of settings. `base`: the folder of relative image paths,
+    None to refuse paths and read no file; `max_image`, `max_video`: the largest files that are read, in
+    bytes, None for any; `batch_id`: the id of a server's batch, empty for a command."""
 
     def __init__(
         self,
@@ -116,14 +117,14 @@ class LineKeys:
         self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def compute_key(self, line: JobLine) -> bytes:
-        """The key of a valid line, of KEY_BYTES bytes."""
+        """Compute the key of a valid line, of KEY_BYTES bytes."""
         media = [*_find_local_media(line.body.get("messages")), *_find_local_media(line.body.get("input"))]
         images = [self._digest_file(path, is_video) for path, is_video in media]
         parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
         return self._digest(parts)
 
     def compute_bad_key(self, data: bytes, reason: str) -> bytes:
-        """The key of a bad line."""
+        """Compute the key of a bad line."""
         return self._digest(reason.encode() + b"\0" + data)
 
     def _digest(self, data: bytes) -> bytes:
@@ -158,7 +159,7 @@ def is_local_path(url: str) -> bool:
 
 
 def find_local_images(value: Any) -> Iterator[str]:
-    """The URLs of images, PDFs and videos in messages or items that are local paths, in order."""
+    """Yield the URLs of images, PDFs and videos in messages or items that are local paths, in order."""
     yield from (url for url, _ in _find_local_media(value))
 
 
@@ -180,7 +181,7 @@ def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
 
 
 def make_run_keys(manifest: Mapping[str, Any], settings: str, base: Path | None, batch: str = "") -> LineKeys:
-    """What computes the keys of a run's lines again: with the limits of media in its manifest. The others: as
-    of LineKeys."""
+    """Make what computes the line keys of an earlier run again, with the limits of media in its manifest. The
+    other parameters are those of LineKeys."""
     media = manifest["config"]["media"]
     return LineKeys(settings, base, media["max_bytes"], batch, max_video=media.get("video_max_bytes"))

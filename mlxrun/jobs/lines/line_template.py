@@ -1,7 +1,7 @@
-"""The template of `mlxrun job make`: what a job line is made of, filled in from the columns of a row.
+"""The template of `mlxrun job make`: a job line with places that the columns of a row fill.
 
-A template is a text, which becomes the user's message, or a job line in the short form as YAML or JSON, in
-whose strings Jinja is rendered. A string that is one expression, such as "{{ answer }}", has the value itself
+A template is a text, which becomes the user's message, or a job line in the short form as YAML or JSON. Jinja
+is rendered in its strings. A string that is one expression, such as "{{ answer }}", becomes the value itself
 and keeps its type.
 """
 
@@ -32,8 +32,8 @@ _TEXT_KEYS = ("content", "text", "prompt", "input", "system", "instructions")
 
 
 class LineTemplate:
-    """A compiled template; JobError if it has a mistake. `value`: a job line, or a part of one; `name`: for
-    messages; `may_be_constant`: whether it may be the same for every row."""
+    """A compiled template. JobError if it has a mistake. `value`: a job line, or a part of one; `name`: the
+    template's name in messages; `may_be_constant`: whether the template may use no column."""
 
     def __init__(self, value: Mapping[str, Any], name: str, *, may_be_constant: bool = False) -> None:
         self._name = name
@@ -47,11 +47,11 @@ class LineTemplate:
 
     @property
     def variables(self) -> frozenset[str]:
-        """The names of columns in it, with `row` and `row_number`."""
+        """The names of the columns that the template uses, `row` and `row_number` included."""
         return frozenset(self._names - self._environment.globals.keys())
 
     def render(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """The line of a row; RowError if the row lacks a column, or the template fails on it."""
+        """Render the line of a row. RowError if the row lacks a column, or if the template fails on it."""
         own = {"row": row, "row_number": number}
         for name in own.keys() & row.keys() & self._names:
             raise RowError(f"the column {name!r} has the name of a variable of templates; rename the column")
@@ -100,7 +100,7 @@ def _compute_value(compute: Callable[..., Any], columns: Mapping[str, Any], is_t
 
 
 def check_cell(value: Any, name: str) -> Any:
-    """The value; RowError for one that becomes no sensible text. `name`: for messages."""
+    """Return the value. RowError if it makes no sensible text. `name`: the value's name in messages."""
     problem = _find_no_text(value)
     if isinstance(value, list | Mapping):
         problem = f"a {'list' if isinstance(value, list) else 'mapping'}, which is no single text"
@@ -135,7 +135,8 @@ def _find_no_text(value: Any) -> str | None:
 
 
 def read_template(path: Path) -> LineTemplate:
-    """The template in a file: a job line if its name ends in one of LINE_SUFFIXES, else a message."""
+    """Read the template in a file: a job line if the file's suffix is one of LINE_SUFFIXES, else a message.
+    JobError if it cannot be read."""
     try:
         text = read_text_file(path)
     except OSError as error:
@@ -158,7 +159,7 @@ def read_template(path: Path) -> LineTemplate:
 
 
 def make_message_template(text: str, name: str) -> LineTemplate:
-    """The template of a line with one message of the user."""
+    """Make the template of a line with one message of the user."""
     return LineTemplate({"messages": [{"role": "user", "content": text}]}, name)
 
 

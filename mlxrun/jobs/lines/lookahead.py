@@ -1,7 +1,7 @@
-"""Chooses the next line: one with the same prefix as the last line, if there is one within a window.
+"""Chooses the next line: one within a window that has the same prefix as the last line, if there is one.
 
-So lines that share a prefix run together and hit the prefix cache. Every line is chosen once; without a line
-of the same prefix the oldest one is next; and fewer than `WINDOW` later lines are started before any line.
+Lines that share a prefix so run together and hit the prefix cache. Every line is chosen once. If no line has
+the same prefix, the oldest one is next. At most `WINDOW` - 1 later lines start before any line.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _SYSTEM_FIELDS = ("system", "instructions")  # of /v1/messages and /v1/responses
 
 
 def hash_prefix(line: JobLine) -> int:
-    """64 bits: the upper 32 are equal for lines with the same tools and system prompt, all 64 if the first
-    _MORE characters after them are the same too."""
+    """Hash the start of a line's prompt to 64 bits. The upper 32 bits are equal for lines with the same tools
+    and system prompt. All 64 are equal if the first _MORE characters after them are the same too."""
     body = line.body
     messages = body.get("messages", body.get("input"))
     turns: list[Any] = messages if isinstance(messages, list) else [messages]
@@ -53,7 +53,7 @@ def _start(value: Any, size: int) -> str:
 
 
 def iterate_texts(value: Any) -> Iterator[str]:
-    """All keys, strings and numbers in a JSON value, in order, each with an end mark."""
+    """Yield all keys, strings and numbers in a JSON value, in order, each with an end mark."""
     left = [value]  # a stack: JSON may be nested as deeply as Python's own
     while left:
         item = left.pop()
@@ -71,8 +71,8 @@ def iterate_texts(value: Any) -> Iterator[str]:
 def look_ahead(
     positions: Iterator[int], get_prefix_hash: Callable[[int], int], size: int = WINDOW
 ) -> Iterator[int]:
-    """All positions, so that lines with the same prefix are neighbours. `get_prefix_hash` is called once for
-    each position, `size` positions ahead at most."""
+    """Yield all positions so that lines with the same prefix are neighbours. `get_prefix_hash` is called once
+    for each position, at most `size` positions ahead."""
     ranked = enumerate(positions)
     following = next(ranked, None)
     waiting: list[tuple[int, int, int]] = []  # rank, position, prefix hash; oldest first

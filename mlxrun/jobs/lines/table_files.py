@@ -1,6 +1,6 @@
 """Reads the rows of a table: a CSV, JSONL or Parquet file, one row at a time.
 
-A CSV file has its column names in the first line, separated by commas, semicolons or tabs; its values are
+The first line of a CSV file has the column names; commas, semicolons or tabs separate cells, and values are
 strings. Values of JSONL and Parquet keep their types.
 """
 
@@ -23,12 +23,12 @@ Row = dict[str, Any]
 
 
 class RowError(Exception):
-    """A row cannot be read; the text is equal for rows that are wrong in the same way."""
+    """A row cannot be used. The text is equal for rows that are wrong in the same way."""
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
-    """The rows of a table with their numbers: of the line where a row ends (CSV, JSONL), or of the row.
-    JobError if the file cannot be read at all."""
+    """Yield the rows of a table with their numbers. In CSV and JSONL, a row's number is that of the line
+    where it ends. JobError if the file cannot be read at all."""
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise JobError(f"{path}: a table's name ends in one of {', '.join(SUFFIXES)}")

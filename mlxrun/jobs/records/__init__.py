@@ -1,1 +1,1 @@
-"""What a job writes."""
+"""The files that a job writes."""

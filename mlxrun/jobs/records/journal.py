@@ -1,12 +1,12 @@
-"""journal.jsonl: the finished lines, each written right after its record; and timings.jsonl, their times.
+"""journal.jsonl lists the finished lines, each written right after its record; timings.jsonl has their times.
 
-The first line has the format and the settings digest; each further line is an entry for one finished line.
-`check` is a digest of the record's bytes, so an edited or damaged record is detected. A broken entry is
-skipped and reported (its record is checked by itself); another format is refused.
+The journal's first line has the format and the settings digest; each further line is an entry for one
+finished line. `check` is a digest of the record's bytes, so an edited or damaged record is detected. A broken
+entry is skipped and reported; its record is checked by itself. Another format is refused.
 
-timings.jsonl has when each line began, had its first token and was finished; only reports read it. It is
-appended to and never rewritten, so that it has the lines of all runs. A damaged entry is skipped, and a file
-that cannot be written loses nothing else: answers and journal do not depend on it.
+timings.jsonl has the times at which each line began, got its first token and was finished, for reports. It is
+appended to and never rewritten, so it has the lines of all runs. A damaged entry is skipped. If the file
+cannot be written, nothing else is lost: answers and journal do not depend on it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _TYPES = (int, str, str | None, int | None, str, str, str, int, int)
 
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """One finished line. `line` is its number, for bad lines, which may have no usable custom_id."""
+    """One finished line. `line`: the line number of a bad line, which may have no usable custom_id;
+    `computed`, `reused`: prompt tokens."""
 
     run: int
     state: str  # done or failed
@@ -46,7 +47,7 @@ class JournalEntry:
 
 
 class Journal:
-    """An existing journal. After `read_entries` has ended, `problems` names the entries that were skipped."""
+    """An existing journal. Once `read_entries` has ended, `problems` names the entries that were skipped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -54,7 +55,8 @@ class Journal:
         self.problems: list[str] = []
 
     def read_entries(self) -> Iterator[JournalEntry]:
-        """All valid entries in order; a later one of the same line replaces an earlier one."""
+        """Yield all valid entries in order; a later entry of the same line replaces an earlier one. JobError
+        if the file cannot be read or has another format."""
         if not self.path.exists():
             return
         try:
@@ -87,7 +89,7 @@ class Journal:
 
 
 def dump_line(value: dict[str, Any]) -> bytes:
-    """The first line of a journal, or an entry, as JSON."""
+    """Dump the first line of a journal, or an entry, as JSON."""
     try:
         return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError:  # a lone surrogate
@@ -95,13 +97,13 @@ def dump_line(value: dict[str, Any]) -> bytes:
 
 
 def dump_entry(entry: JournalEntry | LineTiming) -> bytes:
-    """An entry as a line of its file."""
+    """Dump an entry as a line of its file."""
     # asdict takes ten times as long.
     return dump_line({name: getattr(entry, name) for name in entry.__slots__})
 
 
 def parse_entry(data: bytes) -> JournalEntry:
-    """ValueError if `data` is not what `dump_entry` writes."""
+    """Parse an entry. ValueError if `data` is not what `dump_entry` writes."""
     value = _parse_json(data)
     names = JournalEntry.__slots__
     if not isinstance(value, dict) or tuple(value) != names:
@@ -124,7 +126,8 @@ def _parse_json(data: bytes) -> Any:
 @dataclass(slots=True)
 class LineTimes:
     """How far one line got, in seconds of the job's clock; None: not yet. `tries`: how often it was sent to
-    the engine; `computed` and `answered`: its first prompt tokens and its first output token."""
+    the engine; `computed`: when its first prompt tokens were computed; `answered`: when its first output
+    token came."""
 
     started: float = 0.0
     computed: float | None = None
@@ -141,9 +144,10 @@ class LineTimes:
 
 @dataclass(frozen=True, slots=True)
 class LineTiming:
-    """An entry of the file. `started`: seconds since 1970; `waited`, `first` and `took`: seconds from there
-    until the first prompt tokens were computed, the first output token came and the line was finished.
-    `computed` and `reused`: prompt tokens, `output`: output tokens of this run, all tries together."""
+    """An entry of timings.jsonl. `started`: seconds since 1970. `waited`, `first` and `took`: seconds from
+    the start until the first prompt tokens were computed, the first output token came and the line was
+    finished. `computed`, `reused`: prompt tokens; `output`: output tokens of this run, of all tries
+    together."""
 
     run: int
     key: str
@@ -165,7 +169,7 @@ class TimingFile:
         self._file: Appender | None = Appender(path)
 
     def add(self, timings: Iterable[LineTiming]) -> None:
-        """Append entries; once that has failed, no more are written."""
+        """Append entries. After a failure no more are written."""
         if self._file is None:
             return
         try:
@@ -181,7 +185,7 @@ class TimingFile:
 
 
 def read_timings(path: Path) -> Iterator[LineTiming]:
-    """All entries that are whole, in the order in which lines were finished; none if there is no file."""
+    """Yield all whole entries in the order in which lines were finished; none if there is no file."""
     try:
         file = path.open("rb")
     except OSError:
@@ -209,7 +213,8 @@ def _parse_timing(value: object) -> LineTiming:
 def make_timing(
     run: int, key: str, failed: bool, times: LineTimes, now: float, tokens: tuple[int, int, int]
 ) -> LineTiming:
-    """The entry of a line that is finished `now`, by the job's clock; `tokens`: computed, reused, output."""
+    """Make the entry of a line that is finished `now`, by the job's clock. `tokens`: computed, reused,
+    output."""
 
     def measure(at: float | None) -> float | None:
         return None if at is None else round(at - times.started, 3)

@@ -1,11 +1,11 @@
 """manifest.json records how a job was computed, completely enough to repeat it; scores.json has its scores.
 
-The manifest is replaced at the start and the end of each run, and `runs` has one element for each, with its
-versions, device and config, and the number of lines whose records it wrote; the journal names the run of each
-line. A run that was killed wrote no totals: the next start adds them, of lines from the journal, of tokens
-from the last status.json. scores.json is there once a run has ended, if a line has an `eval`.
+The manifest is replaced at the start and the end of each run. Each element of `runs` has one run's versions,
+device, config and number of lines whose records it wrote. The journal names the run of each line. A killed
+run wrote no totals. The next start adds them: lines from the journal, tokens from the last status.json.
+scores.json exists once a run has ended, if a line has an `eval`.
 
-Format 1 is read too. It had the versions and the device of the last run alone.
+Format 1 is read too: it has the versions and the device of the last run alone.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _SCORES_FORMAT = 1
 
 
 class Manifest:
-    """The manifest of one job during one run. `scores` are those that `end` writes."""
+    """The manifest of one job during one run. `end` writes `scores`."""
 
     def __init__(
         self, paths: JobPaths, facts: Mapping[str, Any], base_seed: int, device: Mapping[str, Any]
     ) -> None:
-        """`facts`: what the manifest records of the config and the model; `device`: of this machine."""
+        """`facts`: what the manifest records of the config and the model; `device`: the device of this
+        machine."""
         self.scores = Scores()
         self._base_seed = base_seed
         self._paths = paths
@@ -56,12 +57,12 @@ class Manifest:
 
     @property
     def has_moved(self) -> bool:
-        """Whether the run before had another environment, so that its partial answers are not continued."""
+        """Whether the run before had another environment. Its partial answers are not continued then."""
         return self.run > 1 and bool(RunEnvironment.parse(self._runs[-2]).list_obstacles(self._here))
 
     def check_environment(self, left: int) -> None:
-        """JobError if this run would add `left` lines to those that earlier runs have computed with other
-        versions or on another device. Call `count_lines` before."""
+        """Raise JobError if this run would mix `left` lines with those of other versions or another device.
+        Call `count_lines` before."""
         used = [run for run in self._runs if run["lines"]]
         changes = [RunEnvironment.parse(run).list_obstacles(self._here) for run in used]
         if not left or not changes or not all(changes):
@@ -75,7 +76,8 @@ class Manifest:
         )
 
     def begin(self, index: LineIndex, totals: Mapping[int, RunTotals]) -> None:
-        """Begin this run, and complete the totals of a killed one before its journal is rewritten."""
+        """Begin this run. The totals of a killed run are completed first, while its journal is still
+        there."""
         if self._runs and self._runs[-1].get("ended") is None:
             last = self._runs[-1]
             if self.run in totals:
@@ -97,7 +99,7 @@ class Manifest:
         *,
         complete: bool,
     ) -> None:
-        """End this run; if the job is complete, the output is read once more for its digest."""
+        """End this run. If the job is complete, the output is read once more for its digest."""
         here = RunTotals(meter.computed, meter.reused, meter.run_done, meter.run_failed)
         used = job_cache.summarize_counters(meter.counters())
         self._runs[-1].update(ended=format_now(), exit=exit_code, **asdict(here), cache=used)
@@ -110,9 +112,9 @@ class Manifest:
         write_scores(self._paths, self._count_states(index), self.scores)
 
     def count_lines(self, lines: Mapping[int, int]) -> None:
-        """Set how many lines have records of which run. Run 0 stands for one that is not known, as an earlier
-        version of mlxrun rewrote the journal: it counts as the first run that has versions, which is the last
-        one of that version."""
+        """Set the number of lines that have records of each run. Run 0 stands for an unknown run, from a
+        journal that an earlier version of mlxrun rewrote. It counts as the first run with versions, which is
+        the last run of that version."""
         for number, run in enumerate(self._runs, 1):
             run["lines"] = lines.get(number, 0)
         known = next((run for run in self._runs if run["versions"] is not None), None)
@@ -159,13 +161,13 @@ def _list_changes(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file of the run folder by JSON."""
+    """Replace a file of the run folder by JSON. JobError if it cannot be written."""
     with wrap_write_errors(path):
         write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n")
 
 
 def write_scores(paths: JobPaths, counts: Mapping[str, int], scores: Scores) -> None:
-    """Replace scores.json; there is none if no line is scored."""
+    """Replace scores.json, or delete it if no line is scored."""
     if scores.groups:
         write_json(paths.scores, {"format": _SCORES_FORMAT, "counts": counts, **scores.describe()})
         return
@@ -216,7 +218,7 @@ def _read_last_status(status: Path, run: Mapping[str, Any], number: int) -> dict
 
 
 def hash_file(path: Path) -> str | None:
-    """The sha256 of a file; None if it does not exist."""
+    """Return the SHA-256 of a file, in hex; None if it does not exist."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,12 +1,13 @@
-"""Decides by the manifest of earlier runs whether a job may go on in the same output.
+"""Decides, by the manifest of earlier runs, whether a job may go on in the same output. The job, its settings
+and its environment must be the same.
 
-Its job, its settings and its environment must be the same.
+The environment is what a run was computed with: versions of libraries, device, BLAS and its threads. Two runs
+with different environments may give other bytes, so `--mixed` is needed to have their answers in one output.
+Facts that change no answer (free memory, the version of Python) are recorded and not compared.
 
-The environment is what a run was computed with: versions of the libraries, device, BLAS and its threads. Two
-runs whose environments differ may give other bytes, so their answers are not mixed in one output without
-`--mixed`. Facts that change no answer (free memory, the version of Python) are recorded and not compared.
-Without engine.reproducible and engine.blas_threads, the number of BLAS threads is what the environment made
-it: it is named where bytes are compared, and hinders no run, as answers depend on their batch anyway.
+Without engine.reproducible and engine.blas_threads, the process's environment decides the number of BLAS
+threads. That number is named where bytes are compared. It stops no run, as answers depend on their batch
+anyway.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _THREADS, _FIXED = "blas_threads", "blas_threads_fixed"
 
 
 def list_versions() -> dict[str, str]:
-    """Versions of the libraries that compute the answers, which are not imported for it."""
+    """Return the versions of the libraries that compute the answers, without importing them."""
     return {"python": platform.python_version(), **_read_versions()}
 
 
@@ -80,14 +81,15 @@ def _read_versions() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RunEnvironment:
-    """Versions and device of one run. None: not known, as in files of earlier versions of mlxrun."""
+    """Versions and device of one run. None: unknown, as in files of earlier versions of mlxrun."""
 
     versions: Mapping[str, str] | None
     device: Mapping[str, Any] | None
 
     @classmethod
     def parse(cls, found: Mapping[str, Any]) -> RunEnvironment:
-        """That of a run, or of a whole manifest of format 1; values of other types count as not known."""
+        """Parse the environment of a run, or of a whole manifest of format 1. Values of other types count as
+        unknown."""
         versions, device = found.get("versions"), found.get("device")
         return cls(
             versions if isinstance(versions, Mapping) else None,
@@ -95,15 +97,14 @@ class RunEnvironment:
         )
 
     def list_differences(self, new: RunEnvironment) -> list[str]:
-        """Phrases that name what differs in `new`, such as `mlx is 0.31.0, was 0.30.1`. What one of the two
-        does not know is left out."""
+        """List phrases that name what differs in `new`, such as `mlx is 0.31.0, was 0.30.1`. Facts that one
+        of the two does not know are left out."""
         versions = {name: name for name in self.versions or () if name not in _NOT_COMPARED}
         of_versions = _compare(self.versions, new.versions, versions)
         return [*of_versions, *_compare(self.device, new.device, _DEVICE)]
 
     def list_obstacles(self, new: RunEnvironment) -> list[str]:
-        """Those differences for which lines of both are not mixed: all but a number of threads that neither
-        has fixed."""
+        """List the differences that forbid mixing lines: all but a number of threads that is not fixed."""
         return _without_free_threads(self).list_differences(_without_free_threads(new))
 
 
@@ -131,11 +132,9 @@ UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # error
 
 
 def check_owner(paths: JobPaths, sha256: str) -> None:
-    """JobError if the output belongs to another job; `sha256`: of the job file.
-
-    A job file is the same if it has the same content or the same path, absolute or relative to the output
-    (the folder of both may move). An unreadable manifest is ignored.
-    """
+    """Raise JobError if the output belongs to another job. `sha256`: digest of the job file. It is the same
+    job if the content or the path is the same. The path may be the same relative to the output, as the folder
+    of both may move. An unreadable manifest is ignored."""
     try:
         found = json.loads(paths.manifest.read_bytes())
         job, out, digest = found["input"]["path"], found["output"]["path"], found["input"]["sha256"]
@@ -154,8 +153,8 @@ def check_owner(paths: JobPaths, sha256: str) -> None:
 
 
 def check_settings(paths: JobPaths, settings: Mapping[str, Any], journal: str | None, model: str) -> None:
-    """JobError that says what differs if the output has answers of other settings than these, which are what
-    `collect_settings` returns. `journal`: the digest in the journal; `model`: the path of the model."""
+    """Raise JobError that says what differs if the output has answers of other settings. `settings`: the
+    result of `collect_settings`; `journal`: the settings digest in the journal; `model`: the model's path."""
     try:
         found = json.loads(paths.manifest.read_bytes())
         old, old_model = dict(found["settings"]), str(found["model"]["path"])
@@ -176,7 +175,8 @@ def check_settings(paths: JobPaths, settings: Mapping[str, Any], journal: str | 
 def describe_changes(
     old: Mapping[str, Any], new: Mapping[str, Any], old_model: str, new_model: str
 ) -> Iterator[str]:
-    """What differs between two settings. If the model does, its template, limits and so on are not listed."""
+    """Yield what differs between two settings. If the models differ, what follows from the model (template,
+    limits) is not listed."""
     if old.get("model", {}).get("model") != new["model"]["model"]:
         other = old_model if old_model != new_model else "the same path with other files"
         yield f"model.path is {new_model}, was {other}"
@@ -210,7 +210,7 @@ _DIGESTS = ("model.model", "model.draft", "model.template", "model.tokenizer", "
 
 
 def flatten_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A mapping of mappings with dotted keys; null is the same as a missing key."""
+    """Flatten a mapping of mappings to dotted keys. Null is the same as a missing key."""
     found: dict[str, Any] = {}
     for key, each in value.items():
         if isinstance(each, Mapping):

@@ -1,7 +1,7 @@
-"""The records that a job writes, in the format of OpenAI's batch output and error files, whatever the API.
+"""The records that a job writes: the format of OpenAI's batch output and error files, whatever the API.
 
-Records depend on the line, its key and its answer alone: ids are made from the key. In those of a command,
-`created` is 0 and cached tokens are left out, so that two runs can be compared byte by byte.
+A record depends on its line, the line's key and the answer alone; ids are made from the key. In records of a
+command, `created` is 0 and cached tokens are left out, so that two runs can be compared byte by byte.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ID = re.compile(ID_PREFIX + "[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class BatchStamp:
-    """What tells the answers of one batch of a server from those of others: its id, which is part of line
-    keys, and when it was created, in seconds since 1970. They are the same when the batch is continued."""
+    """What distinguishes the answers of one batch of a server from others. `batch_id`: part of line keys;
+    `created_at`: seconds since 1970. Both stay the same when the batch is continued."""
 
     batch_id: str
     created_at: int
@@ -40,8 +40,8 @@ class BatchStamp:
 
 @dataclass(slots=True)
 class LineTokens:
-    """Tokens of one line in this run, all its tries together: prompt tokens computed and reused, and
-    output; and when they came."""
+    """Tokens of one line in this run, of all its tries together: prompt tokens computed and reused, and
+    output tokens. `times`: when they came."""
 
     computed: int = 0
     reused: int = 0
@@ -59,13 +59,13 @@ def make_request_id(key: str) -> str:
 
 
 def build_answer_record(indexed: IndexedLine, body: dict[str, Any]) -> dict[str, Any]:
-    """The output record of an answered line."""
+    """Build the output record of an answered line."""
     response = {"status_code": 200, "request_id": make_request_id(indexed.key), "body": body}
     return _build_record(indexed, response, None)
 
 
 def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]:
-    """`record` with its answer scored (again) by the `eval` of its line."""
+    """Return `record` with its answer scored (again) by the `eval` of its line."""
     record = {key: value for key, value in record.items() if key != "eval"}
     if line.eval is not None:
         body = record["response"]["body"] if record["error"] is None else None
@@ -79,7 +79,8 @@ def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]
 
 
 def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path, scores: Scores) -> None:
-    """Warn that an answer could not be scored: of the first of a job alone. `scores` has it already."""
+    """Warn that an answer could not be scored, for the first SHOWN_NOTES answers of a job. `scores` must have
+    counted it already."""
     result = record.get("eval") or {}
     if "note" not in result or (line.eval is not None and line.eval.waits_for_judge):
         return
@@ -93,13 +94,13 @@ def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path,
 
 
 def build_bad_line_record(indexed: IndexedLine) -> dict[str, Any]:
-    """The error record of a line that is not a valid request."""
+    """Build the error record of a line that is not a valid request."""
     assert isinstance(indexed.line, BadLine)
     return _build_record(indexed, None, ("invalid_line", indexed.line.reason, indexed.line.param))
 
 
 def build_error_record(indexed: IndexedLine, error: Exception) -> dict[str, Any]:
-    """The error record of a request that was refused or failed, with the response of its endpoint."""
+    """Build the error record of a request that was refused or failed, with its endpoint's error response."""
     from mlxrun.api.anthropic import response as anthropic
     from mlxrun.api.openai.response import build_error
 
@@ -125,7 +126,7 @@ def _build_record(
 
 
 def dump_record(record: Mapping[str, Any]) -> bytes:
-    """The record as one line of JSON. Unicode line separators and lone surrogates are escaped."""
+    """Dump the record as one line of JSON. Unicode line separators and lone surrogates are escaped."""
     text = json.dumps(record, ensure_ascii=False)
     for end in ("\x85", "\u2028", "\u2029"):
         if end in text:
@@ -134,7 +135,7 @@ def dump_record(record: Mapping[str, Any]) -> bytes:
 
 
 def parse_record(data: bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it does not have the shape of a record."""
+    """Parse a line. None if it does not have the shape of a record."""
     try:
         record = json.loads(data.decode())
     except (ValueError, RecursionError):
@@ -159,7 +160,7 @@ def _is_complete(record: dict[str, Any]) -> bool:
 
 
 def read_usage(record: Mapping[str, Any]) -> tuple[int, int]:
-    """The prompt and output tokens that a record reports."""
+    """Read the prompt and output tokens that a record reports."""
     body = (record["response"] or {}).get("body") or {}
     found = body.get("usage")
     counts = found if isinstance(found, dict) else {}

@@ -1,10 +1,11 @@
 """Appends the records of finished lines to the outputs, and their entries to the journal.
 
-All lines that finish in one turn of the event loop are written together, with one call for each file: the
-records and then their entries, each part completely or not at all. After a kill, the journal names no line
-that the outputs do not contain, and has the digest of each record. `commit` makes them durable, the outputs
-first; a power cut may leave entries without records, whose lines run again. `add` belongs to the event loop;
-the others may run in a thread.
+All lines that finish in one turn of the event loop are written together. One call for each file writes first
+the records, then their entries. Each call writes completely or not at all. So, after a kill, the journal
+names no line that the outputs do not contain.
+
+`commit` makes both durable, the outputs first. A power cut may leave entries without records; their lines run
+again. `add` belongs to the event loop; the other methods may run in a thread.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _FinishedLine(NamedTuple):
 
 
 class OutputWriter:
-    """Writes output, errors, journal and timings of one run; `clock`: the one of `LineTimes`."""
+    """Writes output, errors, journal and timings of one run. `clock`: the clock of `LineTimes`."""
 
     def __init__(
         self, paths: JobPaths, index: LineIndex, run: int, clock: Callable[[], float] = time.monotonic
@@ -61,8 +62,8 @@ class OutputWriter:
         return self._written + len(self._unwritten) - self._committed
 
     def add(self, indexed: IndexedLine, record: dict[str, Any], tokens: LineTokens) -> None:
-        """Write the record of a finished line, and its journal entry, once this turn of the event loop is
-        over. JobError if earlier lines could not be written."""
+        """Write the record of a finished line and its journal entry once this turn of the event loop is over.
+        JobError if earlier lines could not be written."""
         if self._problem is not None:
             raise self._problem
         failed = record["error"] is not None
@@ -91,7 +92,7 @@ class OutputWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write all lines that were added. JobError if that is not possible; they count as not finished."""
+        """Write all lines that were added. JobError if that fails; these lines count as not finished."""
         with self._write_lock:  # `close` may run beside the event loop's last turn
             lines, self._unwritten = self._unwritten, []
             if self._problem is not None:
@@ -114,7 +115,8 @@ class OutputWriter:
             self._timings.add([line.timing for line in lines])
 
     def commit(self) -> None:
-        """Make all records so far durable, and then their journal entries."""
+        """Make all records so far durable, then their journal entries. JobError if lines could not be
+        written."""
         with self._lock:
             written = self._written  # what is written from here on waits for the next commit
             if self._problem is not None:
@@ -126,7 +128,7 @@ class OutputWriter:
             self._committed = written
 
     def close(self) -> None:
-        """Write and commit what is left."""
+        """Write and commit the rest."""
         try:
             self.flush()
             self.commit()
@@ -138,9 +140,7 @@ class OutputWriter:
 
 def sort_outputs(paths: JobPaths, index: LineIndex) -> None:
     """Sort output and errors by the order of the job (`batch.order: input`), once all lines are finished.
-
-    Until then they are in order of completion: finished lines are written at once, so a kill loses none.
-    """
+    Until then they are in order of completion, so that a kill loses no finished line."""
 
     def find_position(data: bytes) -> int:
         record = output_records.parse_record(data)

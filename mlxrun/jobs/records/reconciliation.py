@@ -1,10 +1,11 @@
 """Reconciles output, errors and journal of earlier runs with the job file before a run starts.
 
-A record is kept if its id contains the line's key and the digest in the journal fits, or if it is complete
-and has no journal entry (the journal is damaged, or the process was killed before writing it). All others are
-discarded and their lines run again; discarded answers go to dropped.jsonl. Output, errors and journal are
-replaced in this order, each once the new journal has its entries: after a kill in between, the next start
-knows the records by the new journal, and scores them again.
+A record is kept if its id contains the line's key and the digest in the journal fits. A complete record
+without a journal entry is kept too: the journal is damaged, or the process was killed before writing the
+entry. All others are discarded and their lines run again; discarded answers go to dropped.jsonl.
+
+Output, errors and journal are replaced in this order, each once the new journal has its entries. After a kill
+in between, the next start knows the records by the new journal, and scores them again.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ class RunTotals:
 
 @dataclass(slots=True)
 class JobState:
-    """How far earlier runs got. `discarded` counts records that were not kept, by reason; `unverified` those
-    that were kept although the journal has no digest of them; `lines` counts those that are kept by the run
-    that wrote them, 0 if that is not known."""
+    """How far earlier runs got. `discarded`: records that were not kept, by reason; `unverified`: kept
+    records without a digest in the journal; `lines`: kept records by the run that wrote them, 0 for an
+    unknown run."""
 
     done: int = 0
     failed: int = 0
@@ -82,10 +83,9 @@ class JobState:
 
 
 class Reconciler:
-    """Call `read_journal`, then `rewrite`; both block, so call them off the event loop.
-    `retry`: failed lines before this position are run again; `check_stop` raises if the run is to end, as
-    scoring answers again may take a second for each; `score_all`: all answers are scored again, also if
-    their `eval` has not changed."""
+    """Call `read_journal`, then `rewrite`. Both block, so call them off the event loop. `retry`: failed lines
+    before this position run again; `check_stop`: raises if the run is to end, as scoring an answer again may
+    take a second; `score_all`: score all answers again, also those with the same `eval`."""
 
     def __init__(
         self,
@@ -106,7 +106,8 @@ class Reconciler:
         self.state = JobState()
 
     def read_journal(self) -> JobState:
-        """Read the claims of the journal; nothing is written."""
+        """Read what the journal claims. Nothing is written. JobError if it cannot be read or has another
+        format."""
         known = Journal(self._paths.journal)
         for path in self._list_pending():
             self._pending |= {(each.key, each.check) for each in Journal(path).read_entries()}
@@ -126,8 +127,8 @@ class Reconciler:
         return self.state
 
     def count_claims(self, end: int) -> tuple[Counter[int], int]:
-        """What the journal claims: the number of finished lines by run, and how many of the first `end` lines
-        are left to be run."""
+        """Count the finished lines that the journal claims, by run, and how many of the first `end` lines are
+        left."""
         claims = [self._get_claim(at) for at in range(len(self._index))]
         left = sum(
             state == _NO_CLAIM or (state == FAILED and at < self._retry)
@@ -136,7 +137,8 @@ class Reconciler:
         return Counter(run for state, *_, run in claims if state != _NO_CLAIM), left
 
     def rewrite(self, settings: str) -> JobState:
-        """Discard records that do not fit, set the index's states, and rewrite the journal."""
+        """Discard records that do not fit, set the index's states, and rewrite the journal. JobError if this
+        job did not write the output."""
         paths = self._paths
         has_journal = paths.journal.exists()
         names = (f"{_TEMP}{number or ''}" for number in itertools.count())
@@ -156,8 +158,8 @@ class Reconciler:
         return self.state
 
     def check(self) -> None:
-        """JobError that names the first record that `rewrite` would discard, or of which no journal has a
-        digest, or that the journal names and that is missing; nothing is written."""
+        """Check all records; nothing is written. JobError names the first record that `rewrite` would
+        discard, that has no digest in a journal, or that the journal has and the outputs lack."""
         for path, state in ((self._paths.out, DONE), (self._paths.errors, FAILED)):
             with path.open("rb") if path.exists() else nullcontext(()) as lines:
                 for number, data in enumerate(lines, 1):

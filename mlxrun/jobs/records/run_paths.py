@@ -31,7 +31,8 @@ _DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class JobPaths:
-    """All files of one job, whose output goes to `out` or beside it; JobError if it cannot be written."""
+    """All files of one job. Its output goes to `out`, or beside the job file. JobError if it cannot be
+    written there."""
 
     def __init__(self, job: Path, out: Path | None = None) -> None:
         self.job = job
@@ -71,8 +72,8 @@ class JobPaths:
         return any(path.exists() and path.stat().st_size for path in (self.out, self.errors))
 
     def set_outputs_aside(self) -> Path | None:
-        """Move what earlier runs wrote to a new folder below `earlier`, which is returned. None if they left
-        no answers; what they wrote is deleted then."""
+        """Move the files of earlier runs to a new folder below `earlier`, and return it. If they have no
+        answers, delete them and return None."""
         folder = self._make_dated_folder() if self.has_answers() or self.dropped.exists() else None
         # Answers are moved before the journal that claims them: a kill in between loses none.
         files = (self.out, self.errors, self.dropped, self.journal, self.manifest, self.scores, self.timings)
@@ -98,8 +99,8 @@ class JobPaths:
 
 @contextmanager
 def wrap_write_errors(path: Path, *, begun: bool = True) -> Iterator[None]:
-    """Turn an OSError into a JobError that says how to continue: DiskFailed if the disk is to blame, and not
-    the path. `begun`: whether there may be lines."""
+    """Turn an OSError into a JobError that says how to continue; into DiskFailed if the disk, not the path,
+    is to blame. `begun`: whether there may be finished lines."""
     try:
         yield
     except OSError as error:
@@ -132,7 +133,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace `path` by `data`: a reader, or the next start, sees the old content or the new one."""
+    """Replace the content of `path` by `data`. A reader, or the next start, sees the old content or the new
+    one."""
     temp = path.with_name(path.name + ".tmp")
     try:
         with temp.open("wb") as file:
@@ -164,8 +166,8 @@ def sync_folder(folder: Path) -> None:
 
 
 class Appender:
-    """A file that is created at the first `append`. JobError if it cannot be written; a failed `append`
-    leaves nothing in it."""
+    """A file that the first `append` creates. JobError if it cannot be written; a failed `append` leaves
+    nothing in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -205,11 +207,9 @@ def filter_lines(
     rewrite: Callable[[bytes], bytes | None],
     before_replace: Callable[[], object] = lambda: None,
 ) -> None:
-    """Replace each line of `path` by `rewrite(line)`; None removes it.
-
-    The file is only replaced if a line changes, and `before_replace` is called right before; an incomplete
-    last line that is removed is truncated in place.
-    """
+    """Replace each line of `path` by `rewrite(line)`; None removes it. The file is replaced only if a line
+    changes; `before_replace` is called right before. If only an incomplete last line is removed, the file is
+    truncated in place."""
     if not path.exists():
         return
     new: BinaryIO | None = None
@@ -233,7 +233,7 @@ def filter_lines(
 
 
 def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], size: int) -> None:
-    """Sort the lines of `path` by `find_position(line)`, which is below `size` and different for each."""
+    """Sort the lines of `path` by `find_position(line)`: a different number below `size` for each line."""
     if not path.exists():
         return
     starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each position, 0 for none
@@ -256,14 +256,14 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
 
 
 def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
-    """Give `temp`, open as `new`, the name of `path` once it is safe on disk."""
+    """Rename `temp`, open as `new`, to `path` once its content is durable."""
     sync_file(new)
     temp.replace(path)
     sync_folder(path.parent)
 
 
 def list_common_reasons(errors: Path, read: int = 1000) -> list[tuple[str, int]]:
-    """The reasons of the first `read` error records, each with its count, the most common first."""
+    """Count the reasons of the first `read` error records, the most common first."""
     found: Counter[str] = Counter()
     with errors.open(encoding="utf-8") as lines:
         for line in islice(lines, read):

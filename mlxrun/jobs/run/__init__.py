@@ -1,1 +1,1 @@
-"""A job while it runs."""
+"""The run of a job, from its start to its exit code."""

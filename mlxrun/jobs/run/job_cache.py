@@ -19,18 +19,17 @@ _LEVELS = ("memory_bytes", "disk_bytes")
 
 
 def lift_step_limit(config: Config) -> Config:
-    """`config` for an engine whose users wait for all answers, and for no first token: steps may take any
-    time, unless the user has limited them."""
+    """Return `config` for an engine without live users: a step may take any time, unless the user has limited
+    it."""
     if config.scheduler.step_ms is not None:
         return config
     return replace(config, scheduler=replace(config.scheduler, step_ms=0))
 
 
 def choose_engine_config(config: Config, folder: Path) -> Config:
-    """`config` for the engine of a job: its prefix cache is on disk in `folder`, unless the user wants no
-    cache or names a folder. If that folder cannot be written, the cache is in memory only. Steps may take
-    any time.
-    """
+    """Return `config` for the engine of a job. Its prefix cache is on disk in `folder`, unless the user wants
+    no cache or names a folder. If `folder` cannot be written, the cache is in memory only. Steps may take any
+    time."""
     config = lift_step_limit(config)
     cache = config.cache
     if cache.backend == "none" or (cache.backend == "disk" and cache.disk_path is not None):
@@ -47,7 +46,7 @@ def choose_engine_config(config: Config, folder: Path) -> Config:
 
 
 def delete_cache(folder: Path) -> None:
-    """Delete a job's cache. If it cannot be deleted this does no harm, as entries are found by content."""
+    """Delete a job's cache. A cache that cannot be deleted does no harm, as entries are found by content."""
     if not folder.exists():
         return
     shutil.rmtree(folder, ignore_errors=True)
@@ -56,13 +55,14 @@ def delete_cache(folder: Path) -> None:
 
 
 def summarize_counters(counters: Mapping[str, int]) -> dict[str, Any]:
-    """Counters of the engine's cache (entry.py) as manifest.json and status.json contain them."""
+    """Arrange the counters of the engine's cache (prefix_cache/entry.py) as manifest.json and status.json
+    have them."""
     hits = {kind.value: counters.get(kind.value, 0) for kind in HitKind}
     return {"hits": hits, **{name: counters.get(name, 0) for name in (*_SUMS, *_LEVELS)}}
 
 
 def flatten_summary(value: Any) -> dict[str, int]:
-    """The counters in a summary; values of other types are ignored."""
+    """Return the counters in a summary. Values of other types are ignored."""
     found = value if isinstance(value, dict) else {}
     hits = found.get("hits")
     merged = {**found, **(hits if isinstance(hits, dict) else {})}
@@ -70,7 +70,7 @@ def flatten_summary(value: Any) -> dict[str, int]:
 
 
 def add_summaries(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The summaries of several runs together: the sum of counts, the maximum of bytes."""
+    """Add the summaries of several runs: sums of counts, the maximum of bytes."""
     counters: dict[str, int] = {}
     for each in summaries:
         for name, number in flatten_summary(each).items():

@@ -1,8 +1,9 @@
 """One run of a job, from start to exit code.
 
-The steps: lock, read the job file, check it, reconcile with earlier runs, start the engine, run the lines,
-sort the outputs, write the manifest. The engine starts only if a line is left to run. However the run ends,
-finished lines stay finished; once none is left to do, partial answers and the job's cache are deleted.
+Before the engine starts, the run locks the folder, reads and checks the job file, and reconciles earlier
+runs. Then it runs the lines, sorts the outputs and writes the manifest. The engine starts only if a line is
+left to run. However the run ends, finished lines stay finished. Once no line is left, partial answers and the
+job's cache are deleted.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobSetup:
-    """What a job runs on. `start` is called if a line is left to run; `device` describes the machine.
-    `shared_engine`: requests yield to those of other clients, and the engine is not closed; `keep_engine`: it
-    is not closed, as others run on it afterwards; `evals`: how the `eval` of lines is read; `pool`: answers
-    the lines in place of the engine of `start`."""
+    """What a job runs on. `start`: starts the engine if a line is left to run; `device`: describes the
+    machine; `evals`: reads the `eval` of lines; `pool`: answers the lines in place of the engine of `start`.
+    With `shared_engine`, requests yield to those of other clients, and the engine stays open. With
+    `keep_engine`, it stays open for later jobs."""
 
     config: Config
     config_hash: str
@@ -66,7 +67,7 @@ class JobSetup:
 @dataclass(frozen=True, slots=True)
 class JobOptions:
     """The flags of `mlxrun batch`. `limit`: 0 only completes the files of earlier runs; `mixed`: add lines to
-    those that were computed with other versions or on another device."""
+    those that other versions or another device have computed."""
 
     fresh: bool = False
     retry_failed: bool = False
@@ -77,8 +78,8 @@ class JobOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The result of a run that was not interrupted. `done` and `failed` are lines of the whole job, as are
-    the scores; the meter counts those up to `limit`."""
+    """The result of a run that was not interrupted. `done`, `failed` and `scores` cover the whole job; the
+    meter counts the lines up to `limit`."""
 
     exit_code: int
     done: int
@@ -89,7 +90,8 @@ class JobOutcome:
 
 @dataclass(slots=True)
 class JobRun:
-    """One run; `say` gets sentences for the user, `stop` ends it, `view` shows the progress."""
+    """One run of a job. `say`: gets sentences for the user; `stop`: ends the run; `view`: shows the progress;
+    `backoff`: seconds before a second try."""
 
     paths: JobPaths
     setup: JobSetup

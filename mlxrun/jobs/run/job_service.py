@@ -1,7 +1,7 @@
-"""Jobs inside a server: validates, runs and stops them, on an engine that serves live requests too.
+"""Jobs inside a server: validates, runs and stops them on the engine that also serves live requests.
 
-They run as with `mlxrun batch`, with the same files, journal and records. But their requests run in the
-background, no progress is shown, signals are left to the server, and lines may name no local files.
+A job runs as with `mlxrun batch`: same files, journal and records. But its requests run in the background, it
+shows no progress, it leaves signals to the server, and its lines may name no local files.
 """
 
 from __future__ import annotations
@@ -63,14 +63,15 @@ class LineProblem:
 
 @dataclass(frozen=True, slots=True)
 class CheckedJob:
-    """The number of lines of a file, and up to MOST_PROBLEMS of its problems; none if it can be run."""
+    """The number of lines of a file, and up to MOST_PROBLEMS of its problems. Without problems the file can
+    be run."""
 
     total: int
     problems: tuple[LineProblem, ...]
 
 
 class ServerLinePreparer(LinePreparer):
-    """Prepares a few lines at once, within the limits that the server has for live requests."""
+    """Prepares at most PREPARED_AT_ONCE lines at once, within the server's limits for live requests."""
 
     def __init__(self, model_info: ModelInfo, config: Config, formats: ModelFormats | None) -> None:
         super().__init__(model_info, config, None, formats=formats, max_tokens=None)
@@ -111,7 +112,7 @@ class JobService:
         )
 
     async def check(self, path: Path, url: str, read_file: ReadFile | None = None) -> CheckedJob:
-        """Validate a file whose lines must all be for `url`; JobError if it cannot be read. `read_file`:
+        """Validate a file whose lines must all be for `url`. JobError if it cannot be read. `read_file`:
         reads the files that lines may name. Lines that can fail alone are no problem unless
         `batch.on_invalid` is `fail`."""
         # Opened here: what a thread opens for a call that is cancelled stays open.
@@ -141,17 +142,15 @@ class JobService:
         read_file: ReadFile | None = None,
         stamp: BatchStamp | None = None,
     ) -> JobCounts:
-        """Run what is left of a validated job. `on_progress` is called several times a second; `read_file`
-        reads the files that lines may name. With another `stamp`, finished lines would run again.
-
-        Cancelling keeps finished lines, and the next call continues. EngineDead, or JobError if the job's
-        files cannot be written.
-        """
+        """Run the rest of a validated job. `on_progress` is called several times a second; `read_file` reads
+        the files that lines may name. With another `stamp`, finished lines would run again. Cancelling keeps
+        finished lines; the next call continues. EngineDead if the engine ends, JobError if the job's files
+        cannot be written."""
         setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, read_file))
         return await self._run_job(path, setup, JobOptions(), on_progress)
 
     async def repair(self, path: Path, stamp: BatchStamp | None = None) -> JobCounts:
-        """Run no lines, but complete files that a kill left incomplete, and count their lines. `stamp`: that
+        """Complete files that a kill left incomplete, and count their lines; run no lines. `stamp`: the stamp
         of the run."""
         setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, None))
         return await self._run_job(path, setup, JobOptions(limit=0), lambda counts: None)

@@ -1,8 +1,8 @@
-"""Answers one line: body -> Requests -> engine -> response body. Only this module uses the engine, and only
-line_bodies.py knows the APIs.
+"""Answers one line: body -> Requests -> engine -> response body.
 
-Each choice continues from the tokens that `PartialAnswers` has of it, from an earlier run or an earlier try.
-A line without a seed gets one from the job's base seed and its custom_id, so a rerun samples the same tokens.
+This module alone uses the engine; line_bodies.py alone knows the APIs. Each choice continues from the tokens
+in `PartialAnswers`, of an earlier run or an earlier try. A line without a seed gets one from the job's base
+seed and its custom_id, so a rerun samples the same tokens.
 """
 
 from __future__ import annotations
@@ -37,23 +37,21 @@ DEFAULT_MAX_TOKENS = 1024  # of an answer, where neither the line nor the config
 
 
 def get_base_seed(config: Config) -> int:
-    """The seed from which the seeds of lines are derived."""
+    """Return the seed from which the seeds of lines are derived."""
     return config.sampling.seed or 0
 
 
 def derive_line_seed(base: int, custom_id: str) -> int:
-    """The seed of a line that sets none; it depends on the job's base seed and the line's id alone."""
+    """Derive the seed of a line that sets none, from the job's base seed and the line's id alone."""
     digest = hashlib.sha256(f"{base}:{custom_id}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 class LinePreparer:
-    """Turns lines into Requests; needs no engine, so `--dry-run` and `--strict` use it too.
-
-    `folder`: image paths are relative to it, None refuses them. `max_tokens`: of an answer, where neither the
-    line nor the config sets it; None: up to the context's end. `stamp`: of the server's batch that the lines
-    are of.
-    """
+    """Turns lines into Requests. It needs no engine, so `--dry-run` and `--strict` use it too. `folder`: the
+    folder of relative image paths, None to refuse paths; `max_tokens`: the limit of answers where neither
+    line nor config sets one, None for the context's end; `stamp`: the stamp of the lines' batch in a
+    server."""
 
     stamp: BatchStamp | None = None
 
@@ -80,14 +78,14 @@ class LinePreparer:
         self._read_file: ReadFile | None = None
 
     def for_batch(self, stamp: BatchStamp | None, read_file: ReadFile | None) -> Self:
-        """A copy for the lines of a server's batch. `read_file`: reads the files that they may name."""
+        """Make a copy for the lines of a server's batch. `read_file`: reads the files that they may name."""
         found = copy.copy(self)
         found.stamp, found._read_file = stamp, read_file
         return found
 
     async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
-        """The requests of a line, one for each choice; RequestError if its body is refused. `key`: of the
-        line, which ids in its answer are made of."""
+        """Build the requests of a line, one for each choice. RequestError if its body is refused. `key`: the
+        line's key, of which ids in its answer are made."""
         from mlxrun.jobs.run.line_bodies import prepare_line
 
         seed = derive_line_seed(get_base_seed(self._config), line.custom_id)  # where the body has none
@@ -104,7 +102,7 @@ class LinePreparer:
 
 
 class Answerer(Protocol):
-    """What answers the lines of a job: the engine of this process, or workers in others."""
+    """Answers the lines of a job: the engine of this process, or workers in other processes."""
 
     @property
     def answers(self) -> PartialAnswers:
@@ -115,32 +113,32 @@ class Answerer(Protocol):
         """The number of lines that it should have at once."""
 
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
-        """The response body of `line`; `tokens` counts what it costs, also if it fails."""
+        """Return the response body of `line`. `tokens` counts its tokens, also if it fails."""
 
 
 class WorkerPool(Protocol):
-    """Engines in other processes, which answer the lines in place of one in this process."""
+    """Engines in other processes, which answer the lines in place of an engine in this process."""
 
     async def start(self, meter: ProgressMeter, answers: PartialAnswers) -> Answerer:
-        """Start the engines, and return what hands lines to them."""
+        """Start the engines, and return the object that hands lines to them."""
 
     def list_workers(self) -> list[dict[str, Any]]:
-        """The workers as status and manifest contain them, each with its `state`."""
+        """List the workers as status and manifest contain them, each with its `state`."""
 
     def read_cache_counters(self) -> Mapping[str, int]:
-        """The sums of the engines' counters."""
+        """Sum the cache counters of the engines."""
 
     async def close(self) -> None:
         """Stop the engines."""
 
 
 def count_lines_at_once(config: Config) -> int:
-    """The number of lines that one engine should have at once, so that the next prompts are ready."""
+    """Return the number of lines that one engine should have at once, so that the next prompts are ready."""
     return config.batch.concurrency or 2 * config.scheduler.max_running
 
 
 class LineAnswerer(Generic[Table]):
-    """Answers lines, any number at once. `background`: for requests that yield to those of a server's
+    """Answers any number of lines at once. With `background`, requests yield to those of a server's
     clients."""
 
     def __init__(
@@ -161,8 +159,8 @@ class LineAnswerer(Generic[Table]):
         self._slots = asyncio.Semaphore(config.scheduler.max_queue)  # one job never fills the engine's queue
 
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
-        """The response body of `line`; `tokens` counts what it costs, also if it fails. If one choice fails,
-        the others are aborted."""
+        """Return the response body of `line`. `tokens` counts its tokens, also if it fails. If one choice
+        fails, the others are aborted."""
         from mlxrun.jobs.run.line_bodies import PooledBody
 
         body = await self._preparer.prepare(line, key)
@@ -226,7 +224,7 @@ class LineAnswerer(Generic[Table]):
 
 
 def split_event(event: TokenEvent) -> Iterator[TokenEvent]:
-    """An event for each token, so that answers are written alike however their tokens came."""
+    """Yield one event for each token, so that answers are written alike however their tokens came."""
     if len(event.tokens) <= 1:
         yield event
         return

@@ -1,9 +1,9 @@
-"""The response bodies of lines, each as the endpoint of its URL would answer the line's body.
+"""The response bodies of lines: each is what the endpoint of its URL would answer.
 
 The API packages check a line, build its prompt and write its answer, as they do for the server. Ids are made
-of the line's key. Times are when the batch was created, or 0 for a command, whose answers have no counts of
-cached tokens either, so that they can be compared. There is no client and no store: answers
-are not stored, and a line that continues a stored response is refused.
+of the line's key. Times are the batch's creation. A command's answers have time 0 and no counts of cached
+tokens, so that they can be compared. Answers are not stored, and a line that continues a stored response is
+refused.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _STORED = ("previous_response_id", "conversation")  # fields that name what only
 
 @dataclass(frozen=True, slots=True)
 class LineBody:
-    """A prepared line and its answer as it grows. `feed`: adds the next deltas of a choice; those that end it
-    come once. `build`: makes the response body, once all choices have ended."""
+    """A prepared line and its growing answer. `feed`: adds the next deltas of a choice, the ending ones once;
+    `build`: makes the response body once all choices have ended."""
 
     prepared: PreparedRequest
     feed: Callable[[Choice, Sequence[Delta]], object]
@@ -44,8 +44,8 @@ class LineBody:
 
 @dataclass(frozen=True, slots=True)
 class PooledBody:
-    """Embeddings of texts, or scores of documents. `build`: makes the response body of the vectors of all
-    requests."""
+    """Embeddings of texts, or relevance of documents. `build`: makes the response body from the vectors of
+    all requests."""
 
     prepared: PreparedRequest
     build: Callable[[Sequence[bytes]], Json]
@@ -60,8 +60,9 @@ async def prepare_line(
     read_file: ReadFile | None = None,
     stamp: BatchStamp | None = None,
 ) -> LineBody | PooledBody:
-    """Check a line and build its prompts; RequestError if its body is refused. `key`: of the line;
-    `read_file`: reads the files that its body may name, None if it may name none; `stamp`: of its batch."""
+    """Check a line and build its prompts. RequestError if its body is refused. `key`: the line's key;
+    `read_file`: reads the files that its body may name, None if it may name none; `stamp`: the stamp of its
+    batch."""
     body = line.body
     if read_file is not None:
         body = await inline_files(body, read_file, MAX_LINE)

@@ -1,4 +1,4 @@
-"""Runs the lines of a job, a bounded number at once: each is prepared, answered, scored and written.
+"""Runs the lines of a job, a bounded number at once. Each line is prepared, answered, scored and written.
 
 A line's error becomes its error record; transient errors are retried first. EngineDead and an unwritable
 output end the run: finished lines stay finished, and the next run continues from there.
@@ -41,7 +41,8 @@ BACKOFF = 0.25  # seconds before the second try; each further wait is twice as l
 
 @dataclass(slots=True)
 class LineRunner:
-    """Runs the lines of `index` that are still to do; `backoff`: seconds before the second try."""
+    """Runs the unfinished lines of `index`. `backoff`: seconds before the second try; each later wait is
+    twice as long."""
 
     index: LineIndex
     writer: OutputWriter
@@ -54,8 +55,8 @@ class LineRunner:
     _finished: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     async def run(self, end: int, update: Callable[[], None]) -> None:
-        """Run the lines before position `end`; EngineDead or JobError if they cannot all be finished.
-        `update` is called several times a second."""
+        """Run the lines before position `end`. `update` is called several times a second. EngineDead or
+        JobError if the lines cannot all be finished."""
         todo = (at for at in range(end) if self.index.state[at] == TODO)
         positions = look_ahead(todo, lambda position: self.index.get_row(position).prefix_hash)
         try:

@@ -1,12 +1,12 @@
-"""answers.jsonl: the partial answers of running lines, so that a killed job continues inside its answers.
+"""answers.jsonl: the partial answers of running lines, with which a killed job continues inside its answers.
 
     {"key": K, "choice": 0, "request": D, "start": 17, "tokens": [..], "logprobs": [[-0.5, [[12, -0.5]]]],
      "finish": null, "stop": null, "check": C}
 
-`request` is a digest of the prompt's tokens; `start` is how many tokens of this choice earlier records have
-(0 replaces them); `logprobs` is as long as `tokens` or empty; `stop` is the stop id that ended the answer;
-`check` is a digest of all bytes before it. If the file is missing, damaged or cannot be written, tokens are
-computed again, but no answer is wrong.
+`request` is a digest of the prompt's tokens. `start` counts this choice's tokens in earlier records; 0
+replaces them. `logprobs` is empty or as long as `tokens`. `stop` is the stop id that ended the answer.
+`check` is a digest of all bytes before it. If the file is missing, damaged or unwritable, tokens are computed
+again, and no answer is wrong.
 """
 
 from __future__ import annotations
@@ -57,14 +57,16 @@ class PartialAnswer:
         return self.request_digest == digest_request(request) and len(self.logprobs) == wanted
 
     def find_finish(self, request: Request, context: int) -> FinishReason | None:
-        """Why the answer is complete already, if it is."""
+        """Return why the answer is complete already, or None if it is not. `context`: the model's context
+        length in tokens."""
         most = min(request.params.max_tokens, context - len(request.prompt))
         if self.finish is None and self.tokens and len(self.tokens) >= most:
             return FinishReason.LENGTH
         return self.finish
 
     def take_record(self, key: str, choice: int) -> bytes:
-        """A record of what is not stored yet, which from now on counts as stored; empty if there is none."""
+        """Return a record of the tokens that are not stored yet, and count them as stored. Empty if there are
+        none."""
         start, self.stored = self.stored, len(self.tokens) + (self.finish is not None)
         if start == self.stored:
             return b""
@@ -77,11 +79,9 @@ class PartialAnswer:
 
 
 class PartialAnswerTable:
-    """The partial answers of the lines that are under way, in memory.
-
-    `keep`: False for `engine.reproducible`, where no answer is continued: its known tokens would be computed
-    in chunks instead of one by one, which changes the last digits of what follows.
-    """
+    """The partial answers of the running lines, in memory. `keep`: False for `engine.reproducible`, which
+    continues no answer. Known tokens would be computed in chunks, not one by one, which changes the last
+    digits of what follows."""
 
     def __init__(self, *, keep: bool = True) -> None:
         self._keep = keep
@@ -92,8 +92,8 @@ class PartialAnswerTable:
         return len(self._lines)
 
     def find(self, key: str, choice: int, request: Request) -> PartialAnswer:
-        """The partial answer of this choice, which continues it; an empty one if its request has changed.
-        Answers with logprobs of their prompt begin anew, as these are not kept."""
+        """Return the partial answer of this choice, which later events extend. It is empty if its request has
+        changed. Answers with logprobs of their prompt begin anew, as these are not kept."""
         if not self._keep or request.params.prompt_logprobs is not None:
             return PartialAnswer(digest_request(request))
         choices = self._lines.setdefault(key, {})
@@ -107,16 +107,16 @@ class PartialAnswerTable:
         self._lines.pop(key, None)
 
     def take_records(self) -> bytes:
-        """The records of what came since the last call."""
+        """Return the records of all tokens since the last call."""
         return b"".join(answer.take_record(key, choice) for key, choice, answer in self._iterate())
 
     def dump_line(self, key: str) -> bytes:
-        """The records of all that is known of a line; another table's `add_records` reads them."""
+        """Return the records of all known tokens of a line, for another table's `add_records`."""
         choices = self._lines.get(key, {})
         return b"".join(replace(answer, stored=0).take_record(key, at) for at, answer in choices.items())
 
     def add_records(self, data: bytes) -> None:
-        """Add what another table has taken from its lines, or dumped."""
+        """Add records that another table has taken or dumped."""
         if self._keep:
             parse_records(data.splitlines(keepends=True), self._lines)
 
@@ -135,7 +135,7 @@ class PartialAnswers(PartialAnswerTable):
         self._warned = False
 
     def read(self, index: LineIndex) -> None:
-        """Read the partial answers of lines that are still to do, and remove all others from the file."""
+        """Read the partial answers of unfinished lines, and remove all others from the file."""
         if not self._keep or not self._file.path.exists():
             return
         try:
@@ -149,16 +149,16 @@ class PartialAnswers(PartialAnswerTable):
         self._write(compact=True)
 
     def write(self) -> None:
-        """Append what came since the last call; or rewrite the file once it is too large."""
+        """Append the tokens since the last call. A file that is too large is rewritten."""
         self._write(compact=self._size > self._compact_at)
 
     def close(self) -> None:
-        """Append what is not written yet."""
+        """Append the rest, and close the file."""
         self.write()
         self._file.close()
 
     def delete_file(self) -> None:
-        """Delete the file, as the job is complete."""
+        """Delete the file of a complete job."""
         self._file.close()
         with suppress(OSError):
             self._file.path.unlink(missing_ok=True)
@@ -189,8 +189,8 @@ class PartialAnswers(PartialAnswerTable):
 def parse_records(
     lines: Iterable[bytes], into: dict[str, dict[int, PartialAnswer]] | None = None
 ) -> dict[str, dict[int, PartialAnswer]]:
-    """The choices in records, by key, added to those in `into`. Records that are damaged or continue no other
-    one are skipped."""
+    """Add the choices in records to `into`, by key, and return it. Damaged records are skipped, and so are
+    those that continue no other record."""
     found: dict[str, dict[int, PartialAnswer]] = {} if into is None else into
     for data in lines:
         head, mark, check = data.rpartition(_CHECK)
@@ -216,8 +216,7 @@ def parse_records(
 
 
 def digest_request(request: Request) -> str:
-    """Digest of the rendered prompt, which may change under the same line key: a template may insert the
-    date."""
+    """Digest the rendered prompt. It may change under the same line key: a template may insert the date."""
     digest = hashlib.blake2b(str(request.params.seed).encode(), digest_size=8)
     digest.update(array("q", request.prompt).tobytes())
     for image in request.image_digests:

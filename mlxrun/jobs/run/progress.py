@@ -1,8 +1,8 @@
-"""The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe.
+"""The progress of a job: counters and rates, shown as a bar on a terminal and as lines in a pipe, on standard
+error.
 
-Progress goes to standard error. The remaining time is estimated from tokens: those of lines that wait, and
-those that lines under way still need, at the rates of this run so far. The clock is a parameter, so that
-tests need not wait.
+The remaining time is estimated from tokens, at the rates of this run so far. Counted are the tokens of
+waiting lines and the missing ones of running lines. The clock is a parameter, so that tests need not wait.
 """
 
 from __future__ import annotations
@@ -27,11 +27,9 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class ProgressMeter:
-    """Counters of one job. `total` lines are to be done of the `lines` in the job; `done`, `failed` and
-    `total_*` include earlier runs; the others count this run.
-
-    It is changed on the event loop only; status.json is made of it on another thread.
-    """
+    """Counters of one job. `total`: lines to be done; `lines`: lines in the job; the others count lines or
+    tokens. `done`, `failed` and `total_*` include earlier runs; the others count this run. The meter is
+    changed on the event loop only; another thread makes status.json from it."""
 
     clock: Clock
     total: int = 0
@@ -56,19 +54,19 @@ class ProgressMeter:
 
     @property
     def running(self) -> int:
-        """The number of lines under way."""
+        """The number of running lines."""
         return len(self._running)
 
     def start_line(self, tokens: LineTokens) -> None:
-        """Count a line as under way; `tokens` are those that it has so far."""
+        """Count a line as running. `tokens`: its tokens so far."""
         self._running[id(tokens)] = tokens
 
     def stop_line(self, tokens: LineTokens) -> None:
-        """Count a line as not under way any more."""
+        """Count a line as not running any more."""
         self._running.pop(id(tokens), None)
 
     def add_prompt(self, prompt: int, max_tokens: int) -> None:
-        """Count a line that was tokenised."""
+        """Count a tokenized line."""
         lines, prompts, most = self._prepared
         self._prepared = lines + 1, prompts + prompt, most + max_tokens
         self._take_sample()
@@ -102,7 +100,7 @@ class ProgressMeter:
             self._answered = self._answered[0] + 1, self._answered[1] + output
 
     def compute_rates(self) -> tuple[float, float]:
-        """Prompt and output tokens a second, over the last WINDOW seconds."""
+        """Compute prompt and output tokens a second, over the last WINDOW seconds."""
         now, samples = self.clock(), list(self._samples)
         if not samples:
             return 0.0, 0.0
@@ -114,13 +112,10 @@ class ProgressMeter:
         return (self.computed - computed) / span, (self.output - output) / span
 
     def estimate_eta(self) -> float | None:
-        """Seconds until the job is finished; None until this run has lasted SURE_SECONDS and has answered
-        SURE_LINES: before, it has hardly decoded.
-
-        Prompt tokens that are to be computed and output tokens have a rate each, and the slower kind counts:
-        a prompt's token takes a small part of the time of an output token. An answer under way that is about
-        as long as the others, or longer, may end at once or be of the long ones: see MORE.
-        """
+        """Estimate the seconds until the job is finished. None until this run has lasted SURE_SECONDS and has
+        answered SURE_LINES: before, it has hardly decoded. Prompt tokens and output tokens have a rate each,
+        and the slower kind counts. A prompt token takes a small part of the time of an output token. A
+        running answer may end at once or become long: see MORE."""
         if self.total and self.done + self.failed >= self.total:
             return 0.0
         lines, prompts, _ = self._prepared
@@ -151,12 +146,12 @@ class ProgressMeter:
 
     @property
     def cached_share(self) -> float:
-        """Share of this run's prompt tokens that were not computed."""
+        """The share of this run's prompt tokens that were not computed."""
         prompt = self.computed + self.reused
         return self.reused / prompt if prompt else 0.0
 
     def build_status(self) -> dict[str, Any]:
-        """The progress as status.json contains it."""
+        """Build the progress as status.json contains it."""
         prompt_rate, output_rate = self.compute_rates()
         eta = self.estimate_eta()
         return {
@@ -174,14 +169,14 @@ class ProgressMeter:
         }
 
     def format_done(self) -> str:
-        """How many lines are done: `3 of 8 lines`, or `3 of the first 5 lines (the job has 8)`."""
+        """Format how many lines are done: `3 of 8 lines`, or `3 of the first 5 lines (the job has 8)`."""
         if self.total == self.lines:
             return f"{self.done} of {pluralize(self.total, 'line')}"
         first = f"the first {self.total} lines" if self.total > 1 else "the first line"
         return f"{self.done} of {first} (the job has {self.lines})"
 
     def format_line(self) -> str:
-        """The rates and the remaining time, for people."""
+        """Format the rates and the remaining time, for people."""
         prompt_rate, output_rate = self.compute_rates()
         parts = [f"prompt {prompt_rate:,.0f} tok/s", f"output {output_rate:,.0f} tok/s"]
         if self.reused:
@@ -199,12 +194,12 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def format_now(precision: str = "seconds") -> str:
-    """The current time in UTC, as the files of a job have it."""
+    """Format the current time in UTC, as the files of a job have it."""
     return datetime.now(UTC).isoformat(timespec=precision)
 
 
 def format_duration(seconds: float | None) -> str:
-    """Seconds as 1:02:03; a dash for None."""
+    """Format seconds as 1:02:03; None as a dash."""
     if seconds is None:
         return "-"
     hours, rest = divmod(round(seconds), 3600)
@@ -222,8 +217,8 @@ class ProgressView:
 
 
 class PlainView(ProgressView):
-    """Prints a line every PLAIN_EVERY seconds and one at the end. `title`: before each of them; where there
-    are several jobs, whoever runs them says how each has ended."""
+    """Prints a line every PLAIN_EVERY seconds, and one at the end. `title`: stands before each line; a view
+    with a title prints no last line, as its caller reports how the job ended."""
 
     def __init__(self, meter: ProgressMeter, stream: TextIO, title: str = "") -> None:
         self._meter = meter
@@ -247,7 +242,7 @@ class PlainView(ProgressView):
 
 
 class BarView(ProgressView):
-    """Shows a progress bar on a terminal. `title`: before it."""
+    """Shows a progress bar on a terminal. `title`: stands before it."""
 
     def __init__(self, meter: ProgressMeter, stream: TextIO, title: str = "") -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -277,6 +272,7 @@ class BarView(ProgressView):
 
 
 def make_view(meter: ProgressMeter, stream: TextIO | None = None, title: str = "") -> ProgressView:
-    """A bar if the stream is a terminal, else lines. `title`: the job's name, if there are several."""
+    """Make a bar if the stream (default: standard error) is a terminal, else lines. `title`: the job's name,
+    if there are several."""
     stream = stream or sys.stderr
     return BarView(meter, stream, title) if stream.isatty() else PlainView(meter, stream, title)

@@ -1,12 +1,12 @@
-"""A job whose file, output or both are at URLs. It is run on copies in a folder of this machine (*spool*).
+"""A job whose file, output or both are at URLs. It runs on copies in a folder of this machine, the *spool*.
 
-The job file is fetched if it has changed, and what the run wrote is published when the run ends, however it
-ends. The output comes last, so that where it is, all else is. The spool stays: the same command continues
-there. On another machine it continues from what was published.
+The job file is fetched if it has changed. When the run ends, however it ends, its files are published; the
+output comes last, so where it is, all else is. The spool stays, and the same command continues there. On
+another machine the command continues from the published files.
 
-URLs are such as s3://bucket/a.jsonl or hf://datasets/org/name/a.jsonl, by fsspec (extra: `remote`). A file is
-written whole or not at all: object stores show an object once it is complete; elsewhere it gets its name at
-the end. Every problem is a ConfigError that says what is lacking, or a JobError.
+URLs are those of fsspec (extra: `remote`), such as s3://bucket/a.jsonl or hf://datasets/org/name/a.jsonl. A
+file is written whole or not at all. Object stores show an object once it is complete; elsewhere a file gets
+its name at the end. Every problem is a ConfigError that says what is lacking, or a JobError.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ _VERSIONS = [
 
 
 def is_url(text: str) -> bool:
-    """Whether a path is one of fsspec's URLs, and not a file of this machine."""
+    """Whether a path is one of fsspec's URLs, not a file of this machine."""
     return _URL.match(text) is not None
 
 
 class RemoteFile:
-    """The file at one URL. ConfigError if nothing here can reach such URLs."""
+    """The file at one URL. ConfigError if no installed package can reach such URLs."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -75,11 +75,12 @@ class RemoteFile:
         return str(self._path.rpartition("/")[2])
 
     def find_sibling(self, name: str) -> RemoteFile:
-        """The file of this name (it may have folders) in the same folder."""
+        """Return the file of this name (it may have folders) in the same folder."""
         return RemoteFile(self.url.rpartition("/")[0] + "/" + name)
 
     def read_stamp(self) -> str | None:
-        """A text that changes with the content, as far as the file system tells; None: there is no file."""
+        """Read a text that changes with the content, as far as the file system tells. None if there is no
+        file. JobError if the file cannot be read."""
         with self._wrap_errors("read"):
             self._fs.invalidate_cache()
             try:
@@ -92,14 +93,15 @@ class RemoteFile:
         return json.dumps({"size": info.get("size"), **found}, sort_keys=True)
 
     def download(self, local: Path) -> None:
-        """Copy it here; `local` is replaced once all of it has come. JobError if there is none."""
+        """Copy the file to `local`, which is replaced once all bytes have come. JobError if there is no
+        file."""
         temp = local.with_name(local.name + ".tmp")
         with self._wrap_errors("read"):
             self._fs.get_file(self._path, str(temp))
         temp.replace(local)
 
     def upload(self, local: Path) -> None:
-        """Replace it by a file of this machine."""
+        """Replace the file by a file of this machine. JobError if not all bytes arrive."""
         temp = self._path if self._protocols & _WHOLE else self._path + ".tmp"
         with self._wrap_errors("written"):
             if temp != self._path:
@@ -113,13 +115,14 @@ class RemoteFile:
             raise JobError(f"{self.url}: {size} bytes arrived of {local.stat().st_size}")
 
     def remove(self) -> None:
-        """Delete it, if it is there."""
+        """Delete the file, if it is there."""
         with self._wrap_errors("written"):
             if self._fs.exists(self._path):
                 self._fs.rm_file(self._path)
 
     def check_writable(self) -> None:
-        """JobError if nothing can be written beside it. A file of no bytes is written and deleted."""
+        """Write and delete an empty file beside this one. ConfigError or JobError if nothing can be written
+        there."""
         if self._protocols & _READ_ONLY:
             raise ConfigError(f"{self.url}: nothing can be written to such URLs; give another -o")
         if "memory" in self._protocols:
@@ -156,9 +159,9 @@ def _describe(error: Any) -> str:
 def open_paths(
     job: str, out: str | None, spool: Path, say: Say, *, publish: bool = True
 ) -> Iterator[JobPaths]:
-    """The files of a job on this machine while it runs; at the end they are published where they belong.
-    `spool`: the folder with the copies of all such jobs. Without `publish`, no output is fetched or
-    published. ConfigError or JobError if a URL cannot be read or written."""
+    """Give the files of a job on this machine while it runs, and publish them at the end. `spool`: the folder
+    with the copies of all such jobs; `publish`: False fetches and publishes no output. ConfigError or
+    JobError if a URL cannot be read or written."""
     if not is_url(job) and (out is None or not is_url(out)):
         yield JobPaths(Path(job), None if out is None else Path(out))
         return
@@ -206,7 +209,7 @@ class RemoteJob:
         self._paths: JobPaths
 
     def fetch(self, say: Say, *, with_output: bool) -> JobPaths:
-        """Copy the job file, and where this machine has nothing of it the output and the journal."""
+        """Copy the job file. Copy the output and the journal too, if this machine has none of them."""
         if self._out is not None and with_output:
             self._out.check_writable()
         if self._job is not None:
@@ -250,7 +253,7 @@ class RemoteJob:
         self._save_state(out=stamp)
 
     def publish(self, say: Say) -> None:
-        """Bring the URLs in line with the files here. JobError says that nothing is lost."""
+        """Bring the URLs in line with the files here. A JobError says where all answers are."""
         if self._out is None or not self._paths.folder.exists():
             return
         try:

@@ -1,7 +1,7 @@
 """status.json: the progress of a job, which other programs may read while it runs.
 
-A thread replaces it several times a second from the start of a run to its end, whatever the event loop is
-busy with.
+A thread replaces it every WRITE_EVERY seconds from the start of a run to its end, however busy the event loop
+is.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StatusFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write the last state: `done`, or what the block has set before it raised, else `failed`."""
+        """Write the last state: `done`, or the state that the block set before it raised, else `failed`."""
         self._closed.set()
         self._thread.join()
         if error is None:

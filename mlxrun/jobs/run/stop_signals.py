@@ -1,5 +1,4 @@
-"""Signals: the first SIGINT or SIGTERM ends the job in order, the second ends the process at once, also after
-the job, while the process ends.
+"""The first SIGINT or SIGTERM ends the job in order. The second ends the process at once, also after the job.
 
 In a server, a job handles no signals and ends only itself. Work that may be cancelled runs under
 `StopSignals.run`, which raises Interrupted; work that must be completed does not.
@@ -32,10 +31,8 @@ class Interrupted(MlxrunError):
 
 
 class StopSignals:
-    """Knows whether the job is to end, and cancels its work then.
-
-    `owns_process`: whether the process runs only this job, so that signals are for it and a user is reading.
-    """
+    """Knows whether the job must end, and then cancels its work. `owns_process`: the process runs only this
+    job, so signals are for it and a user is reading."""
 
     def __init__(self, say: Callable[[str], None], *, owns_process: bool = True) -> None:
         self._say = say
@@ -52,7 +49,7 @@ class StopSignals:
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Handle the signals while the job runs. Jobs that run one after the other may do so within an outer
+        """Handle the signals while the job runs. Jobs that follow one another may nest this in an outer
         block, so that no signal is missed between them."""
         if not self.owns_process or self._handling:
             yield
@@ -71,7 +68,7 @@ class StopSignals:
                 signal.signal(number, signal.SIG_DFL if self.requested else earlier[number])
 
     def request(self) -> None:
-        """Stop the job, as a signal does."""
+        """Stop the job, as a signal does. A second call ends the process if the job owns it."""
         if self.requested and self.owns_process:
             os._exit(EXIT)  # all written records are complete; the next start needs no more
         self._requested.set()
@@ -86,7 +83,7 @@ class StopSignals:
 
     @contextmanager
     def end_by(self, kill: Callable[[], None]) -> Iterator[None]:
-        """Have `kill` called if a signal comes during the block, from any thread; Interrupted if one came."""
+        """Call `kill` if a signal comes during the block, from any thread. Interrupted if one came."""
         try:
             with self._work.end_by(kill):
                 yield
@@ -95,7 +92,7 @@ class StopSignals:
         self.check()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`; a signal cancels it."""
+        """Await `work`; a signal cancels it and raises Interrupted."""
         task = asyncio.create_task(work)
         requested = asyncio.create_task(self._requested.wait())
         try:
@@ -109,7 +106,7 @@ class StopSignals:
             task.cancel()
 
     async def run_cleanup(self, work: Coroutine[Any, Any, None]) -> None:
-        """Await work that closes resources; after a signal it may take GRACE seconds."""
+        """Await work that closes resources. After a signal it may take GRACE seconds."""
         task = asyncio.create_task(work)
         if not self.requested:
             await task

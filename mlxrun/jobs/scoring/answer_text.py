@@ -1,4 +1,4 @@
-"""Reads the text that is scored from a response body of any endpoint; reasoning is never part of it."""
+"""Reads the text to be scored from a response body of any endpoint. Reasoning is never part of it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from mlxrun.core.limited_json import load_json
 _CALLS = ("function_call", "custom_tool_call", "tool_use")  # items of responses, blocks of messages
 _REASONING = ("reasoning", "thinking", "redacted_thinking")  # items of responses, blocks of messages
 _REASONING_FIELDS = ("reasoning_content", "reasoning")  # of a chat's message
-_VECTORS = ("data", "results")  # of embeddings and scores
+_VECTORS = ("data", "results")  # of embeddings and reranking
 _CUT = ("max_tokens", "model_context_window_exceeded")  # Anthropic's reasons
 
 
 def extract_answer(body: Mapping[str, Any]) -> str:
-    """The text of a response body that is scored, of its first choice."""
+    """Extract the text to be scored of the first choice of a response body."""
     return extract_answers(body)[0]
 
 
 def extract_answers(body: Mapping[str, Any]) -> list[str]:
-    """The text of each choice of a response body that is scored (of a response or a message, its only one):
-    the content, and each tool call as an object `{"name", "arguments"}` on a line; never reasoning. Of
-    embeddings and scores: their JSON."""
+    """Extract the text to be scored of each choice of a response body. A response or a message has one
+    choice. The text is the content without reasoning, and each tool call as an object `{"name", "arguments"}`
+    on a line. For embeddings and reranking it is their JSON."""
     for name in _VECTORS:
         if name in body:
             return [json.dumps(body[name])]
@@ -47,8 +47,8 @@ def _join(text: Any, calls: Sequence[Mapping[str, Any]]) -> str:
 
 
 def strip_reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a response body without reasoning. A choice that has some loses its logprobs and token ids
-    too, as they are of its reasoning as well."""
+    """Copy a response body without reasoning. A choice with reasoning loses its logprobs and token ids too,
+    as they include those of the reasoning."""
     if any(name in body for name in _VECTORS):
         return dict(body)
     if "choices" in body:
@@ -72,8 +72,8 @@ def _list_parts(body: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def is_cut(body: Mapping[str, Any]) -> bool:
-    """Whether the first choice of a response body was cut because it had as many tokens as allowed. A request
-    for no tokens, which scores its prompt, has no answer to be cut."""
+    """Whether the first choice of a response body was cut by its limit of tokens. A request for no tokens,
+    which scores its prompt, has no answer to be cut."""
     if "choices" in body:
         nothing = (body.get("usage") or {}).get("completion_tokens") == 0
         return bool(body["choices"][0].get("finish_reason") == "length") and not nothing

@@ -1,4 +1,4 @@
-"""JSON, numbers and matches of patterns in answers: checks what is expected, finds it and compares.
+"""JSON, numbers and patterns in answers: checks what is expected, finds values and compares them.
 
 Patterns of users are compiled within limits, and searched for a limited time without the GIL.
 """
@@ -30,13 +30,13 @@ class SearchTimer:
         self._end = time.thread_time() + SEARCH_SECONDS  # as `regex` counts: a suspended process takes none
 
     def search(self, pattern: str, text: str) -> Any:
-        """The first match of a checked pattern, or None; TimeoutError if it takes too long."""
+        """Return the first match of a checked pattern, or None. TimeoutError if the search takes too long."""
         left = max(self._end - time.thread_time(), 1e-3)
         return regex.search(pattern, text, timeout=left, concurrent=True)
 
 
 def check_pattern(pattern: str) -> Any:
-    """The compiled pattern; ValueError with the reason if it is none, or is too long once its repeats are
+    """Compile a pattern. ValueError with the reason if it is no pattern, or is too long once its repeats are
     written out."""
     try:
         _check_repeats(pattern)
@@ -70,8 +70,8 @@ MISSING = _Missing()
 
 
 def find_json(text: str, *, containers_only: bool) -> Any:
-    """The first JSON value in a text, or its first object or array; MISSING if there is none, or if it is
-    nested too deeply to be compared."""
+    """Find the first JSON value in a text, or the first object or array. MISSING if there is none, or if it
+    is nested too deeply to be compared."""
     starts = r"[\[{]" if containers_only else r"[\[{\"\-\dtfn]"
     for count, start in enumerate(re.finditer(starts, text)):
         if count == _MAX_STARTS:
@@ -97,7 +97,7 @@ _DECODER = json.JSONDecoder(parse_float=_parse_finite, parse_constant=_parse_fin
 
 
 def limit_depth(value: Any) -> Any:
-    """The value as a record may have it: None if there is none, or if it is nested too deeply."""
+    """Return the value as a record may have it: None if it is missing, or nested too deeply."""
     return None if value is MISSING or is_nested_deeper(value, _MAX_SHOWN) else value
 
 
@@ -115,7 +115,8 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 def check_schema(schema: Any) -> None:
-    """ValueError with the reason if `schema` is not a JSON Schema, or its patterns cannot be searched."""
+    """Raise ValueError with the reason if `schema` is not a JSON Schema, or if its patterns cannot be
+    searched."""
     from jsonschema import Draft202012Validator, SchemaError
     from jsonschema.validators import validator_for
 
@@ -151,8 +152,9 @@ def _list_patterns(value: Any) -> Iterator[str]:
 
 
 def find_schema_problem(schema: Any, value: Any) -> str | None:
-    """Why a value does not fit a checked schema; None if it fits. Patterns are searched for a limited time
-    (TimeoutError), and nothing is fetched: ValueError if the schema refers to what is not in it."""
+    """Return why a value does not fit a checked schema; None if it fits. Nothing is fetched. TimeoutError if
+    the search of patterns takes too long. ValueError if the schema refers to something outside it, or to
+    itself without end."""
     from jsonschema import Draft202012Validator, ValidationError
     from jsonschema.validators import extend, validator_for
     from referencing import Registry
@@ -186,15 +188,15 @@ _ROUNDING = 1e-9  # relative; the tolerance where none is given
 
 
 def find_last_number(text: str) -> float | None:
-    """The last number in a text, without marks between thousands; None if there is none. A plain space is
-    no such mark, as it may separate two numbers."""
+    """Find the last number in a text, without marks between thousands; None if there is none. A plain space
+    is no such mark, as it may separate two numbers."""
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text.replace("\N{MINUS SIGN}", "-"))
     found = _NUMBER.findall(text)
     return parse_number(found[-1]) if found else None
 
 
 def parse_number(value: Any) -> float | None:
-    """A finite number; an integer keeps all its digits."""
+    """Parse a finite number; None if the value is none. An integer keeps all its digits."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     text = value.replace(",", "") if isinstance(value, str) else str(value)
@@ -207,7 +209,7 @@ def parse_number(value: Any) -> float | None:
 
 
 def check_tolerance(value: Any) -> None:
-    """ValueError if a tolerance is neither a number from 0 on (absolute) nor a text such as "1%"."""
+    """Raise ValueError if a tolerance is neither a number from 0 on (absolute) nor a text such as "1%"."""
     if isinstance(value, str) and _PERCENT.fullmatch(value):
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
@@ -217,8 +219,8 @@ def check_tolerance(value: Any) -> None:
 
 
 def is_close(got: float, expected: Sequence[Any], tolerance: Any = None) -> bool:
-    """Whether a number differs from one of `expected` by no more than the tolerance. None: by at most a
-    billionth of the larger one."""
+    """Whether a number differs from one of `expected` by at most the tolerance. A tolerance of None is a
+    billionth of the larger number."""
     values = [value for value in map(parse_number, expected) if value is not None]
     if tolerance is None:
         return any(math.isclose(got, value, rel_tol=_ROUNDING, abs_tol=0.0) for value in values)

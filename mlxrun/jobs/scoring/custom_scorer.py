@@ -2,11 +2,13 @@
 
     def score(answer, expected, line, response): ...
 
-`answer` is the text of the answer, without reasoning; `expected` that of the line's `eval` (None without
-one); `line` the job line, as a dict; `response` the response body, without reasoning. A function may take
-fewer of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict with `score` and any of
-`comment`, `extracted` and `scores` (further numbers by name). The function is imported where it is named, to
-check it; it is called in a process of its own (scorer_process.py), for one answer at a time.
+`answer` is the answer's text without reasoning. `expected` comes from the line's `eval`, None without one.
+`line` is the job line as a dict; `response` is the response body without reasoning. A function may take fewer
+of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict. The dict has `score` and any
+of `comment`, `extracted` and `scores` (further numbers by name).
+
+The function is imported in this process to check it. It is called in a process of its own
+(scorer_process.py), for one answer at a time.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ LIMITS = ScorerLimits(seconds=300.0, memory=8_000_000_000)  # of a function that
 
 @dataclass(frozen=True, slots=True)
 class ScorerPlace:
-    """Where a function is imported from: its name in the working directory `folder`, with the folders `paths`
-    of modules."""
+    """Where a function is imported from. `name`: module:function or file.py:function; `digest`: of its
+    source; `folder`: the working directory; `paths`: `sys.path`."""
 
     name: str
     digest: str
@@ -49,7 +51,7 @@ class ScorerPlace:
 
 
 class CustomScorer:
-    """A function of a user. Its process is started by the first answer, and ends with this object."""
+    """A function of a user. The first answer starts its process, which ends with this object."""
 
     def __init__(self, place: ScorerPlace, takes: tuple[str, ...]) -> None:
         self.name = place.name
@@ -60,7 +62,7 @@ class CustomScorer:
         self._pool = ScorerPool(LIMITS)
 
     def score(self, answer: ScoredAnswer) -> Verdict:
-        """Call the function; what it raises, or returns wrongly, becomes a note. ScorerEnded if it takes too
+        """Call the function. What it raises or wrongly returns becomes a note. ScorerEnded if it takes too
         much time or memory, or ends its process."""
         values = {
             "answer": answer.text,
@@ -80,7 +82,7 @@ _loaded: dict[str, Callable[..., Any]] = {}
 
 
 def call_function(place: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of the verdict of a user's function."""
+    """Return the fields of the verdict of a user's function. This runs in the child."""
     return asdict(_call_function(ScorerPlace(**place), arguments))
 
 
@@ -142,7 +144,7 @@ def _read_score(value: Any, name: Any) -> float:
 
 
 def load_scorer(name: str) -> CustomScorer:
-    """Import a scorer; JobError that names what is missing. Modules in the working directory are found."""
+    """Import a scorer; modules in the working directory are found. JobError that names what is missing."""
     module, function = _import_function(name)
     takes = _read_parameters(name, function)
     return CustomScorer(ScorerPlace(name, _digest_source(module), os.getcwd(), list(sys.path)), takes)

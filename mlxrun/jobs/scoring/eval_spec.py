@@ -1,7 +1,7 @@
 """The `eval` key of a job line: the expected answer, and how an answer is compared with it.
 
-A list of expected strings or numbers holds alternatives, of which one must match (all of them for
-`contains_all`); for `json` it is an array.
+A list of expected strings or numbers holds alternatives, of which one must match; for `contains_all`, all of
+them must. For `json` a list is an array.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class EvalSpec:
 
     @property
     def name(self) -> str:
-        """What the records call the way of scoring."""
+        """The name of the way of scoring, in records."""
         return self.match if self.scorer is None else self.scorer.name
 
     @property
@@ -45,7 +45,7 @@ class EvalSpec:
         return self.match == "judge" and self.scorer is None
 
     def list_digest_parts(self) -> list[Any]:
-        """All that decides the result of an answer, as JSON."""
+        """List all values that decide an answer's result, as JSON."""
         scorer = None if self.scorer is None else [self.scorer.name, self.scorer.digest]
         return [
             *(self.expected, self.match, self.group, self.cluster, list(self.metrics), self.after),
@@ -55,17 +55,17 @@ class EvalSpec:
 
 @dataclass(frozen=True, slots=True)
 class EvalReader:
-    """Reads the `eval` of lines. `scorers`: those that lines may name, loaded before, by name; none in a
-    server, whose clients' code is not run; None: any name is read, and nothing is loaded. `changes`: keys
-    that replace those of every line; `scorer`: scores every line, with or without an `eval`. Lines that are
-    matched by `likeliest` have no answer that a scorer or another match could read, and keep theirs."""
+    """Reads the `eval` of lines. `scorers`: the loaded scorers that lines may name, by name. It is empty in a
+    server, which runs no code of clients; None reads any name and loads nothing. `changes`: keys that replace
+    those of every line; `scorer`: scores every line, with or without an `eval`. Lines with the match
+    `likeliest` keep it: they have no answer text for a scorer or another match."""
 
     scorers: Mapping[str, Scorer] | None = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
     scorer: Scorer | None = None
 
     def read(self, value: Any) -> EvalSpec | None:
-        """The `eval` of a line, if it has one or needs none; ValueError with the reason if not."""
+        """Read the `eval` of a line; None if it has none. ValueError with the reason if it cannot be read."""
         if value is None:
             return None if self.scorer is None else EvalSpec(None, scorer=self.scorer)
         if compares_likelihoods(value) and (self.scorer is not None or "match" in self.changes):
@@ -79,8 +79,8 @@ class EvalReader:
         return parse_eval(value, self.scorers)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest records: the scorers with the digests of their sources, and the changes. Empty if
-        lines are scored by the job file and mlxrun alone."""
+        """Describe the scorers, with the digests of their sources, and the changes, for the manifest. The
+        result is empty if the job file and mlxrun alone decide scores."""
         scorers = {each.name: each.digest for each in (self.scorers or {}).values()}
         found: dict[str, Any] = {} if self.scorer is None else {"scorer": self.scorer.name}
         if self.scorer is not None:
@@ -91,13 +91,13 @@ class EvalReader:
 
 
 def compares_likelihoods(value: Any) -> bool:
-    """Whether the `eval` of a line scores the logprobs of its prompts, and not an answer."""
+    """Whether the `eval` of a line scores the logprobs of its prompts, not an answer."""
     return isinstance(value, dict) and value.get("match") == "likeliest" and value.get("scorer") is None
 
 
 def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer | None = None) -> EvalSpec:
-    """`value` as an EvalSpec; ValueError with the reason if it is not one. `scorers`: as in EvalReader;
-    `scorer`: in place of the one that it names. With a scorer `expected` may be of any type, or missing."""
+    """Parse an `eval`. ValueError with the reason if it is invalid. `scorers`: as in EvalReader; `scorer`:
+    replaces the scorer that the `eval` names. With a scorer, `expected` may be of any type, or missing."""
     if not isinstance(value, dict):
         raise ValueError(f"eval must be an object, not {type(value).__name__}")
     match = value.get("match", "exact")
@@ -143,8 +143,8 @@ def _find_scorer(name: Any, scorers: Mapping[str, Scorer] | None) -> Scorer:
 
 
 def find_unknown_key(keys: Iterable[str], match: str, is_free: bool) -> tuple[str, str] | None:
-    """The first key that the `eval` of a line does not take, and what is wrong with it. `is_free`: a scorer
-    or a judge decides, so `expected` may be anything."""
+    """Find the first key that the `eval` of a line does not take, and say what is wrong with it. `is_free`: a
+    scorer or a judge decides, so `expected` may be anything."""
     own = _MATCHES[match][1]
     unknown = next((key for key in keys if key not in _COMMON and key not in own), None)
     if unknown is None:
@@ -173,7 +173,7 @@ def _read_metrics(value: Any) -> tuple[str, ...]:
 
 
 def list_alternatives(expected: Any) -> list[Any]:
-    """The expected answers, of which one is enough."""
+    """List the expected answers, of which one is enough."""
     return expected if isinstance(expected, list) else [expected]
 
 
@@ -237,8 +237,8 @@ def _check_choice(spec: EvalSpec) -> None:
 
 
 def find_option(value: Any, options: list[str] | None) -> int | None:
-    """The index of an expected option: given as its letter, its index from 0, or its text; None if it is
-    none of them."""
+    """Find the index of an expected option: given as its letter, its index from 0, or its text. None if there
+    is no such option."""
     count = _MOST_OPTIONS if options is None else len(options)
     if isinstance(value, int) and not isinstance(value, bool):
         return value if 0 <= value < count else None
@@ -265,7 +265,7 @@ def _check_likeliest(spec: EvalSpec) -> None:
 
 
 def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:
-    """ValueError if the body of a line does not fit its `eval`."""
+    """Raise ValueError if the body of a line does not fit its `eval`."""
     if url in ("/v1/embeddings", "/v1/rerank"):
         raise ValueError(f"eval: an answer of {url} is no text that can be compared")
     if spec.scorer is None and spec.match == "likeliest":
@@ -277,7 +277,7 @@ def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:
 
 
 def count_choices(body: Mapping[str, Any]) -> int:
-    """The number of choices that a line's body requests."""
+    """Return the number of choices that a line's body requests."""
     count = body.get("n")
     return count if isinstance(count, int) and count > 0 else 1
 

@@ -3,13 +3,14 @@
 - Every score is 0 or 1, and lines are independent: Wilson's interval (Wilson 1927, "Probable Inference, the
   Law of Succession, and Statistical Inference").
 - Scores are fractions, and lines are independent: Student's t.
-- Lines share clusters, such as questions about one text: Student's t with the standard error of Miller 2024,
-  "Adding Error Bars to Evals", section 2.2, its square times G/(G-1), and G-1 degrees of freedom (Cameron and
-  Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", section VI). G: the clusters; a line
-  without one is a cluster of its own.
+- Lines share clusters, such as questions about one text: Student's t with clustered standard errors (Miller
+  2024, "Adding Error Bars to Evals", section 2.2). Its square is multiplied by G/(G-1), with G-1 degrees of
+  freedom (Cameron and Miller 2015, "A Practitioner's Guide to Cluster-Robust Inference", section VI). G is
+  the number of clusters; a line without one is a cluster of its own.
 
-Where scores or clusters do not vary, these would give a point: it is Wilson's then, as if each line, or each
-cluster, had been one trial. A score between 0 and 1 varies less than a trial, so this is on the safe side.
+Where scores or clusters do not vary, these intervals would be a point. Wilson's is used then, as if each
+line, or each cluster, had been one trial. A score between 0 and 1 varies less than a trial, so this is on the
+safe side.
 """
 
 from __future__ import annotations
@@ -26,22 +27,21 @@ _NO_SPREAD = 1e-12  # a variance that is none but for rounding
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceInterval:
-    """The bounds, from 0 to 1, and how they were computed: `wilson`, `t` or `clustered`."""
+    """The bounds, from 0 to 1, and their method: `wilson`, `t` or `clustered`."""
 
     low: float
     high: float
     method: str
 
     def format_percent(self) -> str:
-        """`[65.1, 78.9]`"""
+        """Format the bounds in percent: `[65.1, 78.9]`."""
         return f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
 
 
 @dataclass(slots=True)
 class ScoreMean:
-    """The mean of scores from 0 to 1 and its interval, added one after the other. `clusters`: the number of
-    scores and their sum, of each cluster that was named; `alone`: the same and the sum of squares, of the
-    others."""
+    """The mean of scores from 0 to 1, added one after the other, and its interval. `clusters`: count and sum
+    of the scores of each named cluster; `alone`: count, sum and sum of squares of the others."""
 
     count: int = 0
     total: float = 0.0
@@ -51,7 +51,7 @@ class ScoreMean:
     clusters: dict[Hashable, tuple[int, float]] = field(default_factory=lambda: defaultdict(lambda: (0, 0.0)))
 
     def add(self, score: float, cluster: Hashable = None) -> None:
-        """Count one score; `cluster`: of its line, None for a line that depends on no other."""
+        """Count one score. `cluster`: the cluster of its line, None for a line that depends on no other."""
         self.count += 1
         self.total += score
         self.squares += score * score
@@ -64,7 +64,7 @@ class ScoreMean:
             self.clusters[cluster] = count + 1, total + score
 
     def merge(self, other: ScoreMean) -> None:
-        """Count all scores of another mean; clusters of one name are one."""
+        """Count all scores of another mean. Clusters of one name are one."""
         self.count += other.count
         self.total += other.total
         self.squares += other.squares
@@ -80,7 +80,8 @@ class ScoreMean:
         return self.total / self.count if self.count else 0.0
 
     def compute_standard_error(self) -> float | None:
-        """The standard error of the mean, of clusters where there are any; None if there are too few."""
+        """Compute the standard error of the mean, clustered if lines share clusters. None if there are fewer
+        than two independent units."""
         units = self._count_units()
         if units < 2:
             return None
@@ -94,7 +95,7 @@ class ScoreMean:
         return math.sqrt(residuals * units / (units - 1)) / self.count
 
     def compute_interval(self) -> ConfidenceInterval | None:
-        """The interval; None if there are too few scores for one."""
+        """Compute the interval; None if there are too few scores."""
         if not self.count:
             return None
         if not self._is_clustered and not self.fractions:

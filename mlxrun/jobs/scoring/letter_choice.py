@@ -2,8 +2,8 @@
 
 Real answers say it as "B", "(b)", "B) Paris", "**B**", "boxed{B}", "The answer is B.", "I choose Paris". The
 kinds of evidence below are tried from the strongest to the weakest; the first that finds something decides.
-If it finds several options, the answer is ambiguous. A statement ("the answer is") that is corrected by a
-later one does not count. Of very long answers the end is read.
+If it finds several options, the answer is ambiguous. Of several statements such as "the answer is B", the
+last counts. Of a long answer only the end is read.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ _ASCII = str.maketrans(
 
 
 def name_option(index: int) -> str:
-    """The letter of an option: A, B and so on."""
+    """Return the letter of an option: A, B and so on."""
     return string.ascii_uppercase[index]
 
 
 def normalize_option(text: str) -> str:
-    """An option's text as it is compared: composed, without case, outer marks and doubled white space."""
+    """Normalize an option's text for comparison: composed (NFC), without case, outer marks and doubled white
+    space."""
     text = unicodedata.normalize("NFC", text).casefold()
     return " ".join(text.split()).strip(" .,;:!?*_`\"'()[]{}$")
 
 
 def find_letters(answer: str, options: Sequence[str] = (), count: int = 26) -> list[str]:
-    """The letters of the options that an answer chooses: one, several if it is ambiguous, none if it chooses
-    none. `options`: their texts, if they are known; `count`: how many there are."""
+    """Find the letters of the options that an answer chooses: one, several if it is ambiguous, or none.
+    `options`: their texts, if known; `count`: their number."""
     letters = string.ascii_uppercase[: len(options) or count]
     texts = (normalize_option(text.translate(_ASCII)) for text in options)
     names = dict(zip(texts, letters, strict=False))

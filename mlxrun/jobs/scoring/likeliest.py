@@ -1,9 +1,9 @@
-"""Multiple choice by logprob: which of several continuations of a context the model finds likeliest.
+"""Multiple choice by logprob: finds which continuation of a context is likeliest to the model.
 
-The line is a completion of a list of prompts, each a context with one continuation, with `echo`, `logprobs`
-and `max_tokens: 0`; the response then has the logprobs of the prompts' tokens. As lm-evaluation-harness does,
-`acc` compares the sums of the continuations' logprobs, and `acc_norm` the sums per character (without white
-space before the continuation); `acc_bytes` is per byte of UTF-8.
+The line is a completion of a list of prompts, each the context with one continuation, with `echo`, `logprobs`
+and `max_tokens: 0`. Its response has the logprobs of the prompts' tokens. `acc` compares the sums of the
+continuations' logprobs, as in lm-evaluation-harness. `acc_norm` compares the sums per character, without
+white space before the continuation; `acc_bytes` the sums per byte of UTF-8.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _sum_continuation(choice: Mapping[str, Any], start: int) -> ContinuationScor
 def score_likeliest(
     choices: Sequence[Mapping[str, Any]], expected: Any, options: Mapping[str, Any]
 ) -> Verdict:
-    """Score a response; `expected`: the index of the right continuation, or a list of indices. Of equal
+    """Score a response. `expected`: the index of the right continuation, or a list of indices. Of equal
     continuations the first counts as the likeliest."""
     try:
         sums = sum_continuations(choices, options["context_chars"])
@@ -77,7 +77,7 @@ def score_likeliest(
 
 
 def check_likeliest(expected: Any, options: Mapping[str, Any], url: str, body: Mapping[str, Any]) -> None:
-    """ValueError with the field if a line's body gives no logprobs of so many continuations."""
+    """Raise ValueError with the field if a line's body does not give the logprobs of its continuations."""
     prompts = body.get("prompt")
     if url != "/v1/completions" or not isinstance(prompts, list) or len(prompts) < 2:
         raise ValueError("eval.match likeliest needs a completion whose prompt is a list of continuations")

@@ -1,7 +1,7 @@
-"""Scores the response of a job line: all its choices, and the metrics of them together.
+"""Scores the response of a job line: each of its choices, and the metrics of all together.
 
-What may run long is called in a child process (scorer_process.py). A line that has ended its scorer twice,
-by a limit or a crash, is not scored any more: its answers get a note.
+Scoring that may take long is called in a child process (scorer_process.py). A line that has ended its scorer
+twice, by a limit or a crash, is not scored any more: its answers get a note.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LineTries:
         self._ends: list[str] = []
 
     def call(self, function: Callable[[T], Verdict], answer: T) -> Verdict:
-        """The verdict on an answer; one with a note if the line has ended its scorer too often."""
+        """Return the verdict on an answer, or one with a note if the line has ended its scorer too often."""
         while len(self._ends) < MOST_ENDS:
             try:
                 return function(answer)
@@ -53,7 +53,7 @@ def runs_long(spec: EvalSpec) -> bool:
 
 
 def match_limited(spec: EvalSpec, answer: str) -> Verdict:
-    """As `match_answer`; ScorerEnded if it takes too much time or memory."""
+    """Call `match_answer` within limits. ScorerEnded if it takes too much time or memory."""
     if not runs_long(spec):
         return match_answer(spec, answer)
     fields: dict[str, Any] = {name: getattr(spec, name) for name in ("expected", "match", "after")}
@@ -62,7 +62,7 @@ def match_limited(spec: EvalSpec, answer: str) -> Verdict:
 
 
 def match_fields(fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
-    """The child's side of `match_limited`."""
+    """Match an answer in the child, for `match_limited`."""
     try:
         verdict = match_answer(EvalSpec(**fields), answer)
     except MemoryError:
@@ -73,8 +73,8 @@ def match_fields(fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
 
 
 async def run_scorers(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """The result of a function that scores answers. If this is cancelled, processes of scorers are killed,
-    and the function ends by Abandoned."""
+    """Run a function that scores answers, in a thread. If this call is cancelled, scorers' processes are
+    killed, and the function ends by Abandoned."""
 
     def run() -> T:
         with end_scorers_by(end_by):
@@ -89,12 +89,13 @@ NO_LINE: Mapping[str, Any] = {"body": {}}
 def score_response(
     spec: EvalSpec, response: Mapping[str, Any] | None, line: Mapping[str, Any] = NO_LINE
 ) -> dict[str, Any]:
-    """The `eval` of a record. `response`: its body, None for a failed line, which scores 0; `line`: the job
-    line as data.
+    """Return the `eval` of a record.
 
-    `score` is the first of `eval.metrics`; without any, the mean of the choices' scores. With several choices
-    `choices` has the score of each, and `scores` the metrics. `extracted`, `note` and `comment` are of the
-    first choice that has one. Of several prompts, the choices of the first are scored, except by `likeliest`.
+    `response`: its body, None for a failed line, which scores 0; `line`: the job line as data. `score` is the
+    first of `eval.metrics`; without metrics it is the mean of the choices' scores. With several choices,
+    `choices` has the score of each, and `scores` the metrics. `note` and `comment` are of the first choice
+    that has one; `extracted` is of the first choice. Of several prompts, the choices of the first are scored,
+    except by `likeliest`.
     """
     count = count_choices(line["body"])
     metrics = spec.metrics or list_default_metrics(count)

@@ -1,8 +1,8 @@
 """Compares the text of an answer with what is expected, by the match of its `eval`.
 
-Strings are compared in Unicode's composed form (NFC): a letter with its accent as one code point or as two is
-the same text to a reader, and which of them a model writes depends on its tokenizer alone. The compatibility
-forms are not used, as they change meaning: "2\N{SUPERSCRIPT TWO}" would become "22".
+Strings are compared in Unicode's composed form (NFC). A letter with its accent is the same text to a reader
+as one code point or as two. The model's tokenizer decides which it writes. Compatibility forms are not used,
+as they change meaning: "2\N{SUPERSCRIPT TWO}" would become "22".
 """
 
 from __future__ import annotations
@@ -30,12 +30,10 @@ _SCALARS = {"string", "number", "integer", "boolean", "null"}  # types of a JSON
 
 
 def match_answer(spec: EvalSpec, answer: str) -> Verdict:
-    """Compare an answer. A pattern that needs too long scores 0, and a note says so.
-
-    `extracted` is what was compared: all of the answer without white space around it (`exact`), the first
-    alternative in it or the list of all (`contains`, `contains_all`), what a pattern matched or captured
-    (`regex`), a JSON value, a number, or a letter (a list of letters if the choice is ambiguous).
-    """
+    """Compare an answer. A pattern that takes too long scores 0, with a note. `extracted` is what was
+    compared. For `exact` it is the answer without outer white space. For `contains` it is the first
+    alternative found, for `contains_all` the list of all. For `regex` it is the matched or captured text.
+    Else it is a JSON value, a number, or a letter (a list of letters if the choice is ambiguous)."""
     if spec.after is not None:
         answer = answer.rpartition(spec.after)[2] if spec.after in answer else ""
     try:

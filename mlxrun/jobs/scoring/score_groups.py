@@ -1,6 +1,4 @@
-"""The scores of a job, by group: lines, their mean score and its interval, failures and cut answers; and the
-table of them, with rich on a terminal, else as plain text.
-"""
+"""The scores of a job by group, and their table: with rich on a terminal, else as plain text."""
 
 from __future__ import annotations
 
@@ -19,10 +17,10 @@ _DIGITS = 10  # so many that a share which is printed with fewer is not rounded 
 
 @dataclass(slots=True)
 class ScoreGroup:
-    """The scores of one group. `correct`: lines that score 1; `failed` lines score 0; `unscored`: answers
-    that a scorer, a judge or a pattern failed on, which score 0 too; `waiting`: those of them that a judge
-    is to score; `cut_by_length`: answers that had as many tokens as allowed; `metrics`: the further scores of
-    the lines that have them; `matches`: how the lines are scored."""
+    """The scores of one group. `correct`: lines that score 1; `failed`: lines that failed, which score 0;
+    `cut_by_length`: answers cut by their limit of tokens; `unscored`: answers on which a scorer, a judge or a
+    pattern failed, which score 0; `waiting`: those of them that a judge is to score; `metrics`: further
+    scores by name; `matches`: how the lines are scored."""
 
     lines: int = 0
     correct: int = 0
@@ -69,11 +67,11 @@ class ScoreGroup:
             self.metrics[name].merge(mean)
 
     def compute_metrics(self) -> dict[str, float]:
-        """The mean of each further score, over the lines that have it."""
+        """Compute the mean of each further score, over the lines that have it."""
         return {name: each.mean for name, each in self.metrics.items()}
 
     def describe(self) -> dict[str, Any]:
-        """The group as scores.json and the manifest contain it."""
+        """Describe the group as scores.json and the manifest contain it."""
         interval = self.interval
         found: dict[str, Any] = {
             "lines": self.lines,
@@ -94,8 +92,8 @@ class ScoreGroup:
 
 @dataclass(slots=True)
 class Scores:
-    """The scores of a job, from records as they are read or written. `cut_by_length` counts answers without
-    an `eval` too."""
+    """The scores of a job, from records as they are read or written. `cut_by_length` also counts answers
+    without an `eval`."""
 
     groups: dict[str, ScoreGroup] = field(default_factory=dict)
     cut_by_length: int = 0
@@ -111,7 +109,7 @@ class Scores:
         group.add(result, failed=record["error"] is not None, is_cut_answer=is_cut_answer)
 
     def compute_total(self) -> ScoreGroup:
-        """All groups together."""
+        """Merge all groups."""
         total = ScoreGroup()
         for group in self.groups.values():
             total.merge(group)
@@ -119,21 +117,22 @@ class Scores:
 
     @property
     def waiting(self) -> int:
-        """Answers that a judge is to score, or could not score."""
+        """The number of answers that a judge is to score, or could not score."""
         return sum(group.waiting for group in self.groups.values())
 
     @property
     def broken(self) -> int:
-        """Answers that a scorer or a pattern failed on; those that wait for a judge are not among them."""
+        """The number of answers on which a scorer or a pattern failed, without those that wait for a
+        judge."""
         return sum(group.unscored - group.waiting for group in self.groups.values())
 
     def list_rows(self) -> list[tuple[str, ScoreGroup]]:
-        """The groups by name, and `total` if there are several."""
+        """List the groups by name, and `total` if there are several."""
         rows = sorted(self.groups.items())
         return [*rows, ("total", self.compute_total())] if len(rows) > 1 else rows
 
     def describe(self) -> dict[str, Any]:
-        """The scores as scores.json and the manifest contain them."""
+        """Describe the scores as scores.json and the manifest contain them."""
         groups = {name: group.describe() for name, group in sorted(self.groups.items())}
         return {"groups": groups, "total": self.compute_total().describe()}
 
@@ -142,8 +141,8 @@ _HEAD = ("group", "lines", "correct", "score [95 %]", "failed")
 
 
 def print_scores(scores: Scores, stream: TextIO) -> None:
-    """Print the table, or nothing if no line had an `eval`. Unscored answers and metrics have columns where
-    there are any."""
+    """Print the table, or nothing if no line has an `eval`. Unscored answers and metrics get columns if there
+    are any."""
     groups = scores.list_rows()
     if not groups:
         return
@@ -158,7 +157,7 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
 
 
 def format_share(group: ScoreGroup) -> str:
-    """The mean score of a group with its interval: `72.5 % [65.1, 78.9]`."""
+    """Format the mean score of a group with its interval: `72.5 % [65.1, 78.9]`."""
     interval = group.interval
     return f"{100 * group.share:.1f} %" + ("" if interval is None else f" {interval.format_percent()}")
 

@@ -1,12 +1,13 @@
 """Calls functions that may run long in child processes, with limits of time and memory.
 
-Schemas, patterns and users' code cannot be interrupted within a process. A child is started by the first call
-and kept for the next ones; it is killed if it takes too long, or if nobody waits for its result any more. It
-ends by itself as soon as this process has ended, however that was: a thread waits for requests, and so sees
-at once that the socket was closed. Results are passed as JSON.
+Schemas, patterns and users' code cannot be interrupted within a process. The first call starts a child, which
+later calls use too. A child is killed if it takes too long, or if nobody waits for its result any more. It
+ends by itself once this process has ended, however that was: a thread of the child sees at once that the
+socket was closed. Results are passed as JSON.
 
-Limits count time in which this process runs. The alarm of the kernel that ends a child, in case this process
-does not, counts all time: if both were suspended, the call begins anew with another child.
+Limits count the time in which this process runs. If this process does not end the child, an alarm of the
+kernel does; the alarm counts all time. If both processes were suspended, the call begins anew with another
+child.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _end_by: ContextVar[EndBy] = ContextVar("end_by", default=lambda kill: nullconte
 
 
 class ScorerEnded(Exception):
-    """A call has ended its child process, or was ended by a limit; the text says which."""
+    """A call has ended its child process, or a limit has ended it; the text says which."""
 
 
 class _Suspended(Exception):
@@ -57,7 +58,7 @@ class _Suspended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ScorerLimits:
-    """Of one call: `seconds` that it may take, and bytes of memory of its process."""
+    """The limits of one call: `seconds` that it may take, and bytes of memory of its process."""
 
     seconds: float
     memory: int
@@ -65,7 +66,8 @@ class ScorerLimits:
 
 @contextlib.contextmanager
 def end_scorers_by(end_by: EndBy) -> Iterator[None]:
-    """Calls within the block enter `end_by`, which gets what kills their child, and may raise."""
+    """Calls within the block enter `end_by`, which gets the function that kills their child, and may
+    raise."""
     token = _end_by.set(end_by)
     try:
         yield
@@ -74,7 +76,8 @@ def end_scorers_by(end_by: EndBy) -> Iterator[None]:
 
 
 class ScorerPool:
-    """Children with the same limits; as many as there are calls at the same time. Idle ones end with it."""
+    """Children with the same limits, as many as there are calls at the same time. Idle children end with the
+    pool."""
 
     def __init__(self, limits: ScorerLimits) -> None:
         self.limits = limits
@@ -83,8 +86,8 @@ class ScorerPool:
         weakref.finalize(self, _close_all, self._idle)
 
     def call(self, target: str, *arguments: Any) -> Any:
-        """What the function `target`, written as module:function, returns. ScorerEnded if its process had to
-        be ended; JSON's errors if the arguments cannot be passed."""
+        """Call the function `target`, written as module:function, in a child and return its result.
+        ScorerEnded if the process had to be ended; JSON's errors if the arguments cannot be passed."""
         request = json.dumps([target, arguments]).encode()
         for _ in range(MOST_SUSPENSIONS):
             with contextlib.suppress(_Suspended):
@@ -218,7 +221,7 @@ _GRACE = 1.0  # seconds in which the parent ends a call that takes too long, bef
 
 
 def main(channel: socket.socket, memory: int) -> None:
-    """Answer requests until the parent has gone."""
+    """Answer requests in the child until the parent has gone. `memory`: bytes."""
     os.nice(NICENESS)
     limit_own_memory(resource.RLIMIT_DATA, memory)
     requests: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What scoring one answer finds, who can find it, and the metrics of a line with several choices.
+"""The verdict on one answer, the protocol of scorers, and the metrics of a line with several choices.
 
 A choice passes if it scores 1. With n choices of which c pass:
 
@@ -8,8 +8,8 @@ A choice passes if it scores 1. With n choices of which c pass:
     majority                            the score of the answer that most choices give; Wang et al. 2022,
                                         "Self-Consistency Improves Chain of Thought Reasoning"
 
-Where several answers have most votes, the majority's score is the mean of theirs: what choosing one at random
-gives on average.
+Where several answers have most votes, the majority's score is the mean of theirs. This is what choosing one
+of them at random gives on average.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The score of one answer, from 0 to 1. `extracted`: what was compared in it, None if there was nothing;
-    `note`: why it could not be scored, if it could not; `scores`: further ones by name; `comment`: what a
-    scorer says of an answer that it has scored."""
+    """The score of one answer, from 0 to 1. `extracted`: what was compared in it, None for nothing; `note`:
+    why it could not be scored; `scores`: further scores by name; `comment`: what a scorer says of an answer
+    that it has scored."""
 
     score: float
     extracted: Any = None
@@ -38,7 +38,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
-    """An answer with what it belongs to. `text`: without reasoning; `index`: of its choice; `line`: the job
+    """An answer with its context. `text`: without reasoning; `index`: the choice's index; `line`: the job
     line as data; `body`: the response body without reasoning."""
 
     text: str
@@ -49,7 +49,8 @@ class ScoredAnswer:
 
 
 class Scorer(Protocol):
-    """Scores answers in place of a match. `name` and `digest` (of what decides the scores) are recorded."""
+    """Scores answers in place of a match. Records have `name` and `digest`, a digest of what decides the
+    scores."""
 
     @property
     def name(self) -> str: ...
@@ -77,7 +78,7 @@ _PASS = re.compile(r"pass([@^])([1-9]\d{0,5})")
 
 
 def check_metric(name: object) -> int:
-    """The number of choices that a metric needs; ValueError if there is no such metric."""
+    """Return the number of choices that a metric needs. ValueError if there is no such metric."""
     found = _PASS.fullmatch(name) if isinstance(name, str) else None
     if found is None and name not in (MEAN, MAJORITY):
         raise ValueError(f"{name!r} is not one of mean, majority, pass@K and pass^K")
@@ -85,13 +86,13 @@ def check_metric(name: object) -> int:
 
 
 def list_default_metrics(count: int) -> tuple[str, ...]:
-    """The metrics of a line with so many choices that names none."""
+    """List the metrics of a line with `count` choices that names none."""
     return (MEAN, f"pass@{count}", f"pass^{count}", MAJORITY) if count > 1 else ()
 
 
 def compute_metric(name: str, verdicts: Sequence[Verdict], votes_by_score: bool) -> float:
-    """One metric of all choices. `votes_by_score`: `extracted` does not tell wrong answers apart, so that the
-    majority is that of right or wrong answers."""
+    """Compute one metric of all choices. With `votes_by_score`, `extracted` does not tell wrong answers
+    apart: the majority then votes on right or wrong."""
     if name == MEAN:
         return sum(each.score for each in verdicts) / len(verdicts)
     if name == MAJORITY:

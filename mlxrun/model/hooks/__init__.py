@@ -1,1 +1,1 @@
-"""Everything that changes a library's model."""
+"""The hooks: all changes to a library's model."""

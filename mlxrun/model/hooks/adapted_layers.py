@@ -1,9 +1,10 @@
-"""Layers that add to each row what the row's adapter adds, in one forward for all rows.
+"""Layers that add to each row what its LoRA adapter adds, in one forward for all rows.
 
-An adapter adds `scale * (x @ A) @ B` to the output of a layer (LoRA), and may then scale each output (DoRA).
-Rows without an adapter keep the base layer's result bit for bit. Where all rows use one adapter, two products
-compute it; else one product gathers each row's matrices, so that no row's result depends on the others.
-Expert layers see tokens in an order of their own: the module around them is computed once for each adapter.
+An adapter adds `scale * (x @ A) @ B` to the output of a layer (LoRA, arXiv:2106.09685), and may then scale
+each output (DoRA, arXiv:2402.09353). Rows without an adapter keep the base layer's result bit for bit. If all
+rows use one adapter, two products compute it. Otherwise one product gathers each row's matrices, so that no
+row's result depends on the others. Expert layers see tokens in an order of their own, so the module around
+them is computed once for each adapter.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ BASE = 0  # the number of the base model, for rows without an adapter
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """What one adapter adds to one layer. `a` [D, r] and `b` [r, N] of a linear layer, with the scale in `b`;
-    of an embedding a [V, r], b [r, D]; of experts a [E, r, D], b [E, N, r]. `m`: DoRA's magnitudes of the
-    outputs [N], or of the tokens [V]; None: LoRA."""
+    """What one adapter adds to one layer. `b` includes the scale.
+
+    Linear layer: `a` [D, r], `b` [r, N]. Embedding: `a` [V, r], `b` [r, D]. Experts: `a` [E, r, D], `b` [E,
+    N, r]. `m`: DoRA's magnitudes of the outputs [N], or of the tokens [V]; None: LoRA.
+    """
 
     a: mx.array
     b: mx.array
@@ -44,8 +47,8 @@ class _Places:
 
 
 class LayerAdapters(nn.Module):
-    """The adapters of one layer: matrices of equal rank, stacked. `magnitude` [adapters, N]: factors of the
-    outputs of the adapted layer, if one of the adapters is a DoRA."""
+    """The adapters of one layer: stacked matrices of equal rank. `magnitude` [adapters, N]: factors of the
+    adapted layer's outputs, if an adapter is a DoRA."""
 
     def __init__(self, rows: RowAdapters, weights: Sequence[LayerWeights | None], base: Any) -> None:
         super().__init__()
@@ -72,11 +75,12 @@ class LayerAdapters(nn.Module):
         return slots.pop() if len(slots) == 1 and not self.rows.row_by_row else None
 
     def adapt_linear(self, x: mx.array, y: mx.array, bias: mx.array | None) -> mx.array:
-        """y = base(x) with what the rows' adapters add; both [..., D] and [..., N] by rows."""
+        """y [..., N] = base(x) with the rows' adapters added, for x [..., D]. The first axis has the rows."""
         return self._adapt(x, y, bias, "lora_a", "lora_b")
 
     def adapt_head(self, x: mx.array, y: mx.array) -> mx.array:
-        """The products y [..., V] of an embedding that serves as output layer, for x [..., D]."""
+        """The products y [..., V] of an embedding that serves as output layer, with the rows' adapters
+        added."""
         return self._adapt(x, y, None, "lora_b", "lora_a", turned=True)
 
     def _adapt(
@@ -101,7 +105,7 @@ class LayerAdapters(nn.Module):
         return self._select(y, joined)
 
     def adapt_lookup(self, ids: mx.array, y: mx.array) -> mx.array:
-        """The embeddings y [..., D] of `ids` [...] with what the rows' adapters add."""
+        """The embeddings y [..., D] of `ids` [...] with the rows' adapters added."""
         slot = self._find_slot()
         if slot == ABSENT:
             return y
@@ -119,7 +123,7 @@ class LayerAdapters(nn.Module):
         return self._select(y, plain)
 
     def adapt_experts(self, x: mx.array, y: mx.array, indices: mx.array, is_sorted: bool) -> mx.array:
-        """y = base(x) of the experts `indices`; all rows use one adapter."""
+        """y = base(x) of the experts `indices`, with the adapter added. All rows must use one adapter."""
         slots = set(self._list_slots())
         if slots <= {ABSENT}:
             return y
@@ -228,9 +232,8 @@ def attach_adapters(
     adapters: Sequence[Mapping[str, LayerWeights]],
     dtype: mx.Dtype | None = None,
 ) -> int:
-    """Let the layers of a model add what the adapters of their rows add; returns how many layers do.
-    `adapters`: the weights of each by the path of the layer, in the order of `rows.names`; `dtype`: to cast
-    them to."""
+    """Make the layers of a model add their rows' adapters. Returns how many layers do. `adapters`: the
+    weights of each adapter by layer path, in the order of `rows.names`; `dtype`: their type afterwards."""
     modules = dict(model.named_modules())
     paths = sorted({path for each in adapters for path in each})
     for path in paths:
@@ -250,11 +253,11 @@ def attach_adapters(
 
 
 class RowAdapters:
-    """The adapters of one loaded model by number, from 1 on. `names`: theirs, in order. `row_by_row`: compute
-    each row with matrices of its own even if all use one adapter, so that no row's result depends on which
-    adapters the others use.
+    """The adapters of one loaded model, numbered from 1. `names`: their names in this order. `row_by_row`:
+    compute each row with its own matrices even if all use one adapter. Then no row's result depends on the
+    adapters of others.
 
-    On the engine thread only. Outside of `use`, the base model is computed.
+    It is used on the engine thread only. Outside of `use`, the base model is computed.
     """
 
     def __init__(self, names: Sequence[str] = (), *, row_by_row: bool = False) -> None:
@@ -269,8 +272,8 @@ class RowAdapters:
 
     @contextmanager
     def use(self, numbers: Sequence[int]) -> Iterator[None]:
-        """Let the rows of forwards that are built meanwhile use these adapters: one number for each row, or
-        for each token of all rows."""
+        """Within the block, forwards use these adapters: one number for each row, or for each token of all
+        rows."""
         before, self.numbers = self.numbers, tuple(numbers)
         try:
             yield
@@ -279,7 +282,7 @@ class RowAdapters:
             self._arrays.clear()
 
     def make_array(self, values: Sequence[int] | Sequence[bool]) -> mx.array:
-        """An array of these values; the layers of a forward share it."""
+        """An array of these values, which the layers of a forward share."""
         key = (*values, isinstance(values[0], bool))
         if key not in self._arrays:
             self._arrays[key] = mx.array(list(values))

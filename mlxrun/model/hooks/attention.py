@@ -1,9 +1,9 @@
-"""The attention seam: how a model's own layers attend over ragged rows in one forward.
+"""Routes a model's own attention, so that its layers attend over ragged rows in one forward.
 
 Models call their module's `scaled_dot_product_attention(queries, keys, ...)`. `hook_attention` routes that
-call to RowKeys, to device_attention.py for the engine's own forwards, or to the library. The classes
-below are what a model sees as its cache, keys and mask while it decodes; models that look inside fail in the
-load check, but for those that logit_rule.py and derived_layers.py know.
+call to RowKeys, to device_attention.py for the engine's own forwards, or to the library. While rows decode, a
+model sees the classes below as its cache, keys and mask. A model that looks inside them fails in the load
+check, except for those that logit_rule.py and derived_layers.py handle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NotRaggedError(TypeError):
 
 
 class RaggedMask:
-    """The result of `make_mask`: the layer's window, from which each group makes its own mask."""
+    """The result of `make_mask`. It has the layer's window, from which each group makes its own mask."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window
@@ -49,8 +49,9 @@ class RowKeys:
     def attend(
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
     ) -> mx.array:
-        """Attention of one token a row, [rows, Hq, 1, D]. `mask`: what `make_mask` gave, or PositionLogits.
-        `sinks`, `cap`: see LogitRule."""
+        """Attention of one token a row, [rows, Hq, 1, D]. `mask`: the result of `make_mask`, or
+        PositionLogits; `sinks`, `cap`: see LogitRule. NotRaggedError for a mask that the model made
+        itself."""
         if isinstance(mask, PositionLogits):
             if sinks is not None or cap:
                 raise NotRaggedError("latent attention with sinks or a soft cap")
@@ -60,7 +61,7 @@ class RowKeys:
         return self._attend(queries, LogitRule(scale, None if mask is None else mask.window, sinks, cap))
 
     def swapaxes(self, *axes: int) -> TurnedParts:
-        """The rotary parts of the latent form, for the logits that the model adds."""
+        """The rotary parts of the latent form, whose logits the model adds. NotRaggedError for other axes."""
         if axes not in ((-1, -2), (-2, -1), (2, 3), (3, 2)):
             raise NotRaggedError(f"the model swaps axes {axes} of its keys")
         return TurnedParts()
@@ -70,7 +71,7 @@ class RowKeys:
 
 
 class RaggedKeys(RowKeys):
-    """Keys and values of all rows, a pair of arrays (plain or quantized) for each group, in row order."""
+    """Keys and values of all rows: for each group a pair of arrays (plain or quantized), in row order."""
 
     def __init__(self, groups: list[RowGroup], pairs: list[tuple[Any, Any]], width: int) -> None:
         self._groups = groups
@@ -79,7 +80,7 @@ class RaggedKeys(RowKeys):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[rows, H, longest, D]: what a padded array would have."""
+        """[rows, H, longest, D], the shape of a padded array."""
         first = self._pairs[0][0].shape
         return (self._width, first[1], max(k.shape[2] for k, _ in self._pairs), first[3])
 
@@ -115,9 +116,9 @@ def _select_rows(queries: mx.array, rule: LogitRule, start: int, stop: int) -> t
 
 
 class StepCache:
-    """One KV or WINDOW layer, as the model sees it in a step; the members are those of the libraries' caches.
+    """One KV or WINDOW layer as the model sees it in a step. Its members are those of the libraries' caches.
 
-    `offset` is an int32 array [rows]; `_offset` its largest value, which spares some models a device sync.
+    `offset`: int32 [rows]; `_offset`: its largest value, which spares some models a device sync.
     """
 
     def __init__(self, layer: int, window: int | None) -> None:
@@ -128,7 +129,7 @@ class StepCache:
         self._offset = 0
 
     def begin_step(self, groups: list[RowGroup], offsets: mx.array, longest: int) -> None:
-        """Start a step: every group has advanced, `offsets` are the new tokens' positions."""
+        """Start a step. Every group has advanced; `offsets` are the positions of the new tokens."""
         self._groups, self.offset, self._offset = groups, offsets, longest
 
     def end_step(self) -> None:
@@ -137,13 +138,14 @@ class StepCache:
 
 
 class RowKeysCache:
-    """What caches have in common whose keys and values are RowKeys: all rows are in one forward."""
+    """The common part of caches whose keys and values are RowKeys: all rows are in one forward."""
 
     _fetched: RowKeys | None = None  # by this step
 
     @property
     def state(self) -> tuple[RowKeys, RowKeys]:
-        """What this step fetched, for layers that share another layer's keys."""
+        """The keys and values of this step, for layers that share another layer's keys. NotRaggedError before
+        the step's update."""
         if self._fetched is None:
             raise NotRaggedError("the model read keys before the step's update")
         return self._fetched, self._fetched
@@ -151,22 +153,22 @@ class RowKeysCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> RaggedMask | None:
-        """The mask of one new token a row: none without `window_size`, which limits what it attends to, as
-        the libraries' caches give."""
+        """The mask of one new token a row, as the libraries' caches give it: None without `window_size`.
+        NotRaggedError if the model needs an array."""
         if N != 1 or (return_array and window_size is not None):
             raise NotRaggedError("the model needs the mask as an array")
         return None if window_size is None else RaggedMask(window_size)
 
 
 class RaggedCache(RowKeysCache, StepCache):
-    """All rows in one forward, in groups: keys and values are RaggedKeys."""
+    """A cache for all rows in one forward, in groups. Keys and values are RaggedKeys."""
 
     def end_step(self) -> None:
         super().end_step()
         self._fetched = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowKeys, RowKeys]:
-        """Add one token [rows, H, 1, D] to every row."""
+        """Add one token [rows, H, 1, D] to every row. NotRaggedError for several tokens a row."""
         if keys.shape[2] != 1:
             raise NotRaggedError("a ragged batch takes one token a row")
         pairs, row = [], 0
@@ -181,7 +183,7 @@ class RaggedCache(RowKeysCache, StepCache):
 
 
 class GroupCache(StepCache):
-    """One group in a forward, with plain padded arrays: for models that look inside."""
+    """A cache for one group in a forward, with plain padded arrays: for models that look inside."""
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         (group,) = self._groups
@@ -195,7 +197,7 @@ class GroupCache(StepCache):
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | None:
-        """Bool [rows, 1, 1, width], or None where every row attends to everything."""
+        """Bool [rows, 1, 1, width], or None if every row attends to everything."""
         (group,) = self._groups
         width = group.get_width(self._window)
         mask = group.make_mask(width, window_size)
@@ -205,10 +207,8 @@ class GroupCache(StepCache):
 
 
 def hook_attention(model: nn.Module) -> int:
-    """Route attention in each module that defines a part of this model; returns how many modules have it.
-
-    Idempotent. ModelLoadError if a module binds the name to something that is not a function.
-    """
+    """Route attention in each module that defines a part of this model. Returns how many modules have it.
+    Idempotent. ModelLoadError if a module binds the name to something that is not a function."""
     modules = _find_modules(model)
     for module in modules:
         original = vars(module)[ATTENTION_FUNCTION]
@@ -237,11 +237,11 @@ class _EngineAttention:
 
 @contextmanager
 def use_engine_attention(calls_per_launch: int = 0, check: AttentionCall | None = None) -> Iterator[None]:
-    """Forwards in this block are the engine's own: on a CPU they attend as device_attention.py does.
+    """Within the block, forwards are the engine's own: on a CPU they attend as device_attention.py does.
 
-    Each `calls_per_launch`th result of attention over plain arrays is launched (0: none), so that a device
-    computes the first layers of a prompt while Python builds the later ones. `check` is called before each
-    call of the engine's attention with the same arguments.
+    `calls_per_launch`: how many results of attention over plain arrays are launched together, 0: none. So a
+    device computes the first layers of a prompt while Python builds the later ones. `check`: called before
+    each call of the engine's attention, with the same arguments.
     """
     _EngineAttention.enabled, _EngineAttention.calls = True, 0
     _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
@@ -265,8 +265,8 @@ def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, 
 def attend_plain(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, **kwargs: Any
 ) -> mx.array:
-    """The engine's attention over plain arrays: that of device_attention.py where it supports all arguments,
-    else the library's."""
+    """The engine's attention over plain arrays: device_attention.py if it supports all arguments, else the
+    library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
         return device_attention.compute_attention(queries, keys, values, scale, mask)
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():

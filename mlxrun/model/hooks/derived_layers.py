@@ -1,11 +1,11 @@
-"""Layers whose class is replaced by one derived from it: plain linear layers, and attention with a soft cap.
+"""Layers whose class is replaced by a derived one: plain linear layers, and attention with a soft cap.
 
-The library's linear layer makes a transposed view of its weight in each call. There is nothing to compute,
-but it is one more node in the graph of every forward: the host makes it, copies it from a compiled forward,
-and looks at it at the launch. The host is what a decode step of few rows waits for. Here it is made once.
+The library's linear layer makes a transposed view of its weight in each call. A view computes nothing, but it
+is a node in the graph of every forward, and costs time of the host. A decode step of few rows waits for the
+host. Here the view is made once.
 
-Attention with a soft cap (Gemma 2) is computed by hand in the libraries' layers. Over RowKeys it attends
-through the seam of attention.py while rows decode; over plain arrays it computes as before.
+The libraries' layers compute attention with a soft cap (Gemma 2) by hand. While rows decode, they attend to
+RowKeys through attention.py; over plain arrays they compute as before.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def forget_view(layer: nn.Module) -> None:
 
 
 def transpose_weights(model: nn.Module) -> int:
-    """Let linear layers, but those of derived classes, use such views; returns how many do. Views take no
-    memory, and follow a weight that is replaced; results are the library's bit by bit."""
+    """Make plain linear layers, not derived ones, keep their transposed view. Returns how many do. Views take
+    no memory and follow a replaced weight. Results equal the library's bit for bit."""
     layers: list[Any] = [module for module in model.modules() if type(module) is nn.Linear]
     for layer in layers:
         layer._source = None
@@ -75,7 +75,7 @@ class _CappedAttention(nn.Module):
 
 
 def hook_softcaps(model: nn.Module) -> int:
-    """Let the model's layers with a soft cap attend to RowKeys; returns how many there are. Idempotent."""
+    """Make the model's layers with a soft cap attend to RowKeys. Returns how many there are. Idempotent."""
     layers = [m for m in model.modules() if type(m).__module__ in _CAPPED and type(m).__name__ == "Attention"]
     for layer in layers:
         mix_in(layer, _CappedAttention, "Routed")

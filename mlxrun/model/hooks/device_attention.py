@@ -1,14 +1,14 @@
 """Attention over plain arrays where the library's own is slow: on CPUs, and of prompts on CUDA.
 
-On MLX's CPU backend the library spends most of its time in a scalar `exp`. NumPy computes the softmax in
-place, on the logits of a few queries at a time: they stay in the processor's cache, and a long prompt needs
-no memory for all of them. Few logits stay in the graph, where a power of two costs half of an `exp`.
-Everything is computed in float32; results differ from the library's by rounding only.
+On CPUs the library spends most of its time in a scalar `exp`. NumPy computes the softmax in place, on the
+logits of a few queries at a time. They stay in the processor's cache, and a long prompt needs no memory for
+all of them. A few logits stay in the graph, where a power of two costs half of an `exp`. Everything is
+computed in float32; results differ from the library's by rounding only.
 
-MLX gives the attention of prompts in half precision on CUDA to cuDNN, which prepares a plan for each new
-shape and layout: 45 ms on an H200, where the attention itself takes less than 1. Chunks have all lengths and
-begin anywhere, so queries get dummies before and behind them, keys and values behind them, and all are
-contiguous. The mask is causal: no token attends to what comes behind it, and what dummies find is dropped.
+On CUDA, cuDNN computes the attention of prompts in half precision. It prepares a plan for each new shape and
+layout: 45 ms on an H200, where the attention itself takes less than 1. Chunks have all lengths and begin
+anywhere. So queries get dummies before and behind them, keys and values behind them, and all are contiguous.
+The mask is causal, so no token attends to the dummies behind it. Results of dummies are dropped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Mask: TypeAlias = mx.array | str | None
 def compute_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Mask
 ) -> mx.array:
-    """Same as mx.fast.scaled_dot_product_attention: queries [B, Hq, L, D], keys [B, H, N, D], values
-    [B, H, N, Dv] -> [B, Hq, L, Dv], of the queries' dtype, one of FLOATS.
+    """Same as mx.fast.scaled_dot_product_attention, and of the queries' dtype, one of FLOATS. Shapes: queries
+    [B, Hq, L, D], keys [B, H, N, D], values [B, H, N, Dv] -> [B, Hq, L, Dv].
 
-    `mask`: bool or to be added, broadcast to [B, Hq, L, N]; "causal": the last query attends to all keys.
-    Evaluates at once where that is faster, so it cannot be used in compiled functions.
+    `mask`: bool or to be added, broadcast to [B, Hq, L, N]; "causal": the last query attends to all keys. It
+    evaluates at once where that is faster, so compiled functions cannot use it.
     """
     q, k, v = (x.astype(mx.float32) for x in (queries, keys, values))
     rows, heads, length, _ = q.shape
@@ -118,13 +118,13 @@ def _sum_values(weights: mx.array, v: mx.array) -> mx.array:
 
 
 def round_length(tokens: int) -> int:
-    """The number of queries for so many tokens: STEP times 1, 2, 3, 4, 6, 8, 12, ..."""
+    """The padded number of queries: STEP times 1, 2, 3, 4, 6, 8, 12, ..."""
     power: int = STEP << max(-(-tokens // STEP) - 1, 0).bit_length()
     return power // 4 * 3 if power > 2 * STEP and tokens <= power // 4 * 3 else power
 
 
 def attend_causally(queries: mx.array, keys: mx.array, values: mx.array, scale: float) -> mx.array:
-    """Causal attention [rows, Hq, n, D] of the newest n tokens to all of `keys` [rows, H, tokens, D]."""
+    """Causal attention [rows, Hq, n, D] of the newest n tokens to `keys` [rows, H, tokens, D]."""
     rows, _, tokens, _ = queries.shape
     more_rows = (1 << (rows - 1).bit_length()) - rows
     before = (keys.shape[2] - tokens) % STEP

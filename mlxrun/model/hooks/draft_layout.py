@@ -1,8 +1,10 @@
-"""How a recurrent layer computes a forward with drafts: its calls, and where the states of rows are then.
+"""How a recurrent layer computes a forward with drafts: its calls, and where the states of rows are
+afterwards.
 
-A row of the batch with k drafted tokens has k + 1 rows of the forward, one after the other. A recurrent layer
-needs the state after one of them for the next. In *passes*, call p computes the p-th token of each row. In
-*blocks*, one call computes all tokens of the rows with drafts, as those of a prompt, and one the others.
+A row of the batch with k drafted tokens has k + 1 consecutive rows of the forward. For each of them, a
+recurrent layer needs the state after the one before. In *passes*, call p computes the p-th token of each row.
+In *blocks*, one call computes all tokens of the rows with drafts, like those of a prompt. Another call
+computes the rows without drafts.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ DraftRecurrence = Literal["blocks", "passes", "wide_passes"]  # each costs more 
 
 @dataclass(frozen=True, slots=True)
 class RowChoice:
-    """Rows of an array, which may be a range of it."""
+    """Chosen rows of an array."""
 
     rows: tuple[int, ...]
     _indices: list[mx.array] = field(default_factory=list)
 
     def take(self, array: mx.array, *, copied: bool = False) -> mx.array:
-        """These rows. `copied`: never as a view, which would keep the whole array in memory."""
+        """These rows of an array. `copied`: never as a view, which would keep the whole array in memory."""
         first, count = self.rows[0], len(self.rows)
         if self.rows == tuple(range(first, first + count)):
             if count == array.shape[0]:
@@ -39,10 +41,13 @@ class RowChoice:
 
 @dataclass(frozen=True, slots=True)
 class LayerCall:
-    """One call of a recurrent layer. `sources`: the rows of the forward that it computes, `tokens` in a row
-    for each of its rows. These begin with the states of the rows `begin` of the batch; with `previous`, as
-    these rows of the call before ended. `owners`: the rows of the batch whose state it may leave, `kept`:
-    where they are in it; `ends`: the tokens of the forward that they have then."""
+    """One call of a recurrent layer.
+
+    `sources`: the rows of the forward that it computes; each row of the call has `tokens` consecutive ones.
+    `begin`: the rows of the batch whose states the call's rows start with. With `previous`, they start where
+    these rows of the call before ended. `owners`: the rows of the batch whose state the call may leave;
+    `kept`: their places in the call; `ends`: how many of their tokens are computed then.
+    """
 
     tokens: int
     sources: RowChoice
@@ -54,12 +59,12 @@ class LayerCall:
 
     @property
     def firsts(self) -> tuple[int, ...]:
-        """The row of the forward of each row's first token."""
+        """For each row of the call, the row of the forward with its first token."""
         return self.sources.rows[:: self.tokens]
 
     def take(self, array: mx.array) -> mx.array:
-        """Of an array [rows of the forward, 1, ...] what the call computes, [rows, tokens, ...]; of an array
-        without that axis each row's first."""
+        """The part of an array that the call computes: [rows of the forward, 1, ...] -> [rows, tokens, ...].
+        Of an array without the second axis, it takes the first of each row."""
         if self.tokens == 1:
             return self.sources.take(array)
         if array.ndim < 2 or array.shape[1] != 1:
@@ -68,7 +73,8 @@ class LayerCall:
         return part.reshape(-1, self.tokens, *part.shape[2:])
 
     def flatten(self, part: mx.array) -> mx.array:
-        """An array [rows, tokens, ...] of the call with a row for each token. ValueError for another one."""
+        """An array [rows, tokens, ...] of the call with one row for each token. ValueError for another
+        shape."""
         if self.tokens == 1:
             return part
         if part.shape[:2] != (len(self.firsts), self.tokens):
@@ -78,8 +84,8 @@ class LayerCall:
 
 @dataclass(frozen=True, slots=True)
 class ChosenStates:
-    """Where the states of some rows are: what the call with this number left of its `owners` at `places`; or
-    what `repeat`, a call for fewer tokens, will leave."""
+    """Where the states of some rows are: call number `call` left them at `places` of its `owners`. `repeat`:
+    a call for fewer tokens that must compute them first, None if they are there."""
 
     call: int
     places: RowChoice
@@ -88,9 +94,12 @@ class ChosenStates:
 
 @dataclass(frozen=True, slots=True)
 class DraftLayout:
-    """`counts`: tokens of each row of the batch. `total`: rows of the forward, of which the last may be
-    dummies. `width`: rows of the states with which the first call begins. `results`: for each row of the
-    forward, its place in the results of all calls."""
+    """The calls of a recurrent layer in one forward.
+
+    `counts`: tokens of each row of the batch; `total`: rows of the forward, of which the last may be dummies;
+    `width`: rows of the states with which the first call begins; `results`: for each row of the forward, its
+    place in the results of all calls.
+    """
 
     counts: tuple[int, ...]
     total: int
@@ -99,7 +108,8 @@ class DraftLayout:
     results: RowChoice
 
     def choose_states(self, kept: Sequence[int]) -> tuple[list[ChosenStates], RowChoice]:
-        """Where each row's state after its first `kept` tokens is: parts, and each row's place in all."""
+        """Where the state of each row after its first `kept` tokens is: the parts, and each row's place in
+        all parts."""
         groups: dict[tuple[int, int], list[int]] = {}
         for row, count in enumerate(kept):
             found = [i for i, call in enumerate(self.calls) if row in call.owners and call.ends >= count]
@@ -117,8 +127,8 @@ class DraftLayout:
 def lay_out_drafts(
     recurrence: DraftRecurrence, counts: Sequence[int], total: int, width: int = 0
 ) -> DraftLayout:
-    """The calls for rows with so many tokens, at least one of them with a draft. `width`: rows of each of the
-    `wide_passes`, at least as many as there are."""
+    """The layout for rows with `counts` tokens, of which at least one has a draft. `width`: rows of each of
+    the `wide_passes`, at least one for each row."""
     width = max(width if recurrence == "wide_passes" else 0, len(counts))
     if recurrence == "blocks":
         plain = [row for row, count in enumerate(counts) if count == 1]

@@ -1,14 +1,14 @@
-"""What a recurrent layer sees as its cache in a forward with drafts, and how its rows are computed then.
+"""The cache that a recurrent layer sees in a forward with drafts, and how its rows are computed.
 
-`hook_states` routes the calls of a model's modules that take a cache. A module that is called with a
-`DraftedState` and touches it is the one that updates the state: it is called once for each call of the layout
+`hook_states` routes the calls of a model's modules that take a cache. The module that touches its
+`DraftedState` is the one that updates the state. It is called once for each call of the layout
 (draft_layout.py), with ordinary caches, and its results are put back into their rows. All other modules
-compute all rows at once. Which module it is shows when it first touches the state: what it had computed until
-then is thrown away, unevaluated.
+compute all rows at once. The first touch shows which module it is; what it computed before is dropped,
+unevaluated.
 
-The layers of weights of that module are called with all rows where that is possible: those that take its
-inputs, and the one that gives its output. So a forward with drafts reads these weights once. Both are found
-by the objects that pass: arrays are lazy, so a result that is made again from all rows was never computed.
+That module's layers of weights are called with all rows where possible: those that take its inputs, and the
+one that gives its output. So a forward with drafts reads these weights once. Both are found by the identity
+of arrays. Arrays are lazy, so a result that is made again from all rows was never computed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ States = list[mx.array | None]  # of one layer, by slot
 
 
 class StateTouchedError(NotRaggedError):
-    """A module touched the state that it was called with; whoever routed its call handles this."""
+    """A module touched the state that it was called with. The router of its call handles this."""
 
     def __init__(self, state: DraftedState) -> None:
         super().__init__()
         self.state = state
 
     def __str__(self) -> str:
-        """With the function that called the state, by the traceback."""
+        """The message, with the function that touched the state, by the traceback."""
         codes = (frame.f_code for frame, _ in traceback.walk_tb(self.__traceback__))
         names = [code.co_qualname for code in codes if code.co_filename != __file__]
         name = names[-1] if names else "a module"
@@ -77,9 +77,11 @@ class _Update:
 
 
 class DraftedState:
-    """One STATE layer. `first`: its cache with the states of all rows before the forward. `updaters`: the
-    modules that are known to update a state, by id; is added to. What a library keeps in a cache beside the
-    states can be read and written."""
+    """One STATE layer in a forward with drafts.
+
+    `first`: its cache with the states of all rows before the forward. `updaters`: modules that are known to
+    update a state, by id; new ones are added. Other attributes of a library's cache can be read and written.
+    """
 
     lengths = None  # as in every batch of rows with one token each
     left_padding = None
@@ -94,7 +96,7 @@ class DraftedState:
         return self._first.make_mask(*args, **kwargs)
 
     def advance(self, N: int) -> None:
-        """Rows of one token each have nothing to count."""
+        """Do nothing, since rows of one token each have nothing to count."""
 
     def __getitem__(self, slot: int) -> Any:
         raise StateTouchedError(self)
@@ -153,11 +155,11 @@ class DraftedState:
         self._after = [_take_rows(a, call.kept, copied=call.previous is not None) for call, a in pairs]
 
     def list_arrays(self) -> list[mx.array]:
-        """What the forward's logits do not consume."""
+        """The arrays that the forward's logits do not consume."""
         return [a for states in self._after for a in states if a is not None]
 
     def choose(self, parts: Sequence[ChosenStates], order: RowChoice) -> States:
-        """The states of all rows, by `DraftLayout.choose_states`."""
+        """The states of all rows, as `DraftLayout.choose_states` says."""
         found = [
             self._repeat(part.repeat) if part.repeat else _take_rows(self._after[part.call], part.places)
             for part in parts
@@ -179,14 +181,14 @@ def _take_rows(states: Sequence[mx.array | None], rows: RowChoice, *, copied: bo
 
 
 def concatenate_filled(parts: Sequence[mx.array | None]) -> mx.array | None:
-    """States of all rows, one part after the other. None: a slot that is never filled."""
+    """The states of all rows, part after part. None for a slot that is never filled."""
     filled = [a for a in parts if a is not None]
     return (filled[0] if len(filled) == 1 else mx.concatenate(filled, axis=0)) if filled else None
 
 
 def hook_states(model: nn.Module) -> int:
-    """Route the calls of all modules of the model that take a cache; returns how many classes have them.
-    Idempotent."""
+    """Route the calls of all modules of the model that take a cache. Returns how many classes have such
+    calls. Idempotent."""
     count = 0
     for kind in {base for module in model.modules() for base in type(module).__mro__}:
         call = vars(kind).get("__call__")
@@ -225,7 +227,7 @@ class _StandIn:
 
 
 class HoistedCalls:
-    """The calls of the layers inside `module` while that is called by a layout."""
+    """Calls the layers inside `module` with all rows, while a layout calls the module itself."""
 
     def __init__(self, module: nn.Module, layout: DraftLayout) -> None:
         self._module, self._layout = module, layout
@@ -238,7 +240,8 @@ class HoistedCalls:
 
     @contextmanager
     def begin_call(self, call: LayerCall) -> Iterator[None]:
-        """In this block the module is called for these rows, and calls its layers through this object."""
+        """Within the block, the module is called for the rows of `call`, and calls its layers through this
+        object."""
         self._call = call
         for name, layer in self._layers.items():
             dict.__setitem__(self._module, name, _StandIn(layer, self))
@@ -250,7 +253,7 @@ class HoistedCalls:
                 dict.__setitem__(self._module, name, layer)
 
     def take(self, array: mx.array) -> mx.array:
-        """The rows of this call of an array of all rows."""
+        """The rows of this call, out of an array of all rows."""
         part = self._call.take(array)
         self._whole[id(part)] = part, array
         return part
@@ -273,13 +276,13 @@ class HoistedCalls:
         return result
 
     def join(self, outputs: Sequence[Any]) -> Any:
-        """What the module gave in all calls, for all rows in their order."""
+        """The results of the module in all calls, for all rows in their order."""
         joined = outputs[0] if outputs[0] is None else tree_map(self._join_arrays, outputs[0], *outputs[1:])
         self.forget()
         return joined
 
     def forget(self) -> None:
-        """Drop what the calls made so far, but for results of all rows, which later calls may use."""
+        """Drop the results of the calls, but keep results of all rows, which later calls may use."""
         self._whole.clear()
         self._made.clear()
 

@@ -1,7 +1,7 @@
-"""All hooks: what changes a library's model, in the order in which that is done.
+"""Installs all hooks: changes to a library's model, in a fixed order.
 
-Each hook changes classes or functions of the library, and none knows the others. A layer may be changed by
-several: a quantized linear layer gets its method first, and then what LoRA adapters add to it.
+Each hook changes classes or functions of the library, and none knows the others. Several may change one
+layer: a quantized linear layer gets its method first, and then its LoRA adapters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
 
 @dataclass(frozen=True, slots=True)
 class InstalledHook:
-    """A hook that is on. `places`: how many layers, or modules and classes of the library, it changed."""
+    """A hook that is on. `places`: how many layers, modules or classes of the library it changed."""
 
     name: str
     places: int
@@ -38,9 +38,9 @@ def install_hooks(
     adapters: Sequence[Mapping[str, LayerWeights]],
     adapter_dtype: mx.Dtype | None,
 ) -> tuple[WeightForm, tuple[InstalledHook, ...]]:
-    """Change the model. `dtype`: of its activations; `adapters`: the weights of LoRA adapters by layer, in
-    the order of `rows.names`, to be cast to `adapter_dtype`. Returns the form of its weights, and the hooks
-    that found something to change."""
+    """Change the model. Returns the form of its weights, and the hooks that changed something. `dtype`: of
+    its activations; `adapters`: the weights of LoRA adapters by layer, in the order of `rows.names`;
+    `adapter_dtype`: their type afterwards."""
     form = settle_weights(model, config, dtype)
     routed = list_routed(model)
     experts = sum(is_expert(layer) for layer in routed)

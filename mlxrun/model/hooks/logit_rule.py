@@ -1,9 +1,9 @@
 """How attention logits are made: windows, sinks, soft caps, and the latent form.
 
-In the latent form (multi-head latent attention of DeepSeek-V2) a layer's keys are latent vectors, which are
-its values too, and its values are their rotary parts: the product of these and `positions` is added to the
-logits. Models compute that product themselves, as `positions @ values.swapaxes(-1, -2)`, and give it as the
-mask; over RowKeys it becomes PositionLogits, which is not computed yet.
+In the latent form (multi-head latent attention of DeepSeek-V2, arXiv:2405.04434) a layer's `keys` are latent
+vectors, which serve as values too. Its `values` are their rotary parts. The product of these and `positions`
+is added to the logits. Models compute it as `positions @ values.swapaxes(-1, -2)` and pass it as the mask.
+Over RowKeys it becomes PositionLogits, which are computed later.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class LogitRule:
-    """`window`: the newest tokens that a row attends to, None: all. `sinks` [Hq]: logits of no token. `cap`:
+    """How logits become weights.
+
+    `window`: the newest tokens that a row attends to, None: all. `sinks` [Hq]: logits of no token. `cap`:
     logits become cap * tanh(logits / cap), 0: they stay. `positions` [rows, Hq, 1, D']: in the latent form,
-    scaled already."""
+    already scaled.
+    """
 
     scale: float
     window: int | None = None
@@ -36,8 +39,8 @@ class PositionLogits:
 
 
 class TurnedParts(mx.array):
-    """Stands for the rotary parts of all rows, [rows, H, D', tokens]. An array, because `array @ x` asks only
-    a subclass first; an empty one, so that any other use fails."""
+    """Stands for the rotary parts of all rows, [rows, H, D', tokens]. It is an array because `array @ x` asks
+    only a subclass first. It is empty so that any other use fails."""
 
     def __init__(self) -> None:
         super().__init__([])
@@ -54,9 +57,9 @@ def attend_arrays(
     rule: LogitRule,
     attend: Callable[..., mx.array] = mx.fast.scaled_dot_product_attention,
 ) -> mx.array:
-    """Attention of queries [B, Hq, 1, D] to arrays [B, H, N, D] by `attend`, which has the arguments of the
-    library's. `mask`: bool, broadcast to [B, Hq, 1, N], in place of a window. TypeError if keys
-    are quantized, and the form needs plain ones."""
+    """Attention of queries [B, Hq, 1, D] to arrays [B, H, N, D]. `attend`: takes the arguments of the
+    library's function. `mask`: bool, broadcast to [B, Hq, 1, N], in place of a window. TypeError for
+    quantized keys if the rule needs plain ones."""
     scale = rule.scale
     if (rule.positions is not None or rule.cap) and not isinstance(keys, mx.array):
         raise TypeError("latent attention and soft caps need keys that are not quantized")

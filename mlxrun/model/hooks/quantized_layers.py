@@ -1,12 +1,12 @@
-"""Quantized layers that multiply by the method that is fastest for the number of rows they are called with.
+"""Quantized layers that multiply by the fastest method for their number of rows.
 
-`hook_products` replaces the call of each quantized linear layer and of embeddings that serve as output
-layers, `hook_experts` that of expert layers. A method follows from a call's shapes alone, so that forwards
-may be compiled. All methods give the library's result within rounding.
+`hook_products` replaces the call of quantized linear layers and of embeddings that serve as output layers;
+`hook_experts` that of expert layers. A call's shapes alone decide the method, so that forwards may be
+compiled. All methods give the library's result within rounding.
 
-A GPU computes what was launched later than the host goes on, and each product that waits has its dequantized
-weight in memory already. In a block of `bound_transients`, products are launched after so many numbers of
-such weights, and the host waits for earlier ones.
+A GPU computes later than the host launches, and each waiting product has its dequantized weight in memory
+already. So in a block of `bound_transients`, products are launched after a number of such weights, and the
+host waits for earlier ones.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ MOST_LAUNCHES = 2  # that are not computed yet
 
 @dataclass(frozen=True, slots=True)
 class MethodTable:
-    """The method for each number of rows, as (most rows, method), ascending; the last one has no limit.
+    """The method for each number of rows, as (most rows, method), ascending. The last one has no limit.
 
-    `library`: the library's call. MLX on CUDA multiplies `[rows, 1, D]` row by row. `flat`: as one matrix
+    `library`: the library's call; MLX on CUDA multiplies `[rows, 1, D]` row by row. `flat`: as one matrix
     `[rows, D]`, padded to MIN_MATRIX_ROWS. `dequantized`: with the weight dequantized for this call.
     """
 
     entries: tuple[tuple[int, ProductMethod], ...] = ((1, "library"),)
 
     def choose(self, rows: int) -> ProductMethod:
-        """The method for so many rows."""
+        """The method for this number of rows."""
         return next((method for most, method in self.entries if rows <= most), self.entries[-1][1])
 
     def describe(self, unit: str) -> str:
-        """For logs, with what its numbers count."""
+        """The table as text, for logs. `unit`: what its numbers count."""
         steps = [f"{method} up to {most} {unit}" for most, method in self.entries[:-1]]
         last = self.entries[-1][1]
         return ", ".join([*steps, f"{last} beyond" if steps else last])
@@ -93,12 +93,12 @@ _HELD = ("QuantizedLinear", "QuantizedEmbedding", "QuantizedSwitchLinear", "Quan
 
 
 def list_quantized(model: nn.Module) -> list[nn.Module]:
-    """All layers of a model whose weights are quantized and can be held dequantized."""
+    """All layers with quantized weights that can be held dequantized."""
     return [module for module in list_modules(model) if _find_plain_class(module) is not None]
 
 
 def is_expert(layer: nn.Module) -> bool:
-    """Whether the layer's weights are those of several experts."""
+    """Whether the layer has the weights of several experts."""
     return type(layer).__name__.removeprefix("_Routed") == "QuantizedSwitchLinear"
 
 
@@ -113,7 +113,7 @@ def list_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def hook_products(model: nn.Module, table: MethodTable) -> None:
-    """Let all quantized linear layers, and embeddings used as such, multiply by the table's methods."""
+    """Make quantized linear layers, and embeddings used as such, multiply by the table's methods."""
     for module in list_products(model):
         module.__class__ = _ROUTED[type(module)]
         module.table = table
@@ -125,15 +125,15 @@ def list_experts(model: nn.Module) -> list[nn.Module]:
 
 
 def hook_experts(layers: Iterable[nn.Module], table: MethodTable) -> None:
-    """Let these expert layers multiply by the table's methods, chosen by the tokens that an expert has on
-    average."""
+    """Make these expert layers multiply by the table's methods. The mean number of tokens of an expert
+    chooses."""
     for layer in layers:
         mix_in(layer, _RoutedExperts, "_Routed")
         layer.table = table
 
 
 def list_routed(model: nn.Module) -> list[Any]:
-    """The layers that multiply by the methods of a table, their `table`."""
+    """The layers that multiply by the methods of their `table`."""
     kinds = _RoutedLinear | _RoutedEmbedding | _RoutedExperts
     return [module for module in list_modules(model) if isinstance(module, kinds)]
 
@@ -151,7 +151,7 @@ def multiply_routed(layer: Any, x: mx.array, experts: mx.array | None = None) ->
 
 @contextmanager
 def use_library_products(model: nn.Module) -> Iterator[None]:
-    """Multiply as the library does meanwhile, so that no row changes the rounding of another."""
+    """Within the block, multiply as the library does, so that no row changes the rounding of another."""
     modules = list_routed(model)
     tables = [module.table for module in modules]
     for module in modules:
@@ -191,7 +191,7 @@ def dequantize_weight(layer: Any, dtype: mx.Dtype) -> mx.array:
 
 
 def count_weights(layer: Any) -> int:
-    """Numbers that the layer's weight has when it is dequantized."""
+    """How many numbers the layer's dequantized weight has."""
     return int(layer["weight"].size) * 32 // int(layer.bits)
 
 
@@ -218,7 +218,7 @@ def _find_plain_class(module: nn.Module) -> type | None:
 
 
 def describe_quantization(model: nn.Module) -> Iterator[str]:
-    """The kinds of quantized weights, such as `affine 4 bit`, the one of most numbers first."""
+    """The kinds of quantized weights, such as `affine 4 bit`, most numbers first."""
     totals: dict[str, int] = {}
     for module in list_quantized(model):
         layer: Any = module
@@ -237,7 +237,8 @@ class _Transients:
 
 @contextmanager
 def bound_transients() -> Iterator[None]:
-    """Bound the weights of `record_product` in this block, which must not be compiled."""
+    """Within the block, bound the memory of the weights of `record_product`. The block must not be
+    compiled."""
     before = _Transients.bounded
     _Transients.bounded = True
     try:
@@ -248,13 +249,13 @@ def bound_transients() -> Iterator[None]:
 
 
 def are_bounded() -> bool:
-    """Whether this is in a block of `bound_transients`."""
+    """Whether a block of `bound_transients` is active."""
     return _Transients.bounded
 
 
 def record_product(product: mx.array, numbers: int) -> mx.array:
-    """The product, of a weight with so many numbers that is dequantized for it alone. May launch it, and wait
-    for earlier ones."""
+    """Return a product whose weight, of `numbers` numbers, is dequantized for it alone. May launch it, and
+    wait for earlier ones."""
     if _Transients.bounded:
         _Transients.numbers += numbers
         if _Transients.numbers >= LAUNCHED:

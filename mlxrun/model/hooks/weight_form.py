@@ -1,8 +1,7 @@
-"""Chooses the form of quantized weights: held dequantized, or quantized, with a method by number of rows.
+"""Chooses the form of quantized weights: held dequantized, or quantized with a method by number of rows.
 
 `model.dequantize: auto` times three of the model's own products at load, on CUDA those of one row first. In
-reproducible mode the choice follows from the backend alone: a timing may fall out differently the next time,
-and the memory is another on another machine.
+reproducible mode the backend alone decides, because times and memory differ between runs and machines.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, get_args
@@ -39,14 +38,14 @@ from mlxrun.model.hooks.quantized_layers import (
     list_quantized,
     multiply,
 )
-from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory
+from mlxrun.model.machine.decisions import Machine, QuantizedWeights, decide_weights
+from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory, warm_device
 
 log = logging.getLogger(__name__)
 
 WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
 PRODUCTS = 3
 HELD = "held"  # the name of dequantized weights among the timed methods
-MEMORY_SHARE = 0.5  # of the memory limit, that dequantized weights may take
 WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
 HELD_WORTH = 0.95  # the same for dequantized weights, on average
 # On CUDA, quantized products of one row take at most this share of the time of dequantized ones, or weights
@@ -74,10 +73,14 @@ EXPERT_TABLES: Mapping[str, MethodTable] = {"cuda": MethodTable(((8, "library"),
 
 @dataclass(frozen=True, slots=True)
 class WeightForm:
-    """What was chosen. `kinds`: of quantized weights; empty if there are none. `keeps_experts`: those stay
-    quantized where the others are held. `seconds`: by method and rows, of the timed products together; empty
-    if nothing was timed. `unused`: names of weights in the files that the model has no use for. `experts`:
-    methods of expert layers by tokens an expert; None where all their calls are the library's."""
+    """The chosen form.
+
+    `kinds`: of quantized weights, empty if there are none. `held`: they are held dequantized;
+    `keeps_experts`: except for experts. `seconds`: time of the measured products together, by method and
+    rows; empty if nothing was timed. `unused`: names of weights that the model does not use. `experts`:
+    methods of expert layers by tokens an expert, None if they use the library's calls. `reason`: why weights
+    have this form, or why they were timed.
+    """
 
     kinds: tuple[str, ...] = ()
     held: bool = False
@@ -86,6 +89,7 @@ class WeightForm:
     seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     experts: MethodTable | None = None
+    reason: str = ""
 
     def describe(self) -> str:
         """One line for logs and `mlxrun doctor`."""
@@ -113,15 +117,15 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     # In reproducible mode the choice must not depend on what other processes use just now.
     usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
     limit = config.scheduler.memory_limit or usual_limit
-    may_hold = choice == "auto" and fits_memory(layers, limit, dtype)
+    quantized = QuantizedWeights(sum(count_weights(layer) for layer in layers) * dtype.size)
+    machine = Machine(backend, limit)
+    decided = decide_weights(machine, quantized, limit, choice, config.engine.reproducible)
+    if decided.value == "refused":
+        raise _make_refusal(quantized.dequantized, limit)
     seconds: dict[str, dict[int, float]] = {}
-    table = FIXED_TABLES[backend]
-    held = choice == "always"
-    if config.engine.reproducible:
-        if choice == "auto" and backend != "metal" and layers:
-            check_memory_share(layers, limit, dtype)
-            held = True
-    elif not held and (may_hold or backend != "cuda"):  # on CUDA the fixed table holds without held weights
+    table, held = FIXED_TABLES[backend], decided.value == "held"
+    if decided.value in ("timed", "timed_methods"):
+        may_hold = decided.value == "timed"
         seconds = time_products(model, dtype, may_hold)
         table = choose_table(seconds, table)
         may_gain = backend != "cuda" or is_one_row_faster(seconds)
@@ -134,44 +138,40 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     experts = EXPERT_TABLES.get(backend) if kept else None
     if experts is not None:
         hook_experts(kept, experts)
-    form = WeightForm(kinds, held, held and bool(kept), table, seconds, experts=experts)
+    form = WeightForm(
+        kinds, held, held and bool(kept), table, seconds, experts=experts, reason=decided.reason
+    )
     log.info("weights: %s", form.describe())
     return form
 
 
-def fits_memory(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> bool:
-    """Whether dequantized weights take at most their share of the memory limit; 0: the limit is unknown."""
-    needed = sum(count_weights(layer) for layer in layers) * dtype.size
-    return 0 < needed <= limit * MEMORY_SHARE
-
-
-def check_memory_share(layers: Iterable[nn.Module], limit: int, dtype: mx.Dtype) -> None:
-    """ConfigError if dequantized weights take more than their share of the memory limit. Reproducible mode
-    chooses no other form for that, whose products round otherwise. 0: the limit is unknown."""
-    needed = sum(count_weights(layer) for layer in layers) * dtype.size
-    if needed > limit * MEMORY_SHARE > 0:
-        sizes = f"{format_rounded(needed)}, more than half of the limit of {format_rounded(limit)}"
-        raise ConfigError(
-            f"model.dequantize: with engine.reproducible, auto holds weights dequantized, whatever memory a "
-            f"machine has; they take {sizes}: set `never` to keep them quantized, or `always`"
-        )
+def _make_refusal(needed: int, limit: int) -> ConfigError:
+    """That dequantized weights take more than their share of the memory limit. Reproducible mode chooses no
+    other form for that, whose products round otherwise."""
+    sizes = f"{format_rounded(needed)}, more than half of the limit of {format_rounded(limit)}"
+    return ConfigError(
+        f"model.dequantize: with engine.reproducible, auto holds weights dequantized, whatever memory a "
+        f"machine has; they take {sizes}: set `never` to keep them quantized, or `always`"
+    )
 
 
 # -- timing ---------------------------------------------------------------------------------------------
 
 
 def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> dict[str, dict[int, float]]:
-    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`:
-    those of dequantized weights too, which take their memory meanwhile.
+    """Seconds of the model's most frequent products together, by method and number of rows. `may_hold`: also
+    time dequantized weights, which take their memory meanwhile.
 
-    A method is left out with many rows if it took far longer with fewer than the best one takes with many. On
-    CUDA, where more rows have kernels to compile, they are timed only if quantized weights gain by one.
+    A method is not timed with many rows if it was far slower with fewer rows than the best one is with many.
+    On CUDA, more rows have kernels to compile. So they are timed only if quantized weights are faster with
+    one row.
     """
     backend = get_backend()
     is_cpu = backend == "cpu"
     layers = [_cut(layer) if is_cpu else layer for layer in _pick_layers(model)]
     held = [dequantize_weight(layer, dtype) for layer in layers] if may_hold else []
     mx.eval(held)
+    warm_device()
     found: dict[str, dict[int, float]] = {name: {} for name in _list_methods(may_hold)}
     spent = 0.0
     for rows in WIDTHS if layers else ():
@@ -197,7 +197,8 @@ def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> d
 
 
 def bound_by_more_rows(times: Mapping[int, float]) -> dict[int, float]:
-    """Seconds by rows, none of them more than with more rows: on a CPU that can only be other processes."""
+    """Seconds by rows, none of them more than with more rows. On a CPU, such a difference comes from other
+    processes."""
     rows = sorted(times, reverse=True)
     least = itertools.accumulate((times[n] for n in rows), min)
     return dict(reversed(list(zip(rows, least, strict=True))))
@@ -276,7 +277,8 @@ def _time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
 
 
 def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTable) -> MethodTable:
-    """The best method that needs no dequantized weights, for each number of rows; `default`: if not timed."""
+    """The best method without held weights for each number of rows. `default`: the methods where nothing was
+    timed."""
     entries: list[tuple[int, ProductMethod]] = []
     for rows in sorted({*WIDTHS, *(most for most, _ in default.entries)}):
         times = {m: seconds[m][rows] for m in get_args(ProductMethod) if rows in seconds.get(m, {})}
@@ -291,13 +293,14 @@ def choose_table(seconds: Mapping[str, Mapping[int, float]], default: MethodTabl
 
 
 def is_one_row_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether the library's call of one row is clearly faster than with dequantized weights, or not timed."""
+    """Whether the library's call of one row is clearly faster than with dequantized weights, or was not
+    timed."""
     library, held = (seconds.get(name, {}).get(1, math.inf) for name in ("library", HELD))
     return library <= CLEARLY_FASTER * held
 
 
 def is_held_faster(seconds: Mapping[str, Mapping[int, float]]) -> bool:
-    """Whether dequantized weights are faster on the whole: by the geometric mean over the numbers of rows."""
+    """Whether dequantized weights are faster in all, by the geometric mean over the numbers of rows."""
     ratios = []
     for rows in {rows for times in seconds.values() for rows in times}:
         others = [times[rows] for name, times in seconds.items() if name != HELD and rows in times]

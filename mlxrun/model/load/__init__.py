@@ -1,1 +1,1 @@
-"""From a model's files to a model in memory."""
+"""Loads a model: from its files to a model in memory."""

@@ -1,8 +1,8 @@
 """The memory that a model and its rows take on this device, for the scheduler's admission.
 
-A model is refused before it is loaded, where weights, the load check and the first rows cannot fit in memory.
-That sum is an estimate from the headers of the weights. What is too little is found here, because the
-libraries crash or wait for good if memory ends while they compute.
+A model is refused before it is loaded if weights, load check and first rows cannot fit in memory. That sum is
+an estimate from the headers of the weights. A shortage must be found here, because the libraries crash or
+wait forever if memory ends while they compute.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ _EMBEDDINGS = (
 
 
 def choose_quantization(settings: CacheSettings, cache: Sequence[Any]) -> KVQuantization | None:
-    """What `cache.kv_bits` means for a model, read off caches [1, ...] that hold a few tokens. ConfigError if
-    it has no layer that keeps all tokens, or if no group size divides the sizes of its heads."""
+    """The quantization that `cache.kv_bits` means for a model; None if it is not set. `cache`: caches [1,
+    ...] that hold a few tokens. ConfigError if no layer keeps all tokens, or if no group size divides the
+    head sizes."""
     bits, group_size = settings.kv_bits, settings.kv_group_size
     if bits is None:
         return None
@@ -67,7 +68,7 @@ def choose_quantization(settings: CacheSettings, cache: Sequence[Any]) -> KVQuan
 
 
 def measure_footprint(cache: Sequence[Any], quantization: KVQuantization | None = None) -> Footprint:
-    """Bytes of a row in the decode batch, read off caches [1, ...] that hold a few tokens."""
+    """Bytes of a row in the decode batch. `cache`: caches [1, ...] that hold a few tokens."""
     per_token, packed, fixed, windows = 0, 0, 0, []
     for layer in layer_caches.flatten_caches(cache):
         if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
@@ -99,7 +100,7 @@ def _count_packed_bytes(array: mx.array, quantization: KVQuantization | None) ->
 
 
 def read_hidden_size(config: Mapping[str, Any]) -> int:
-    """The hidden size of the model with this config; a guess if it does not say."""
+    """The hidden size of the model with this config; 4096 if the config does not say."""
     for source in (config.get("text_config") or {}, config):
         for key in ("hidden_size", "d_model", "n_embd", "dim"):
             if isinstance(source.get(key), int):
@@ -113,8 +114,8 @@ def count_weight_bytes(model: nn.Module) -> int:
 
 
 def make_encoder_budget(settings: SchedulerSettings, hidden: int, weights: int) -> MemoryBudget:
-    """The sum for a model that only gives vectors, whose texts have no caches. `hidden`: width of the model;
-    `weights`: its bytes."""
+    """The memory budget of a model that only gives vectors, whose texts have no caches. `hidden`: width of
+    the model; `weights`: its bytes."""
     return MemoryBudget(_get_limit(settings), weights, hidden * mx.float32.size * ACTIVATION_FACTOR)
 
 
@@ -134,8 +135,8 @@ def make_memory_budget(
     images: int = 0,
     quantization: KVQuantization | None = None,
 ) -> MemoryBudget:
-    """The sum that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
-    `beside`: bytes that count as weights: a draft model; `images`: what front ends may take for decoded
+    """The memory budget that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
+    `beside`: bytes that count as weights, such as a draft model; `images`: bytes of front ends for decoded
     images."""
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
     weights = count_weight_bytes(model)
@@ -150,10 +151,12 @@ def make_memory_budget(
 
 
 def count_token_embeddings(model: nn.Module, logits: int = 0) -> int:
-    """Rows of the largest table of token embeddings, plain or quantized; at least `logits`, the width of the
-    model's logits. 0 if they are not known. A tokenizer may have more tokens, special ones that were added to
-    it alone. MLX reads beyond the end of an array without an error, so such a token would be answered with
-    whatever lies there."""
+    """The number of rows of the largest table of token embeddings, at least `logits`, the width of the
+    logits. 0 if unknown.
+
+    A tokenizer may have more tokens, such as added special ones. MLX reads beyond the end of an array without
+    an error, so such a token would get an arbitrary embedding.
+    """
     tables = {
         name: array.shape[0]
         for name, array in tree_flatten(model.parameters())
@@ -163,8 +166,8 @@ def count_token_embeddings(model: nn.Module, logits: int = 0) -> int:
 
 
 def check_memory(config: Config, *models: LoadedModelInfo) -> None:
-    """ModelLoadError, with the sum, if these models cannot be loaded together: the target and its draft.
-    ConfigError if the weights alone are more than `scheduler.memory_limit`."""
+    """ModelLoadError, with the sum, if these models (a target and its draft) cannot be loaded together.
+    ConfigError if the weights alone exceed `scheduler.memory_limit`."""
     itemsize = None if (dtype := choose_dtype(config.model)) is None else dtype.size
     weights = copied = work = rows = 0
     for info in models:

@@ -1,4 +1,4 @@
-"""Logs how far the loading of a model is, every few seconds, and evaluates its weights in groups for that."""
+"""Logs every few seconds how far a model is loaded. For that, it evaluates the weights in groups."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def count_progress() -> int:
 
 
 def describe_progress() -> str | None:
-    """What is being read, and how far that is; None if nothing is."""
+    """What is being read, and how far; None if nothing is."""
     return None if _Latest.progress is None else _Latest.progress.describe()
 
 
 def is_downloading() -> bool:
-    """Whether a model comes from the hub just now: slowly, perhaps, and with limits of its own."""
+    """Whether a model is being downloaded from the hub, which may be slow and has its own limits."""
     return _Latest.downloads > 0
 
 
 @contextmanager
 def note_download() -> Iterator[None]:
-    """A download that is under way here."""
+    """Mark the block as a download."""
     _Latest.downloads += 1
     try:
         yield
@@ -49,7 +49,7 @@ def note_download() -> Iterator[None]:
 
 
 class LoadProgress:
-    """Counts bytes of `total`; the log has a line every REPORT_EVERY seconds until all are counted."""
+    """Counts bytes of `total`. It logs a line every REPORT_EVERY seconds until all are counted."""
 
     def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -60,13 +60,13 @@ class LoadProgress:
         _Latest.progress = self
 
     def describe(self) -> str:
-        """What is being read, and how far that is."""
+        """What is being read, and how far."""
         share = 100 * self._done / max(self._total, 1)
         done, total = format_rounded(self._done), format_rounded(self._total)
         return f"{self._what}: {done} of {total} ({share:.0f} %)"
 
     def end(self) -> None:
-        """All was read, or none of it will be."""
+        """Stop reporting, since all was read or reading has failed."""
         if _Latest.progress is self:
             _Latest.progress = None
 
@@ -82,7 +82,7 @@ class LoadProgress:
 
 
 def evaluate_parameters(model: Any, name: str) -> None:
-    """Load a model's parameters, which the library has only described so far. They are evaluated in groups of
+    """Load a model's parameters, which the library has made lazily. They are evaluated in groups of
     GROUP_BYTES, so that progress can be logged in between."""
     import mlx.core as mx
     from mlx.utils import tree_flatten

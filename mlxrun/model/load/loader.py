@@ -1,7 +1,7 @@
 """Loads a model's weights: text models with mlx-lm, vision models with mlx-vlm. On the engine thread only.
 
-So is the model of `model.draft`, for sparse prefill or for speculation. Its files are checked first
-(`load_draft_info`), before the large model is loaded that it is for.
+The model of `model.draft` is loaded here too. Its files are checked first (`load_draft_info`), before its
+large target is loaded.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_w
 from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
+from mlxrun.model.machine.device import limit_buffers
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 
@@ -46,7 +47,8 @@ _OF_FILES = (
 
 
 def load_adapter(config: Config, info: LoadedModelInfo) -> ModelCaller:
-    """The model with its hooks installed and its weights evaluated."""
+    """The model with its hooks installed and its weights evaluated. ModelLoadError or ConfigError if it
+    cannot be loaded."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -72,8 +74,7 @@ def load_adapter(config: Config, info: LoadedModelInfo) -> ModelCaller:
     form, hooks = install_hooks(model, config, dtype or _find_dtype(model), rows, adapters, dtype)
     form = replace(form, unused=unused)
     evaluate_parameters(model, info.name)
-    if mx.metal.is_available():
-        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    limit_buffers(config.scheduler.memory_limit)
     if info.vision:
         # Features of images are reused bit by bit only where all images of a prompt are the same.
         exact_sets_only = config.engine.reproducible
@@ -168,13 +169,14 @@ class SmallModel:
     width: int
 
     def make_error(self, problem: str) -> ConfigError:
-        """That this model cannot be used, for a reason that has it as its subject."""
+        """The ConfigError that this model cannot be used. `problem`: a clause with the model as its
+        subject."""
         return ConfigError(f"model.draft: {self.info.name} {problem}")
 
 
 def load_draft_info(settings: ModelSettings, model_info: LoadedModelInfo) -> LoadedModelInfo:
     """The model of `model.draft` without its weights. ConfigError if its files show that it cannot be loaded,
-    or does not fit the model of `model_info`, which has these settings."""
+    or that it does not fit the target (`model_info`)."""
     with name_draft():
         info = load_model_info(make_draft_settings(settings), weights=True, announce=False, digest=False)
     problem = _compare_vocabularies(model_info.tokenizer, info.tokenizer)
@@ -184,7 +186,7 @@ def load_draft_info(settings: ModelSettings, model_info: LoadedModelInfo) -> Loa
 
 
 def load_small_model(config: Config, model_info: LoadedModelInfo, draft: LoadedModelInfo) -> SmallModel:
-    """The model of `draft`, which is for that of `model_info`. ConfigError if it cannot be loaded."""
+    """Load the draft model of the target `model_info`. ConfigError if it cannot be loaded."""
     own = make_draft_settings(config.model)
     log_weights(own, draft.folder)
     with name_draft():

@@ -1,6 +1,5 @@
-"""Computes the digests that identify a model's files in a manifest, when they are asked for: those of a large
-model take seconds to read.
-"""
+"""Computes the digests that identify a model's files in a manifest, when they are first needed. Reading a
+large model takes seconds."""
 
 from __future__ import annotations
 
@@ -21,8 +20,8 @@ _SAMPLES = 1024
 
 
 class LateDigests(Mapping[str, str]):
-    """Digests by name, for which files are read when they are asked for. `sources`: for each name, what
-    computes its digest and perhaps others."""
+    """Digests by name. Files are read when a digest is first needed. `sources`: for each name, a function
+    that returns its digest and perhaps others."""
 
     def __init__(self, sources: Mapping[str, Callable[[], Mapping[str, str]]]) -> None:
         self._sources = sources
@@ -40,8 +39,8 @@ class LateDigests(Mapping[str, str]):
 def make_digests(
     settings: ModelSettings, folder: Path, template: str | None, gguf: GgufHeader | None, weights: bool
 ) -> LateDigests:
-    """The digests of the model, and `draft`, of the files of the draft model, which may take part in what
-    answers are. ConfigError if there is no such model."""
+    """The digests of the model, and `draft`, of the files of its draft model, which may influence answers.
+    ConfigError if there is no such draft model."""
 
     @functools.cache
     def digest_model() -> dict[str, str]:
@@ -64,7 +63,7 @@ def make_digests(
 def compute_digests(
     folder: Path, adapter: Path | None, chat_template: str | None, *, code: bool = False
 ) -> dict[str, str]:
-    """sha256 of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: whether Python
+    """sha256 (hex) of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: Python
     files of the folder may run, and are part of the model."""
     weights = list_weight_files(folder) + (sorted(adapter.glob("*")) if adapter else [])
     weights += sorted(folder.rglob("*.py")) if code else []
@@ -84,7 +83,7 @@ def compute_digests(
 
 
 def digest_adapter(folder: Path) -> str:
-    """sha256 of the files of a LoRA adapter."""
+    """sha256 (hex) of the files of a LoRA adapter."""
     return _hash_files(sorted(folder.glob("*")), LoadProgress(f"reading {folder.name} for its digest", 0))
 
 

@@ -1,6 +1,5 @@
-"""What a model's files say of its prompts and answers: the chat template, the tokens that end an answer, the
-longest context, values for sampling, and whether it is loaded as a text model or as one that sees images.
-"""
+"""Facts from a model's files: the chat template, end tokens, context length, sampling defaults, and the
+kind."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
-    """The chat template of the settings, else that of the model's files; None if there is none.
-    ModelLoadError if it cannot be read."""
+    """The chat template of the settings, else of the model's files; None if there is none. ModelLoadError if
+    it cannot be read."""
     if settings.chat_template is not None:
         try:
             return read_text_file(Path(settings.chat_template))
@@ -51,8 +50,8 @@ def read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str 
 def collect_eos_ids(
     folder: Path, config: Mapping[str, Any], generation: Mapping[str, Any], tokenizer: Any
 ) -> frozenset[int]:
-    """Every token that one of the model's files in `folder` names as an end token. Logs a warning of a value
-    that is none."""
+    """The ids of all end tokens that a file of the model in `folder` names. Logs a warning for an invalid
+    value."""
     text = config.get("text_config") or {}
     sources = {GENERATION: generation, "config.json": config, "config.json: text_config": text}
     found: list[Any] = [tokenizer.eos_token_id]
@@ -71,8 +70,8 @@ def _warn_of_ignored(folder: Path, file: str, key: str, value: Any, wanted: str)
 
 
 def read_context_length(settings: ModelSettings, config: Mapping[str, Any]) -> int:
-    """Tokens of the longest prompt with its answer: those of the settings, else those of the config. Logs a
-    warning if the settings want more than the config allows."""
+    """The most tokens of a prompt and its answer: from the settings, else from the config. Logs a warning if
+    the settings exceed what the config allows."""
     sources = (config.get("text_config") or {}, config)
     found = [source[key] for source in sources for key in _CONTEXT_KEYS if source.get(key)]
     wanted = settings.context_length
@@ -92,8 +91,8 @@ def _read_extended(config: Mapping[str, Any]) -> int:
 
 
 def read_sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> dict[str, float]:
-    """Sampling values that the authors of the model in `folder` recommend; do_sample: false means greedy.
-    Logs a warning of a value that is none."""
+    """Sampling values that the authors of the model in `folder` recommend. `do_sample: false` means greedy.
+    Logs a warning for an invalid value."""
     if generation.get("do_sample") is False:
         return {"temperature": 0.0}
     found = {}
@@ -108,14 +107,15 @@ def read_sampling_defaults(folder: Path, generation: Mapping[str, Any]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """`vision`: whether the model sees images. `note`: why not, where its config says that it does."""
+    """`vision`: whether the model takes images. `note`: why not, if its config has them."""
 
     vision: bool
     note: str = ""
 
 
 def choose_kind(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> ModelKind:
-    """What `model.kind` says, or what config and weights say. ModelLoadError if it cannot be that."""
+    """The kind by `model.kind`, or else by config and weights. ModelLoadError if the model cannot be of that
+    kind."""
     parts = (config, *(part for part in config.values() if isinstance(part, Mapping)))
     has_config = any(part.get("vision_config") for part in parts)  # Qwen3-Omni has it in `thinker_config`
     if settings.kind == "text":
@@ -166,7 +166,8 @@ def _check_vision(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def list_tensor_names(folder: Path) -> frozenset[str] | None:
-    """The names of a checkpoint's tensors, by its index or its files' headers; None if there are none."""
+    """The names of a checkpoint's tensors, by its index or its files' headers; None if there are none.
+    ModelLoadError if they cannot be read."""
     found: set[str] = set()
     try:
         for index in sorted(folder.glob("*.safetensors.index.json")):

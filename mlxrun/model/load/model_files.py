@@ -1,4 +1,4 @@
-"""Finds a model's files and those of its draft model, and reads the small ones."""
+"""Finds the files of a model and its draft model, and reads the small ones."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ WEIGHT_FILES = ["*.safetensors"]
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
-    """The folder of the model, or its GGUF file. A model on the hub is downloaded; `weights`: whether with
-    its weights."""
+    """The folder of the model, or its GGUF file. A model on the hub is downloaded. `weights`: with its
+    weights."""
     if settings.path == "embedded":
         return EMBEDDED
     folder = Path(settings.path).expanduser()
@@ -48,7 +48,7 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
 
 
 def make_draft_settings(settings: ModelSettings) -> ModelSettings:
-    """The settings of the draft model beside a model with these."""
+    """The settings of the draft model, from those of its target."""
     assert settings.draft is not None
     own = ModelSettings(path=settings.draft, kind="text", dtype=settings.dtype)
     return replace(own, dequantize=settings.dequantize, trust_remote_code=settings.trust_remote_code)
@@ -56,7 +56,7 @@ def make_draft_settings(settings: ModelSettings) -> ModelSettings:
 
 @contextmanager
 def name_draft() -> Iterator[None]:
-    """Errors of loading a model with such settings name `model.draft`, which the user has set."""
+    """Within the block, errors of loading a model name the setting `model.draft`, as ConfigErrors."""
     try:
         yield
     except MlxrunError as error:
@@ -65,8 +65,8 @@ def name_draft() -> Iterator[None]:
 
 
 def find_draft_folder(settings: ModelSettings, weights: bool = True) -> Path:
-    """The folder of the draft model beside a model with these settings, as `find_model_folder` has it.
-    ConfigError if there is none."""
+    """The folder of the draft model, as `find_model_folder`. `settings`: of the target. ConfigError if there
+    is none."""
     with name_draft():
         return find_model_folder(make_draft_settings(settings), weights)
 
@@ -92,8 +92,8 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
 
 
 def check_small_files(folder: Path) -> None:
-    """ModelLoadError if a file of the model beside its weights is a FIFO or a device: a library would wait
-    for it."""
+    """ModelLoadError if a small file of the model is a FIFO or a device, since a library would wait for
+    it."""
     for path in sorted(file for pattern in SMALL_FILES for file in folder.glob(pattern)):
         if not path.is_dir():
             check_plain_file(path)
@@ -105,7 +105,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def check_plain_file(path: Path) -> None:
-    """ModelLoadError if this is no file on a disk: to open a pipe would wait for good."""
+    """ModelLoadError if this is not a file on a disk: opening a pipe would wait forever."""
     try:
         open_regular(path).close()
     except OSError as error:
@@ -113,7 +113,7 @@ def check_plain_file(path: Path) -> None:
 
 
 def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
-    """ModelLoadError if the config in `folder` does not name the architecture."""
+    """ModelLoadError if the config does not name the architecture."""
     name = config.get("model_type")
     if (name and isinstance(name, str)) or (name is None and "model_file" in config):
         return
@@ -124,7 +124,8 @@ def check_architecture(config: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_remote_code(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> None:
-    """ModelLoadError if the model is Python code in its folder, which the libraries would run."""
+    """ModelLoadError if the model has Python code in its folder, which the libraries would run, and the
+    settings do not trust it."""
     if "model_file" in config and not settings.trust_remote_code:
         raise ModelLoadError(
             f"{folder}: config.json names Python code of its own (model_file), which is not run because it "
@@ -147,7 +148,7 @@ def _read_value(path: Path, absent: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object of a file, {} if the file is absent; ModelLoadError if it is something else."""
+    """The JSON object of a file, {} if the file is absent. ModelLoadError for anything else."""
     value = _read_value(path, {})
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path}: not a JSON object")
@@ -155,7 +156,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_list(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file that has a list of them, [] if the file is absent; else ModelLoadError."""
+    """The JSON objects of a file with a list of them, [] if the file is absent. ModelLoadError for anything
+    else."""
     value = _read_value(path, [])
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ModelLoadError(f"{path}: not a list of JSON objects")

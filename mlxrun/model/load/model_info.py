@@ -64,10 +64,12 @@ _ASPECT_RATIO = re.compile(r"aspect ratio must be smaller than (?P<least>[\d.]+)
 
 @dataclass(frozen=True, slots=True)
 class LoadedModelInfo:
-    """A model without its weights. `digests` identify the contents of its files; one may take seconds when it
-    is first asked for. `gguf`: the header of the file that `folder` is, if it is a GGUF file. `kind_note`:
-    why it takes no images though its config has them. `refused_media`: filled when the model is loaded, for
-    all who prepare prompts with this object."""
+    """A model without its weights.
+
+    `digests`: identify the contents of its files; one may take seconds when it is first needed. `gguf`: the
+    header, if `folder` is a GGUF file. `kind_note`: why the model takes no images although its config has
+    them. `refused_media`: filled when the model is loaded, for all who prepare prompts with this object.
+    """
 
     folder: Path
     config: Mapping[str, Any]
@@ -92,8 +94,8 @@ class LoadedModelInfo:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
-        """Tokens and pixels of a rendered prompt with one placeholder an image and a video (media/videos.py).
-        Thread-safe."""
+        """Tokens and pixels of a rendered prompt with one placeholder for each image and video. Thread-safe.
+        MediaError if the processor refuses them."""
         from mlx_vlm.utils import prepare_inputs
 
         given: dict[str, Any] = {"images": list(images)} if images else {}
@@ -148,7 +150,7 @@ def _explain_refusal(error: Exception) -> str:
 
 
 def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
-    """A digest of 16 bytes of an image's decoded pixels and of its processor's settings."""
+    """A 16-byte digest of an image's decoded pixels and of its processor's settings."""
     found = hashlib.blake2b(settings, digest_size=16)
     found.update(f"{image.mode} {image.size}".encode())
     if image.mode in ("P", "PA"):
@@ -160,10 +162,12 @@ def compute_image_digest(image: Any, settings: bytes = b"") -> bytes:
 def load_model_info(
     settings: ModelSettings, weights: bool = False, *, announce: bool = True, digest: bool = True
 ) -> LoadedModelInfo:
-    """Load everything except the weights. `weights`: download them too if the model comes from the hub;
-    `announce`: log that they are about to be loaded. Who does not know yet whether they will be calls
-    `log_weights` later. `digest`: read its files for digests now, not when one is first asked for, perhaps on
-    a thread that must not wait. Those of its draft model are read when asked for."""
+    """Load everything except the weights.
+
+    `weights`: also download them if the model comes from the hub. `announce`: log that they are about to be
+    loaded; else `log_weights` does it later. `digest`: read the files for their digests now, not when one is
+    first needed, perhaps on a thread that must not wait. The draft model's files are always read later.
+    """
     folder = find_model_folder(settings, weights)
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:
@@ -235,7 +239,7 @@ def _read_gguf(settings: ModelSettings, gguf: GgufHeader, file: Path) -> dict[st
 
 
 def log_weights(settings: ModelSettings, folder: Path) -> None:
-    """Log which weights are about to be loaded, and their size. `folder`: that of the model's info."""
+    """Log which weights are about to be loaded, and their size. `folder`: of the model's info."""
     size = sum(path.stat().st_size for path in list_weight_files(folder))
     name = _get_own_name(settings, folder)
     log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))

@@ -1,9 +1,8 @@
-"""Reads safetensors files, and refuses damaged ones by name; MLX loads many of them without a word.
+"""Reads safetensors files, and refuses damaged ones by name. MLX loads many of them without an error.
 
-A header is read before any weight is. Its tensors have to lie side by side and fill the file, as the format
-demands: a tensor on the place of another one, a hole, or an end beyond the file is damage, or a trick.
-
-A download is incomplete where an index names a file that is not there.
+A header is read before any weight. Its tensors must lie side by side and fill the file, as the format
+demands. An overlap, a hole, or an end beyond the file is damage, or an attack. A download is incomplete if an
+index names a missing file.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of a tensor. `dtype` as the format calls it; `start` and `stop` count from the end
-    of the header."""
+    """A tensor as the header describes it. `dtype`: its safetensors name; `start` and `stop`: bytes from the
+    end of the header."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -44,7 +43,7 @@ class TensorEntry:
 
 def read_entries(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file by name, without their values. ModelLoadError if the header is
-    damaged, or if the file is not what the header says."""
+    damaged, or does not match the file."""
     check_plain_file(path)
     try:
         with path.open("rb") as file:
@@ -64,14 +63,13 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
 
 
 def read_folder_entries(folder: Path) -> dict[str, TensorEntry]:
-    """The tensors of all files of weights in a folder by name, as `read_entries` has those of one."""
+    """The tensors of all weight files in a folder, as `read_entries`."""
     files = list_weight_files(folder)
     return {name: entry for file in files for name, entry in read_entries(file).items()}
 
 
 def read_tensors(path: Path) -> dict[str, mx.array]:
-    """The tensors of a safetensors file, which are read when they are used. ModelLoadError if its header is
-    damaged, or the file is not what it says."""
+    """The tensors of a safetensors file, read lazily. ModelLoadError as `read_entries`."""
     read_entries(path)
     try:
         found: dict[str, mx.array] = mx.load(str(path))
@@ -121,8 +119,8 @@ def _check_places(entries: Mapping[str, TensorEntry], size: int) -> None:
 
 
 def check_shards(folder: Path) -> None:
-    """ModelLoadError if an index names a file that is missing, unless the other files have all its weights:
-    then the index is of another checkpoint, the libraries do not read it, and it is a warning."""
+    """ModelLoadError if an index names a missing file. It is only a warning if the other files have all its
+    weights: the libraries do not read the index of another checkpoint."""
     for index in sorted(folder.glob("*.safetensors.index.json")):
         places = read_json(index).get("weight_map")
         if not isinstance(places, Mapping):

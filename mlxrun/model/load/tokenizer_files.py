@@ -1,7 +1,7 @@
 """Loads a model's tokenizer: tokenizer.json, or what transformers makes of a sentencepiece or tiktoken file.
 
-A tokenizer that is made of another file is compared with that file's own library, because the conversion
-depends on the class in tokenizer_config.json, and a wrong one splits text silently into other tokens.
+A converted tokenizer is compared with the file's own library. The conversion depends on the class in
+tokenizer_config.json, and a wrong one silently splits text into other tokens.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLES = (
 
 
 def load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
-    """The folder's fast tokenizer. ModelLoadError if there is none, or if it does not make tokens of text."""
+    """The folder's fast tokenizer. ModelLoadError if there is none, or if it makes no tokens of text."""
     from transformers import AutoTokenizer
 
     _check_templates(folder)
@@ -59,7 +59,7 @@ def load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
 
 
 def find_vocabulary(folder: Path) -> VocabularyKind | None:
-    """What the model's vocabulary is for, if it is one that a tokenizer can be made of."""
+    """The kind of the model's vocabulary file, if a tokenizer can be made of it."""
     file = folder / "tokenizer.model"
     if (folder / "tiktoken.model").is_file() or any(folder.glob("*.tiktoken")):
         return "tiktoken"

@@ -1,13 +1,13 @@
 """Compares the weights of a checkpoint with the parameters of the model that takes them.
 
-Missing ones, and ones of another shape, are refused by name: the library would leave random numbers. So are
-whole numbers in place of fractions. Ones that the model has no parameter for are left out where they cannot
-matter (a head that drafts, a further tower, a buffer that is computed anew), and refused where the model
-might need them: a bias or a norm inside one of its layers means that the architecture is another one.
+Missing weights, and ones of another shape, are refused by name: the library would leave random numbers. So
+are integers in place of floats. Weights without a parameter are left out if they cannot matter, such as a
+drafting head, another tower or a computed buffer. They are refused if the model might need them: a bias or a
+norm inside its layers means another architecture.
 
-Before a library builds the model, config.json is compared with the headers of the weights. A library makes
-as many layers as the config says, and takes `quantization` as it is: numbers that the weights cannot have
-would take all memory, or would have no effect without a word.
+Before a library builds the model, config.json is compared with the headers of the weights. A library makes as
+many layers as the config says, and uses `quantization` unchecked. Wrong numbers would take all memory, or
+silently have no effect.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _LOADING = threading.Lock()  # a class is changed for all threads
 def load_checked_weights(
     model: nn.Module, weights: Mapping[str, mx.array], path: Path, tied: bool = False
 ) -> tuple[str, ...]:
-    """Give the model its weights, and return the names of those that it has no use for, sorted; the log has
-    them too. ModelLoadError if one is missing, has another shape, or might be needed. `tied`: the model's
-    embedding is also its head, so that a head of its own is not used."""
+    """Give the model its weights. Returns the names of unused ones, sorted, and logs them. `tied`: the
+    embedding is also the head, so a separate head is not used. ModelLoadError if a weight is missing, has
+    another shape, or might be needed."""
     parameters = dict(tree_flatten(model.parameters()))
     unused = sorted(weights.keys() - parameters.keys())
     drafting = {found[1] for name in unused if (found := _DRAFTING_LAYER.match(name))}
@@ -94,15 +94,15 @@ def load_checked_weights(
 
 
 def is_float(array: mx.array) -> bool:
-    """Whether it has floating-point numbers; what is quantized, or counts, has whole ones."""
+    """Whether the array has floating-point numbers. Quantized weights and counts are integers."""
     return bool(mx.issubdtype(array.dtype, mx.floating))
 
 
 @contextmanager
 def check_loading(model_class: type[nn.Module], path: Path, tied: bool) -> Iterator[list[str]]:
-    """While this runs, a model of the class takes its weights through `load_checked_weights`; the list gets
-    the names of unused ones. The libraries build the model inside the function that loads it, and either
-    refuse all that they do not know or check nothing. One thread loads at a time."""
+    """Within the block, a model of this class takes its weights through `load_checked_weights`; the list gets
+    the names of unused ones. The libraries build the model inside their load function, and either refuse all
+    unknown weights or check none. One thread loads at a time."""
     unused: list[str] = []
     changed: Any = model_class
 
@@ -148,8 +148,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 
 def check_config(config: Mapping[str, Any], folder: Path) -> None:
-    """ModelLoadError if config.json says what the weights in `folder` cannot have, or if their headers are
-    damaged."""
+    """ModelLoadError if config.json contradicts the weights in `folder`, or if their headers are damaged."""
     shapes = {name: entry.shape for name, entry in read_folder_entries(folder).items()}
     path = folder / "config.json"
     check_sizes(config, shapes, path)
@@ -158,7 +157,7 @@ def check_config(config: Mapping[str, Any], folder: Path) -> None:
 
 def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
     """ModelLoadError if the config in `path` has more layers than there are tensors, or a size far beyond
-    those of all tensors. `shapes`: theirs, by name."""
+    those of all tensors. `shapes`: of the tensors, by name."""
     count = len(shapes)
     largest = max([count, *(size for shape in shapes.values() for size in shape)])
     for key, name, value in _list_numbers(config):
@@ -172,7 +171,7 @@ def check_sizes(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]
 
 
 def check_quantization(config: Mapping[str, Any], path: Path) -> None:
-    """ModelLoadError unless `quantization` in `path` is what MLX can compute, where config.json has it."""
+    """ModelLoadError if `quantization` in the config at `path` is one that MLX cannot compute."""
     for key in ("quantization", "quantization_config"):
         found = config.get(key)
         is_other = key == "quantization_config" and isinstance(found, Mapping) and "quant_method" in found

@@ -1,1 +1,1 @@
-"""The load check: what the fast compute methods give, compared with the library's own calls at load."""
+"""The load check: results of the fast compute methods, compared with the library's own calls at load."""

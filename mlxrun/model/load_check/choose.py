@@ -1,8 +1,8 @@
-"""Chooses how a model is computed: the fastest methods that give what the library's own calls give.
+"""Chooses how a model is computed: the fastest methods with the results of the library's own calls.
 
 Each method is compared at load and in `mlxrun doctor`, on a few short prompts. One that differs is replaced
-by a slower exact one, and a warning is logged. No model is trusted because of its name: libraries keep having
-bugs of this kind.
+by a slower exact one, and a warning is logged. No model is trusted by its name, since libraries keep having
+such bugs.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def choose_methods(
     quantization: KVQuantization | None = None,
 ) -> LoadCheckReport:
     """The fastest methods that this model passes; with `engine.load_check` off, the fastest possible ones.
-    `model_info`: has the processor of images, without which they are not compared. ModelLoadError if there is
-    no way to compute it as the library does; ConfigError if rows are to be quantized, and that fails."""
+    `model_info`: has the processor of images, without which they are not compared. ModelLoadError if no
+    method matches the library; ConfigError if rows cannot be quantized as configured."""
     started = time.perf_counter()
     template = caller.make_cache()
     candidate = _choose_candidate(template, config, quantization is None)

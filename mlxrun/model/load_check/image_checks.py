@@ -44,8 +44,8 @@ _PLURALS: dict[str, MediaKind] = {"image": "images", "video": "videos"}
 def check_images(
     caller: VisionModelCaller, vocab: int, info: LoadedModelInfo | None, text: LoadCheckReport
 ) -> LoadCheckReport:
-    """The report of the text checks, with those of images, and of videos if the model takes them. What cannot
-    be computed exactly is refused by the caller from now on."""
+    """The report of the text checks, extended by those of images, and of videos if the model takes them. From
+    now on, the caller refuses media that cannot be computed exactly."""
     found, cached = _MediaLadder(caller, vocab, info, "image").compare(text, True)
     if info is not None and info.video_sampling is not None:
         found, cached = _MediaLadder(caller, vocab, info, "video").compare(found, cached)
@@ -161,8 +161,8 @@ class _MediaLadder:
 
 
 class ImageChecks:
-    """Each method computes the prompt in one way. The reference's only prompt is the text beside it: its
-    logits have index 0, those of the prompt with images index 1."""
+    """Computes one prompt with images by several methods. The reference's only prompt is the text beside it:
+    its logits have index 0, those of the prompt with images index 1."""
 
     def __init__(self, caller: VisionModelCaller, prompt: ProcessedPrompt, reference: Reference) -> None:
         self.caller = caller
@@ -202,19 +202,19 @@ class ImageChecks:
         return {(1, step): logits[0, -1] for step, logits in enumerate(outputs)}
 
     def check(self, name: str, run: Callable[[], CheckLogits], instead: str) -> bool:
-        """Compare the result of a run, and record it."""
+        """Compare the result of a run, and record it. Returns whether it passed."""
         self.done.append(self._reference.check(name, run, instead=instead))
         return self.done[-1].passed
 
     def measure(self, name: str, compute: Callable[[], float], instead: str) -> bool:
-        """Whether a difference of embeddings is rounding; records it."""
+        """Whether a difference of embeddings is rounding. The result is recorded."""
         limit = self._reference.tolerance
         self.done.append(run_check(name, lambda: LogitDifference(compute(), limit), limit, instead))
         return self.done[-1].passed
 
     def prefill(self, split: Split) -> CheckLogits:
-        """In chunks that end before and after images, as the scheduler splits such a prompt; all up to the
-        last image at once; or the whole prompt at once."""
+        """Logits of the prompt, by `split`. `chunks` end before and after images, as the scheduler splits it;
+        `prefix`: at once up to the last image; `whole`: all at once."""
         spans = self._prompt.image_spans
         inner = {"chunks": {*spans[0], spans[-1][1]}, "prefix": {spans[-1][1]}, "whole": set[int]()}[split]
         edges = sorted(edge for edge in {0, self._last, *inner} if edge <= self._last)
@@ -233,13 +233,13 @@ class ImageChecks:
         return {(1, step): decode(mx.array([[token]]), cache, [at])[0, -1] for step, (token, at) in pairs}
 
     def measure_repetition(self) -> float:
-        """How far what the library makes of the prompt is from what it made of it before."""
+        """How far the library's embeddings of the prompt are from its earlier ones."""
         return measure_repetition(self.caller.embedder, self._prompt, self._features, self._own_arrays)
 
     def measure_features(self) -> float:
         """The largest difference of a prompt that is made of cached features, in standard deviations of the
-        library's embeddings. ValueError for other positions than the library's, as far as these come with its
-        embeddings; what its language model computes is in the logits of the prompt's chunks."""
+        library's embeddings. ValueError if positions differ from those that come with the library's
+        embeddings. The logits of the prompt's chunks show positions that its language model computes."""
         ids, media = self._prompt.ids, self._prompt.media
         inputs = self.caller.prepare_inputs(ids, media)
         inputs = self.caller.encode_images(inputs, 0, len(ids))
@@ -262,11 +262,11 @@ class ImageChecks:
 
     @property
     def can_join(self) -> bool:
-        """Whether the prompt's caches are at hand."""
+        """Whether the prompt's caches are available."""
         return self._prefilled is not None
 
     def decode_among_text(self, methods: ComputeMethods) -> CheckLogits:
-        """The prompt with images and the text beside it in one batch."""
+        """Logits of the prompt with images and the text beside it in one batch."""
         assert self._prefilled is not None
         inputs, cache = self._prefilled
         batch = make_decode_batch(self.caller.make_cache(), methods)

@@ -1,8 +1,8 @@
 """A row of many tokens, which crosses the model's own sliding windows, and a short one beside it.
 
-Computing thousands of tokens would take too long at each load, so their keys and values are made of those of
-a few: they are repeated, and weighted so that the tokens at both ends of each window stand out. The library
-and each method go on from the same caches.
+Computing thousands of tokens at each load would take too long. So the keys and values of a few tokens are
+repeated. They are weighted so that the tokens at both ends of each window stand out. The library and each
+method continue from the same caches.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MARK = 6.0  # times which their keys and values are as large as those of others
 
 class LongReference(Reference):
     """`source`: caches of a few tokens. `tokens`: of the long row before its chunk. Row 0 is the long one,
-    whose logits are compared; row 1 is its company in batches."""
+    whose logits are compared. Row 1 is its company in batches."""
 
     steps = 1
     compared = (0,)
@@ -67,8 +67,8 @@ class LongReference(Reference):
 
 
 def make_long_reference(short: Reference, vocab: int, context: int | None) -> LongReference | str:
-    """The reference, or why there is none. `short`: of the same model, whose longest prompt is the source.
-    `context`: tokens that the model takes, None: unknown."""
+    """The reference, or why there is none. `short`: the reference of the same model, whose longest prompt is
+    the source. `context`: the most tokens of the model, None if unknown."""
     source = short.copy_filled(max(range(len(short.prompts)), key=lambda i: len(short.prompts[i])))
     try:
         tokens = choose_tokens(short.caller.make_cache(), source, context)
@@ -104,8 +104,7 @@ def choose_tokens(empty: Sequence[Any], source: Sequence[Any], context: int | No
 
 
 def repeat_tokens(source: Sequence[Any], empty: Sequence[Any], tokens: int) -> list[Any]:
-    """The `empty` caches, filled with so many tokens made of those in `source`. Recurrent states are those of
-    the source."""
+    """Fill the `empty` caches with this many tokens, repeated from `source`. Recurrent states are copied."""
     weights = _weigh_tokens(tokens, list_windows(empty))
     layers = []
     for old, new in zip(layer_caches.flatten_caches(source), layer_caches.flatten_caches(empty), strict=True):

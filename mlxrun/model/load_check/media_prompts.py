@@ -1,7 +1,7 @@
-"""The prompts with images and videos that the load check computes, and what the library makes of them.
+"""The prompts with images and videos that the load check computes, and the library's embeddings of them.
 
-The prompts are made by the model's own template and processor. The library must give the same embeddings of
-the same images each time, and of an image beside others those that it has alone.
+The model's own template and processor make the prompts. The library must give the same embeddings of the same
+images each time, and the same ones of an image alone and beside others.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ GIVEN = ("_position_ids", "_rope_deltas", "_no_grad")
 
 
 def list_media_prompts(info: LoadedModelInfo, kind: str = "image") -> list[ProcessedPrompt]:
-    """Two images, or two videos, with text between them, unless they have many tokens; and one. MediaError if
-    the model's files make no such prompt of at most MAX_TOKENS tokens."""
+    """A prompt with two images or two videos and text between, if it has few tokens, and a prompt with one.
+    MediaError if the model's files make no such prompt of at most MAX_TOKENS tokens."""
     pair, single = _process(info, [kind] * 2), _process(info, [kind])
     limits = ((pair, MAX_TWO), (single, MAX_TOKENS))
     found = [made for made, most in limits if isinstance(made, ProcessedPrompt) and len(made.ids) <= most]
@@ -43,7 +43,7 @@ def list_media_prompts(info: LoadedModelInfo, kind: str = "image") -> list[Proce
 
 
 def make_mixed_prompt(info: LoadedModelInfo) -> ProcessedPrompt:
-    """An image and a video. MediaError as above."""
+    """A prompt with an image and a video. MediaError as `list_media_prompts`."""
     return _check_size(_process(info, ["image", "video"]), "video")
 
 
@@ -108,7 +108,7 @@ def _make_video(size: tuple[int, int]) -> Video:
 
 
 def embed_by_library(model: Any, ids: Sequence[int], media: Mapping[str, Any]) -> dict[str, Any]:
-    """What the library's own call makes of a prompt, by name, without what it leaves out."""
+    """The non-empty results of the library's own call for a prompt, by name."""
     tokens = mx.array([list(ids)])
     given = {key: mx.array(value) for key, value in media.items()}
     pixels = given.pop("pixel_values", None)
@@ -119,10 +119,12 @@ def embed_by_library(model: Any, ids: Sequence[int], media: Mapping[str, Any]) -
 def measure_repetition(
     embedder: Embedder, prompt: ProcessedPrompt, before: Mapping[str, Any], own: Collection[str]
 ) -> float:
-    """How far the library's embeddings of a prompt are from those that it made of it `before`, in standard
-    deviations. Meanwhile it embeds the prompt's first image alone, if it can, and text. ValueError if it
-    keeps arrays of the images on the model, where another request would find them. `own`: what it kept before
-    it saw any."""
+    """How far the library's embeddings of a prompt are from those `before`, in standard deviations. Meanwhile
+    it embeds text, and the prompt's first image alone, if it can.
+
+    ValueError if the model keeps arrays of the images, where another request would find them. `own`: names of
+    the arrays that it kept before it saw any image.
+    """
     model = embedder.model
     if kept := [name for name in find_kept_arrays(model) if name not in own]:
         raise ValueError(f"mlx-vlm keeps {', '.join(kept)} of the last images on the model")
@@ -140,8 +142,8 @@ def measure_repetition(
 
 
 def find_kept_arrays(model: Any) -> list[str]:
-    """The attributes of a model and of its language model that hold arrays but are no parameters: what a call
-    left there. Positions are not among them: the adapter gives them with each call."""
+    """The attributes of a model and its language model with arrays that are no parameters: a call left them
+    there. Positions are excluded, since the model caller gives them with each call."""
     found = []
     for module in (model, model.language_model):
         values = {**vars(module), **{key: module[key] for key in module}}
@@ -152,8 +154,8 @@ def find_kept_arrays(model: Any) -> list[str]:
 
 
 def measure_neighbours(embedder: Embedder, made: ProcessedPrompt) -> float:
-    """How far the features of an image or a video beside others are from those that it has alone, in standard
-    deviations."""
+    """How far the features of an image or video beside others are from those that it has alone, in standard
+    deviations. ValueError if they cannot be told apart."""
     prompt = split_prompt(made.ids, made.media, find_regions(made.ids, embedder.tokens, made.media))
     runs = None if prompt is None else prompt.split_places()
     whole = embedder.embed_prompt(made.ids, made.media).embeds
@@ -169,6 +171,6 @@ def measure_neighbours(embedder: Embedder, made: ProcessedPrompt) -> float:
 
 
 def compare_arrays(found: mx.array, expected: mx.array) -> float:
-    """The largest difference, in standard deviations of what is expected."""
+    """The largest difference, in standard deviations of `expected`."""
     a, b = (np.array(x.astype(mx.float32)) for x in (found, expected))
     return float(np.abs(a - b).max() / (b.std() + 1e-9))

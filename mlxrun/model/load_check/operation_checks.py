@@ -1,13 +1,14 @@
 """Compares single operations with those of the library in float32, on random arrays.
 
-A fault of some percent in attention disappears in the rounding that half precision adds layer by layer, and
-in logits that are all alike. So the engine's attention over plain arrays, and the attention kernel of pages,
-are each compared by itself when they meet a new shape, on arrays whose logits spread. The load check's
-prompts are shorter than a page, and nobody has seen the kernel on every GPU: its rows end on both sides of a
-page, a row must give the same bits alone, and the kernel must not be the slower one.
+In logits that are all alike, or amid the rounding of half precision, a fault of some percent in attention
+disappears. So the engine's attention over plain arrays, and the attention kernel of pages, are compared by
+themselves. That is done at each new shape, on arrays whose logits spread.
 
-While the other checks run, half precision multiplies as the library does. So what serving multiplies
-quantized weights by is compared here, one layer of each shape.
+The load check's prompts are shorter than a page, and the kernel is not tested on every GPU. So its rows end
+on both sides of a page, a row must give the same bits alone, and the kernel must not be slower.
+
+While the other checks run, half precision multiplies as the library does. So the products of serving are
+compared here, for one quantized layer of each shape.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from mlxrun.model.kv.paged.kernel_source import PAGE
 from mlxrun.model.kv.paged.paged_cache import Attend
 from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import widen
-from mlxrun.model.machine.device import may_shorten_float32
+from mlxrun.model.machine.device import may_shorten_float32, warm_device
 
 SPREAD = 2.0  # the standard deviation of logits
 # Root mean square of differences, in units of that of the result: so many times that of the library in the
@@ -52,7 +53,7 @@ SLOWER = 1.5  # times the library's time that the kernel may take
 
 
 def find_limit(dtype: mx.Dtype, limits: Mapping[mx.Dtype, float]) -> float | None:
-    """The limit of this type; None for other types."""
+    """The limit of this dtype; None for other dtypes."""
     return SHORTENED if dtype == mx.float32 and may_shorten_float32() else limits.get(dtype)
 
 
@@ -81,12 +82,12 @@ def _make_random(size: int, like: mx.array, seed: int) -> mx.array:
 
 
 class AttentionError(RuntimeError):
-    """The engine's attention computes something else than the library's."""
+    """The engine's attention differs from the library's."""
 
 
 class AttentionCheck:
-    """To be called with the arguments of each call of `attention.attend_plain`. AttentionError if it differs
-    for such shapes."""
+    """Called with the arguments of each call of `attention.attend_plain`. AttentionError if the results
+    differ for such shapes."""
 
     def __init__(self) -> None:
         self._compared: dict[tuple[Any, ...], str] = {}  # the problem by kind of call, empty: none
@@ -151,11 +152,11 @@ def _find_seen(exact: mx.array, mask: Any) -> Any:
 
 
 class KernelError(RuntimeError):
-    """The kernel computes something else than the library, or takes longer."""
+    """The kernel differs from the library, or is slower."""
 
 
 class KernelCheck:
-    """`attend_pages`, which is compared when it is called with a new shape. KernelError if it differs."""
+    """`attend_pages`, with a comparison at each new shape. KernelError if the results differ."""
 
     def __init__(self, attend: Attend = attend_pages, timed: bool = True) -> None:
         self._attend = attend
@@ -170,10 +171,10 @@ class KernelCheck:
         key = (*shape, queries.dtype, keys.dtype, *form)
         if key not in self._compared:
             self._compared.add(key)
-            self._compare(_RandomRows((queries, keys, values), rule, LENGTHS))
+            self._compare(RandomRows((queries, keys, values), rule, LENGTHS))
         return self._attend(queries, keys, values, rows, rule)
 
-    def _compare(self, given: _RandomRows) -> None:
+    def _compare(self, given: RandomRows) -> None:
         found = self._attend(*given.arrays, given.rows, given.rule)
         exact = given.attend_by_library(wide=True)
         problem = _compare_attention(found[:-1], given.attend_by_library(), exact)
@@ -185,22 +186,16 @@ class KernelCheck:
         if self._timed:
             self._compare_times(given)
 
-    def _compare_times(self, given: _RandomRows) -> None:
-        many = _RandomRows(given.arrays, given.rule, (TIMED_TOKENS,) * TIMED_ROWS)
-        queries, keys, values = many.arrays
-        plain_keys, plain_values = (
-            mx.contiguous(a.reshape(-1, TIMED_TOKENS, *a.shape[1:])[:TIMED_ROWS].swapaxes(1, 2))
-            for a in (keys[PAGE:], values[PAGE:])
-        )
-        mx.eval(plain_keys, plain_values)
-        mask = (mx.arange(TIMED_TOKENS)[None] >= mx.zeros((TIMED_ROWS, 1), dtype=mx.int32))[:, None, None]
-        library = _measure(lambda: attend_arrays(queries, plain_keys, plain_values, mask, many.rule))
-        own = _measure(lambda: self._attend(*many.arrays, many.rows, many.rule))
+    def _compare_times(self, given: RandomRows) -> None:
+        many = RandomRows(given.arrays, given.rule, (TIMED_TOKENS,) * TIMED_ROWS)
+        warm_device()
+        library = measure_seconds(many.arrange_for_library())
+        own = measure_seconds(lambda: self._attend(*many.arrays, many.rows, many.rule))
         if own > SLOWER * library:
             raise KernelError(f"attention takes {own * 1e6:.0f} us, the library's {library * 1e6:.0f} us")
 
 
-class _RandomRows:
+class RandomRows:
     """Random rows of these lengths, with the shapes and types of the given queries, keys and values."""
 
     def __init__(
@@ -242,6 +237,19 @@ class _RandomRows:
                 outputs.append(attend_arrays(queries[row : row + 1], own_keys, own_values, None, rule))
         return mx.concatenate(outputs)
 
+    def arrange_for_library(self) -> Callable[[], mx.array]:
+        """Attention of all rows by the library in one call. They have equal lengths, of whole pages; its keys
+        are those of the pages in order of the pool."""
+        queries, keys, values = self.arrays
+        count, tokens = len(self._lengths), self._lengths[0]
+        plain_keys, plain_values = (
+            mx.contiguous(a.reshape(-1, tokens, *a.shape[1:])[:count].swapaxes(1, 2))
+            for a in (keys[PAGE:], values[PAGE:])
+        )
+        mx.eval(plain_keys, plain_values)
+        mask = (mx.arange(tokens)[None] >= mx.zeros((count, 1), dtype=mx.int32))[:, None, None]
+        return lambda: attend_arrays(queries, plain_keys, plain_values, mask, self.rule)
+
     def select(self, index: int) -> tuple[mx.array, mx.array, mx.array, PagedRows, LogitRule]:
         """The arguments of the kernel for one of the rows."""
         one, (queries, keys, values), rule = slice(index, index + 1), self.arrays, self.rule
@@ -254,7 +262,7 @@ def _make_rows(tables: np.ndarray[Any, np.dtype[np.int32]], lengths: tuple[int, 
     return PagedRows(mx.array(tables), mx.array(lengths, dtype=mx.int32))
 
 
-def _measure(compute: Callable[[], mx.array]) -> float:
+def measure_seconds(compute: Callable[[], mx.array]) -> float:
     """Seconds of a call, the least of three times."""
     times = []
     for _ in range(4):
@@ -268,7 +276,7 @@ def _measure(compute: Callable[[], mx.array]) -> float:
 
 
 def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
-    """The check of all methods that are not the library's; none if there are none. What differs is set back
+    """The check of all methods that are not the library's, empty if there are none. Layers that differ return
     to the library's."""
     routed = [layer for layer in list_routed(model) if layer.table != MethodTable()]
     kinds = {_describe_kind(layer): layer for layer in reversed(routed)}  # the first of each

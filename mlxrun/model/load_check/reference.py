@@ -1,4 +1,4 @@
-"""The load check's prompts, and the logits that the library's own calls give for each of them by itself.
+"""The load check's prompts, and the library's logits of each of them by itself.
 
 Logits are compared by (prompt, step): step 0 follows the prompt's last token, step n the nth token after it.
 
@@ -46,9 +46,12 @@ REDUCED = 8  # tokens of the windows that the load check computes with, unless t
 
 
 class Reference:
-    """`reduced`: large windows are reduced. `lengths`: tokens of the prompts. Caches of prompts
-    are computed once, and copied for each check. `attention_check`: called before each call of the engine's
-    attention while a method is compared."""
+    """The library's logits of short prompts.
+
+    `reduced`: large windows are reduced. `lengths`: tokens of the prompts. Caches of prompts are computed
+    once, and copied for each check. `attention_check`: called before each call of the engine's attention
+    while a method is compared.
+    """
 
     steps = STEPS
     suffix = ""  # of the names of checks
@@ -86,7 +89,7 @@ class Reference:
         return range(len(self.prompts))
 
     def add_logits(self, compute: CheckRun) -> None:
-        """Add the logits of another prompt, which `compute` gives by the library's own calls."""
+        """Add the logits of another prompt, which `compute` makes by the library's own calls."""
         logits = compute()
         mx.eval(list(logits.values()))
         self.logits |= logits
@@ -104,11 +107,12 @@ class Reference:
         return cache
 
     def copy_start(self, index: int) -> tuple[list[Any], int]:
-        """Caches that hold the tokens of a prompt that no method computes, and how many these are: none."""
+        """Caches with the first tokens of a prompt that no method computes, and the number of these tokens: 0
+        here."""
         return self.make_cache(), 0
 
     def copy_filled(self, index: int) -> list[Any]:
-        """Caches that hold all but the last token of a prompt, prefilled by one forward."""
+        """Caches with all but the last token of a prompt, prefilled by one forward."""
         copied = copy_cache(self._filled[index])
         return self._prefill(index) if copied is None else copied
 
@@ -137,7 +141,7 @@ class Reference:
         }
 
     def make_row(self, index: int, name: str | None = None) -> JoiningRow:
-        """A prompt as a row of the decode batch, by the name of its index."""
+        """A prompt as a row of the decode batch. Its name is its index by default."""
         return JoiningRow(name or str(index), len(self.prompts[index]) - 1, self.copy_filled(index))
 
     def forward(
@@ -147,7 +151,8 @@ class Reference:
         positions: Sequence[int] | None = None,
         *counts: Sequence[int],
     ) -> mx.array:
-        """Logits of a decode step, evaluated. `positions`: those of text if None; `counts`: of drafts."""
+        """Evaluated logits of a decode step. `positions`: those of text if None; `counts`: tokens of each
+        row."""
         places = batch.lengths if positions is None else positions
         output = batch.forward(self.caller.decode, mx.array(tokens), places, *counts)
         mx.eval(output, batch.list_state_arrays())
@@ -162,9 +167,9 @@ class Reference:
         exact: bool = False,
         instead: str = "",
     ) -> LoadCheck:
-        """Compare the result of a run with the reference's logits, or with those of `expected`; if it raises,
-        the check fails. `expected` rounds what the reference has: a part of what that changes is allowed,
-        since a number that lies between two steps may be rounded either way. `exact`: no rounding is."""
+        """Compare the result of a run with the reference's logits, or with those of `expected`. A run that
+        raises fails the check. `expected` rounds the reference. A part of this change is allowed, since a
+        number between two steps may be rounded either way. `exact`: no rounding is allowed."""
 
         def compare() -> LogitDifference:
             with self.caller.use_attention(check=self.attention_check):
@@ -226,7 +231,7 @@ class Reference:
 
 
 def copy_cache(cache: Sequence[Any]) -> list[Any] | None:
-    """Evaluated caches of one row with array objects of their own; None if there is one of another class."""
+    """Evaluated caches of one row with their own array objects. None if a cache is of another class."""
     layers = []
     for layer in layer_caches.flatten_caches(cache):
         kind, row = layer_caches.get_kind(layer), copy.copy(layer)

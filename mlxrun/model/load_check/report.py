@@ -1,4 +1,4 @@
-"""What the load check found: its comparisons, and how the model is computed because of them."""
+"""The report of the load check: its comparisons, and how the model is computed because of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LoadCheck:
     """One comparison. `difference`: largest |logits - reference| / std; None if the method raised `error`.
-    `limit`: the largest difference that passes. `instead`: what is done in its place if it did not pass."""
+    `limit`: the largest difference that passes. `instead`: what is done if it did not pass."""
 
     name: str
     passed: bool
@@ -36,15 +36,15 @@ class LoadCheck:
         return f"logits differ by {self.difference:.1e} standard deviations{limit}"
 
     def describe_instead(self) -> str:
-        """What a message about a failed check ends with; empty if nothing is done in its place."""
+        """The end of a message about a failed check; empty if nothing replaces the method."""
         return f"; instead: {self.instead}" if self.instead else ""
 
 
 def run_check(
     name: str, compare: Callable[[], LogitDifference], limit: float, instead: str = ""
 ) -> LoadCheck:
-    """The check of what `compare` finds. It fails if that raises, as a library may for anything that it was
-    not made for; it then has this `limit`. `instead`: what is done in its place if it fails."""
+    """The check of the difference that `compare` returns. It fails with this `limit` if that raises, as a
+    library may for unexpected input. `instead`: what is done if it fails."""
     try:
         found = compare()
     except Exception as error:
@@ -56,7 +56,7 @@ def run_check(
 @dataclass(frozen=True, slots=True)
 class ComparedWindow:
     """A sliding window of the model, in tokens. `compared`: its size in the load check, whose prompts are
-    longer than that."""
+    longer."""
 
     size: int
     compared: int
@@ -64,11 +64,12 @@ class ComparedWindow:
 
 @dataclass(frozen=True, slots=True)
 class LoadCheckReport:
-    """How the model is computed, and the comparisons that led there. `weights`: their form in memory.
-    `long_rows`: why no row of many tokens was compared; empty if one was. `images`, `videos`: why they were
-    not compared, or are refused; empty if they were, and if the model takes none. `refused`,
-    `features_cached`: what an adapter of the same model has to know (`follow`). `seconds`: how long the
-    comparisons took; None: there were none. `hooks`: what was changed of the library's model.
+    """How the model is computed, and the comparisons that led there.
+
+    `weights`: their form in memory. `long_rows`: why no row of many tokens was compared, empty if one was.
+    `images`, `videos`: why they were not compared, or are refused; else empty, also if the model takes none.
+    `refused`, `features_cached`: passed to other callers of the same model (`follow`). `seconds`: duration of
+    the comparisons, None if there were none. `hooks`: the changes to the library's model.
     """
 
     methods: ComputeMethods
@@ -84,7 +85,7 @@ class LoadCheckReport:
     hooks: tuple[InstalledHook, ...] = ()
 
     def add(self, checks: Sequence[LoadCheck], **changes: Any) -> LoadCheckReport:
-        """The report with further checks, and with other values of its fields."""
+        """The report with more checks, and with other values of its fields."""
         return replace(self, checks=(*self.checks, *checks), **changes)
 
     def describe(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class LoadCheckReport:
 
 
 def describe_check(check: LoadCheck) -> dict[str, Any]:
-    """What a check found, without its name, as JSON values."""
+    """The result of a check without its name, as JSON values."""
     names = ("passed", "difference", "limit", "error", "instead")
     return {name: getattr(check, name) for name in names}
 

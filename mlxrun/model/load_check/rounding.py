@@ -1,9 +1,8 @@
-"""What counts as rounding when logits are compared.
+"""Decides which differences of logits are rounding.
 
-In half precision the library's own model is computed in float32 too: how far its halves lie from that is
-rounding, and a method may lie as far, wherever its own rounding falls. So a limit never depends on what is
-compared. In float32 the limit is fixed, unless the GPU shortens float32: then it follows from two ways of the
-library's own.
+In half precision, the library's model is also computed in float32. The difference of both is rounding, and a
+method may differ as much from float32. So a limit never depends on the compared method. In float32 the limit
+is fixed. If the GPU shortens float32, it follows from two methods of the library itself.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ class LogitDifference:
 
 
 class LowPrecisionRounding:
-    """Compares logits of half precision with those of float32. `library`: what the library's model gives in
-    half precision, `exact`: in float32, for the same keys."""
+    """Compares logits of half precision with those of float32. `library`: logits of the library's model in
+    half precision; `exact`: in float32, with the same keys."""
 
     def __init__(self, dtype: mx.Dtype, library: CheckLogits, exact: CheckLogits) -> None:
         self._dtype = dtype
@@ -73,7 +72,7 @@ class LowPrecisionRounding:
         self._own |= measure_rows(library, exact)
 
     def compare(self, found: CheckLogits) -> LogitDifference:
-        """The statistic of `found` that is nearest to its limit, or farthest beyond."""
+        """The statistic of `found` that is nearest to its limit, or farthest beyond it."""
         rows = measure_rows(found, self._exact)
         typical, usual = (float(np.median([by[key] for key in rows])) for by in (rows, self._own))
         factor = 1 + SPREAD / math.sqrt(len(rows))
@@ -106,11 +105,11 @@ def _stack(logits: CheckLogits, expected: CheckLogits) -> tuple[np.ndarray, np.n
 
 @contextmanager
 def read_in_float32(model: nn.Module) -> Iterator[None]:
-    """Within the block, each half-precision parameter is float32 wherever a module reads it.
+    """Within the block, modules read each half-precision parameter as float32.
 
-    Nothing is stored: a parameter is converted at each use and freed behind it. A layer with a large one is
-    evaluated before the next begins, so that the most memory is that of the largest one. Packed weights stay
-    packed; their scales are converted.
+    Nothing is stored: a parameter is converted at each use and freed afterwards. A layer with a large
+    parameter is evaluated before the next begins, so memory is bounded by the largest one. Packed weights
+    stay packed; their scales are converted.
     """
     changed: list[tuple[Any, Any]] = [(module, type(module)) for module in list_modules(model)]
     for module, kind in changed:
@@ -153,6 +152,6 @@ def _make_waiting(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def widen(value: Any) -> Any:
-    """The array in float32, if it is of half precision; anything else as it is."""
+    """A half-precision array in float32; any other value unchanged."""
     is_short = isinstance(value, mx.array) and value.dtype in (mx.float16, mx.bfloat16)
     return value.astype(mx.float32) if is_short else value

@@ -1,6 +1,6 @@
 """The checks of text: prompts in chunks, rows in one batch, shared forwards, restored snapshots, drafts.
 
-Each method computes the reference's prompts in one other way, and returns logits.
+Each method computes the reference's prompts in another way, and returns logits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CopiedRow = tuple[int, list[tuple[int, int, Payload]], Payload | None]  # tokens
 
 
 class TextChecks:
-    """`snapshots`: whether rows are copied for the prefix cache. `kernel`: the attention kernel of pages,
-    which is compared with the library's; None: there is none."""
+    """Computes the reference's prompts. `snapshots`: whether rows are copied for the prefix cache. `kernel`:
+    the check of the attention kernel of pages, None if there is no kernel."""
 
     def __init__(self, reference: Reference, snapshots: bool, kernel: KernelCheck | None = None) -> None:
         self.reference = reference
@@ -53,7 +53,7 @@ class TextChecks:
 
     def prefill(self, split: bool) -> CheckLogits:
         """The longest prompt at once, or `split` in chunks of different sizes. The second chunk begins in a
-        window that is not full, the others behind one that is."""
+        window that is not full, the others after a full one."""
         prompt, (cache, first) = self._prompts[self._longest], self.reference.copy_start(self._longest)
         tokens = len(prompt) - 1
         third = (tokens - first) // 3
@@ -69,9 +69,9 @@ class TextChecks:
     def decode(
         self, method: DecodeMethod, width: int, quantization: KVQuantization | None = None
     ) -> CheckLogits:
-        """Row 0 alone, and then all rows in one batch, until row 0 leaves. The others join in the second
-        step; if they are quantized in the third, so that row 2 takes the place of row 0 in a group. Those are
-        to be compared with `round_rows`."""
+        """Row 0 alone, then all rows in one batch, until row 0 leaves. The others join in the second step.
+        Quantized rows join in the third, so that row 2 takes the place of row 0 in a group. Compare those
+        with `round_rows`."""
         methods = ComputeMethods(method, fixed_width=width, quantization=quantization)
         # The paged method's kernel is compared with the library's; the compiled one's is the same.
         attend = self._kernel if method == "paged" else None
@@ -92,8 +92,8 @@ class TextChecks:
         return {key: row for key, row in logits.items() if key[0] in self.reference.compared}
 
     def decode_beside(self, methods: ComputeMethods, companies: Sequence[int]) -> CheckLogits:
-        """Row 0 beside so many others, as far as a forward of fixed width has room for them, in another place
-        each time; by (index of the company, step)."""
+        """Row 0 beside companies of these sizes, as far as a forward of fixed width has room, in another
+        place each time. The keys are (index of the company, step)."""
         logits: CheckLogits = {}
         for index, others in enumerate(companies):
             sources = [self._sharing[i % 2] for i in range(min(others, methods.fixed_width - 1))]
@@ -108,8 +108,8 @@ class TextChecks:
         return logits
 
     def round_rows(self, quantization: KVQuantization) -> CheckLogits:
-        """Each row by itself, with the library's own attention over keys and values that are rounded as the
-        packed form rounds them."""
+        """Each row by itself, with the library's own attention over keys and values that are rounded like the
+        packed form."""
         logits: CheckLogits = {}
         for i in self._rows:
             cache = self.reference.copy_filled(i)
@@ -135,8 +135,8 @@ class TextChecks:
         return self._decode_shared(caches)
 
     def prefill_tails(self, padded: bool) -> CheckLogits:
-        """The prompts' first tokens one by one; the rest of all in one forward, padded on the right, or each
-        beside its reverse."""
+        """The prompts' first tokens one by one. Then the rest of all in one forward, padded on the right, or
+        each beside its reverse."""
         rows = [self._prompts[i][:-1] for i in self._sharing]
         return self._decode_shared(self._share(rows, 1) if padded else self._share_pairs(1))
 
@@ -172,12 +172,12 @@ class TextChecks:
 
     @property
     def keeps_keys_only(self) -> bool:
-        """Whether a snapshot holds nothing but keys and values, which are copied alike however many."""
+        """Whether a snapshot has only keys and values, whose copies do not depend on their number."""
         return self.codec is not None and not self.codec.has_states
 
     def restore_snapshots(self) -> CheckLogits:
-        """The longest prompt goes on from a copy, and so does row 0 from one that was taken while it decoded
-        beside others."""
+        """The longest prompt continues from a copy. Row 0 continues from a copy that was taken while it
+        decoded beside others."""
         assert self.codec is not None
         tokens = len(self._prompts[self._longest]) - 1
         view = layer_caches.view_row(self.reference.copy_filled(self._longest))
@@ -216,8 +216,8 @@ class TextChecks:
 
 
 class RoundedUpdate:
-    """In place of `update_and_fetch` of a KV layer of one row: what quantized attention computes, up to
-    rounding, but over plain arrays and with the library's own code."""
+    """Replaces `update_and_fetch` of a KV layer of one row. It computes the same as quantized attention,
+    within rounding, but over plain arrays and with the library's own code."""
 
     def __init__(self, layer: Any, form: KVQuantization) -> None:
         self._layer = layer
@@ -225,7 +225,7 @@ class RoundedUpdate:
         self._is_rounded = False
 
     def __call__(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Add tokens [1, H, n, D]; returns all keys and values."""
+        """Add tokens [1, H, n, D]. Returns all keys and values."""
         layer = self._layer
         if layer.offset >= self._form.start:
             if not self._is_rounded:
@@ -241,10 +241,12 @@ class RoundedUpdate:
 
 
 class DraftCheck:
-    """Rows that take several tokens in a forward, of which some are rejected. They must give what one token a
-    step gives. The rejected tokens are wrong ones: a state that keeps any of them, or that loses an accepted
-    one, changes the logits of the next step. `methods`: how rows decode, by pages. A fixed width is at least
-    MOST_ROWS here."""
+    """Rows that take several tokens in a forward, of which some are rejected, must equal rows with one token
+    a step. The rejected tokens are wrong ones. So a state that keeps one, or loses an accepted one, changes
+    the logits of the next step.
+
+    `methods`: how rows decode, by pages. A fixed width is at least MOST_ROWS here.
+    """
 
     def __init__(self, reference: Reference, methods: ComputeMethods) -> None:
         width = methods.fixed_width and max(methods.fixed_width, MOST_ROWS)
@@ -261,7 +263,7 @@ class DraftCheck:
         return logits
 
     def take_drafts(self) -> CheckLogits:
-        """The same rows by FORWARDS."""
+        """The same rows with the drafts of FORWARDS."""
         batch, logits = self._start_batch(), CheckLogits()
         done = [0] * len(self._inputs)  # tokens by row
         for blocks in FORWARDS:

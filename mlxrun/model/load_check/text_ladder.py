@@ -1,7 +1,7 @@
-"""Goes from the fastest methods to slower ones where they differ from the library, down to its own calls.
+"""Tries the fastest methods first, and slower ones if they differ from the library, down to its own calls.
 
-Each way is compared, the slowest too: prompts at once, rows one by one, the library's own attention. A model
-for which none is right is refused.
+Every method is compared, the slowest too: prompts at once, rows one by one, the library's own attention. A
+model without a matching method is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mlxrun.model.load_check.reference import Reference, list_windows
 from mlxrun.model.load_check.report import LoadCheck
 from mlxrun.model.load_check.rounding import CheckLogits
 from mlxrun.model.load_check.text_checks import TextChecks
-from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.machine.decisions import decide_kernel
+from mlxrun.model.machine.device import get_backend, uses_gpu
 from mlxrun.model.run.chunk_grouping import PrefillSharing
 from mlxrun.model.run.compute_methods import (
     LIBRARY_CHUNK,
@@ -45,7 +46,7 @@ SLOWER_DECODE: dict[DecodeMethod, str] = {
 
 
 class RefusedModelError(ModelLoadError):
-    """No way to compute the model gives what the library gives. `checks`: what was compared."""
+    """No method of computing the model matches the library. `checks`: the comparisons."""
 
     def __init__(self, message: str, checks: Sequence[LoadCheck]) -> None:
         super().__init__(message)
@@ -53,7 +54,8 @@ class RefusedModelError(ModelLoadError):
 
 
 class TextLadder:
-    """`reference`: short prompts. `long`: a long row beside a short one; None: the model has none."""
+    """Finds the methods. `reference`: short prompts. `long`: a long row beside a short one; None if the model
+    has none."""
 
     def __init__(
         self,
@@ -65,21 +67,22 @@ class TextLadder:
         self._reference = reference
         self._quantization = quantization
         self._candidate = candidate
-        kernel = KernelCheck() if uses_gpu() else None
+        use = decide_kernel(get_backend(), reproducible=candidate.fixed_width > 0).value
+        kernel = KernelCheck(timed=use == "timed") if uses_gpu() else None
         references = (reference,) if long is None else (reference, long)
         self._sides = [TextChecks(each, candidate.snapshots, kernel) for each in references]
         self.checks: list[LoadCheck] = []
 
     @property
     def refusal(self) -> RefusedModelError:
-        """Why the model cannot be used."""
+        """The error that says why the model cannot be used."""
         failed = [check for check in self.checks if not check.passed]
         named = "; ".join(f"{check.name}: {check.describe()}" for check in failed[-2:])
         text = "the model is refused: no way to compute it gives the logits of the library's own calls"
         return RefusedModelError(f"{text} ({named})", self.checks)
 
     def compare(self) -> ComputeMethods:
-        """The methods that pass. RefusedModelError if no way passes."""
+        """The methods that pass. RefusedModelError if none passes."""
         for attention in get_args(AttentionMethod):
             self._reference.caller.attention = attention
             methods = self._compare_with(attention)

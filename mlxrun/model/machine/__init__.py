@@ -1,1 +1,1 @@
-"""What MLX runs on: the device, its memory, BLAS and library versions."""
+"""The machine that MLX runs on: the device, its memory, BLAS and library versions."""

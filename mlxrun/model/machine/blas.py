@@ -1,10 +1,10 @@
 """Loads the system's OpenBLAS before MLX on Linux, where the MLX wheel for CPUs links the reference BLAS.
 
-With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library that has them: float32 matrix
+With RTLD_GLOBAL the loader resolves MLX's `cblas_*` calls to the first library that has them. float32 matrix
 products are then some 30 times faster on two cores. `mlxrun.model` calls this before anything imports mlx.
 
-How OpenBLAS splits a product among its threads changes the last digits of the result, so their number is part
-of a computation: `hold_blas_threads` sets it for as long as an engine needs it.
+The number of OpenBLAS threads splits a product, and so changes the last digits of its result. It is part of a
+computation: `hold_blas_threads` sets it for as long as an engine needs it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def _iterate_names() -> Iterator[str]:
 
 
 def describe_blas() -> dict[str, Any]:
-    """The OpenBLAS in this process: the name of its file (None: not loaded), its version, the processor that
-    its kernels are made for, and its number of threads."""
+    """The OpenBLAS in this process: its file name (None: not loaded), its version, the processor of its
+    kernels, and its number of threads."""
     path = find_loaded_blas()
     if path is None:
         return {"blas": None}
@@ -76,8 +76,8 @@ def _read_text(function: Any) -> str:
 
 @contextmanager
 def hold_blas_threads(count: int | None) -> Iterator[None]:
-    """Compute with `count` threads of OpenBLAS meanwhile, whatever the environment says; None: with those
-    that there are. ConfigError if that cannot be: a process has one number."""
+    """Within the block, compute with `count` threads of OpenBLAS, whatever the environment says; None:
+    unchanged. ConfigError if another engine of this process holds another number."""
     path = find_loaded_blas()
     if count is None or path is None:
         yield
@@ -132,7 +132,8 @@ def _set_threads(library: Any, count: int) -> None:
 
 
 def find_loaded_blas() -> str | None:
-    """Path of the OpenBLAS in this process; those of NumPy and SciPy do not count, as MLX cannot use them."""
+    """The path of the OpenBLAS in this process. Those of NumPy and SciPy do not count, as MLX cannot use
+    them."""
     maps = Path("/proc/self/maps")
     if not maps.is_file():
         return None

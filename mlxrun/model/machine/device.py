@@ -1,7 +1,7 @@
 """The device that MLX computes on, its memory, and the settings that depend on it.
 
-What the last digits of results depend on besides model, settings and versions (device, BLAS, compiler) is
-described here too.
+It also describes what decides the last digits of results besides model, settings and versions: device, BLAS,
+compiler.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gc
 import os
 import platform
 import shutil
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +19,18 @@ import mlx.core as mx
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.step_plan import DEFAULT_CHUNK, StepCosts
 from mlxrun.model.machine.blas import describe_blas
+from mlxrun.model.machine.decisions import (
+    Backend,
+    Machine,
+    decide_kernel,
+    decide_memory_limit,
+    decide_pool,
+    decide_wired,
+)
+from mlxrun.model.machine.device_choice import use_device
 from mlxrun.model.machine.memory_limits import count_reserved_bytes, find_free_memory, list_limits
 
-CPU_SHARE = 0.8  # of the memory that is free at start
+WARM_SIZE, WARM_SECONDS = 1024, 0.2
 CUDA_CHUNK = 4096  # tokens; launches of forwards and copies dominate on CUDA: few large chunks are best
 # One more launch-bound forward costs more than the logits of so many tokens, or than rows that wait.
 CUDA_STEP_COSTS = StepCosts(512, waiting_weight=4, few_lengths=True, min_chunk=512, least_fitting=0.75)
@@ -35,7 +45,7 @@ DECISIVE = (
 )
 
 
-def get_backend() -> str:
+def get_backend() -> Backend:
     """The backend of the default device: metal, cuda or cpu."""
     if not uses_gpu():
         return "cpu"
@@ -47,8 +57,8 @@ def uses_gpu() -> bool:
 
 
 def may_shorten_float32() -> bool:
-    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16, as NVIDIA's and
-    the newest of Apple's do unless the environment has MLX_ENABLE_TF32=0."""
+    """Whether the GPU may multiply float32 matrices in TF32, with the mantissa of float16. NVIDIA's and
+    Apple's newest GPUs do, unless the environment has MLX_ENABLE_TF32=0."""
     return uses_gpu() and os.environ.get("MLX_ENABLE_TF32", "1") != "0"
 
 
@@ -75,35 +85,69 @@ def resolve_config(config: Config) -> Config:
     return replace(config, scheduler=scheduler)
 
 
-def get_memory_limit() -> int:
-    """Bytes that may be used, those that arrays have already included: the device's recommendation, or most
-    of what is free; 0 if unknown."""
-    info = mx.device_info()
-    if uses_gpu():
-        for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
-            if isinstance(info.get(key), int):
-                return int(info[key])
-        return 0
-    free = read_free_memory()
-    return int((free + mx.get_active_memory()) * CPU_SHARE) if free else 0
+def describe_memory() -> Machine:
+    """The device's memory, for decisions. What arrays have already counts as free."""
+    backend, free = get_backend(), 0
+    if backend != "cuda":
+        free = read_free_memory()
+        free = free + mx.get_active_memory() if free else 0
+    recommended = _read_recommended() if uses_gpu() else 0
+    return Machine(backend, recommended or _read_total(), recommended, free)
+
+
+def get_memory_limit(given: int | None = None) -> int:
+    """Bytes that may be used, those that arrays have already included; 0 if unknown. `given`: if the config
+    says it."""
+    return decide_memory_limit(describe_memory(), given).value
 
 
 def get_total_memory() -> int:
     """Bytes that the device has, or that this process may have of them, whatever is in use; 0 if unknown."""
-    if uses_gpu():
-        return get_memory_limit()
+    return _read_recommended() if uses_gpu() else _read_total()
+
+
+def _read_recommended() -> int:
+    """Bytes that the GPU recommends, or has; 0 if it does not say."""
+    info = mx.device_info(mx.default_device())
+    for key in ("max_recommended_working_set_size", "memory_size", "total_memory"):
+        if isinstance(info.get(key), int):
+            return int(info[key])
+    return 0
+
+
+def _read_total() -> int:
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([size, *(limit.total for limit in list_limits())])
 
 
+def limit_buffers(given: int | None) -> None:
+    """Bound MLX's pool of free buffers, and what the system keeps in memory. `given`: the config's limit."""
+    machine = describe_memory()
+    limit = decide_memory_limit(machine, given).value
+    pool, wired = decide_pool(machine, limit).value, decide_wired(machine, limit).value
+    if pool is not None:
+        mx.set_cache_limit(pool)
+    if wired is not None:
+        mx.set_wired_limit(wired)
+
+
+def warm_device() -> None:
+    """Compute for a moment before something is timed: a GPU that slept is slow for what comes first."""
+    if not uses_gpu():
+        return
+    square, end = mx.ones((WARM_SIZE, WARM_SIZE)), time.perf_counter() + WARM_SECONDS
+    while time.perf_counter() < end:
+        mx.eval(square @ square)
+
+
 def read_free_memory() -> int:
-    """Bytes that this process may still take: of what Linux reports as available, and of its own limits; 0
-    on other systems."""
+    """The bytes that this process may still take, by Linux's available memory and its own limits. 0 on other
+    systems."""
     return find_free_memory(list_limits(), count_reserved_bytes(loaded=True))
 
 
 def choose_blas_threads(settings: EngineSettings) -> int | None:
-    """The threads of OpenBLAS that an engine computes with; None: those that there are, nothing is fixed."""
+    """The number of OpenBLAS threads of an engine; None: it is not fixed."""
     if settings.blas_threads is None and settings.reproducible:
         return REPRODUCIBLE_THREADS
     return settings.blas_threads
@@ -111,11 +155,17 @@ def choose_blas_threads(settings: EngineSettings) -> int | None:
 
 def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
     """The device and its backend, with MLX's own names for byte counts, and without serial numbers.
-    `settings`: of an engine, whose BLAS threads are then described, and not those of the process."""
+    `settings`: of an engine, whose device and BLAS threads are then described, and not those of the process.
+    That device is then MLX's default; ConfigError if it does not exist."""
+    if settings is not None:
+        use_device(settings)
     info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
     facts = {"backend": get_backend(), "name": name} | info | {"compile": _compiles()}
     if facts["backend"] != "cpu":
+        if settings is not None:
+            used = decide_kernel(get_backend(), settings.reproducible, settings.load_check)
+            facts["attention_kernel"] = used.value
         return facts | {"tf32": may_shorten_float32()}
     facts |= {"libc": " ".join(platform.libc_ver()).strip() or None} | describe_blas()
     if settings is not None and "blas_threads" in facts:
@@ -126,7 +176,7 @@ def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
 
 
 def describe_rounding(settings: EngineSettings) -> dict[str, Any]:
-    """The decisive facts of an engine with these settings."""
+    """The facts that decide the rounding of an engine with these settings."""
     found = describe_device(settings)
     return {key: found[key] for key in DECISIVE if key in found}
 
@@ -139,7 +189,8 @@ def _compiles() -> bool:
 
 
 def start_measuring(drop_pool: bool) -> int:
-    """Collect garbage, drop the pool of free buffers if wanted, and reset the peak; returns bytes in use."""
+    """Collect garbage, drop the pool of free buffers if `drop_pool`, and reset the peak. Returns the bytes in
+    use."""
     gc.collect()
     mx.synchronize()
     if drop_pool:

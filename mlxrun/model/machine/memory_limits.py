@@ -1,14 +1,16 @@
-"""What this process may still take of memory: its limits (`ulimit`), its control groups, and the machine.
+"""The memory that this process may still take: its limits (`ulimit`), its control groups, and the machine.
 
-A limit of address space also counts what is only reserved: stacks of threads, and the buffers of BLAS. MLX
-and OpenBLAS do not survive an allocation that fails (the one crashes, the other tries for good), so that what
-is too little must be known before. Linux only; elsewhere no limit is known.
+A limit of address space also counts reserved space: stacks of threads, and the buffers of BLAS. A failed
+allocation crashes MLX and hangs OpenBLAS, so a shortage must be known before. Linux only; elsewhere no limit
+is known.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,13 +27,16 @@ IMPORTS = 400_000_000  # bytes of address space that MLX, BLAS and the tokenizer
 _M_ARENA_MAX, _ARENAS = -8, 2  # of glibc's mallopt
 _PROC = Path("/proc/self")
 _GROUPS = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
+_VM_STAT = ("/usr/bin/vm_stat",)
+_DROPPABLE = ("Pages free", "File-backed pages", "Pages purgeable")
 _LIMITS = (("RLIMIT_AS", "ulimit -v", 0), ("RLIMIT_DATA", "ulimit -d", 5))  # and the place in statm
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
-    """`name`: of what limits, for messages; `total`: its bytes; `left`: those that are not in use.
-    `reserves`: whether it counts address space that is reserved and not used."""
+    """`name`: what has the limit, for messages; `total`: its bytes; `left`: those not in use. `reserves`:
+    whether it counts reserved address space."""
 
     name: str
     total: int
@@ -43,18 +48,20 @@ class MemoryLimit:
 
 
 def list_limits() -> list[MemoryLimit]:
-    """All limits that are set; the machine's own memory is the last one."""
+    """All limits that are set. The machine's own memory is the last one."""
     return [*_list_process_limits(), *_list_group_limits(), *_list_machine_limits()]
 
 
 def find_free_memory(limits: list[MemoryLimit], reserved: int) -> int:
-    """The least that a limit leaves, `reserved` taken off where reserved space counts; 0 if none is known."""
+    """The fewest bytes that a limit leaves, 0 if none is known. `reserved`: subtracted where reserved space
+    counts."""
     left = [max(1, each.left - reserved) if each.reserves else each.left for each in limits]
     return min(left, default=0)
 
 
 def count_reserved_bytes(loaded: bool) -> int:
-    """Address space that threads and BLAS will reserve. `loaded`: a model is, which took some of it."""
+    """Bytes of address space that threads and BLAS will reserve. `loaded`: a loaded model has taken some of
+    them."""
     threads = os.cpu_count() or 1
     with suppress(KeyError, ValueError):
         threads = min(threads, int(os.environ["OPENBLAS_NUM_THREADS"]))
@@ -62,8 +69,8 @@ def count_reserved_bytes(loaded: bool) -> int:
 
 
 def explain_shortage(needed: int, limits: list[MemoryLimit], reserved: int) -> str | None:
-    """The limit that leaves less than this many bytes, in words; None if there is no such limit. `reserved`:
-    bytes besides, where reserved space counts."""
+    """The limit that leaves fewer than `needed` bytes, in words; None if there is none. `reserved`:
+    additional bytes where reserved space counts."""
     for limit in limits:
         extra = reserved if limit.reserves else 0
         if needed + extra > limit.left:
@@ -73,8 +80,8 @@ def explain_shortage(needed: int, limits: list[MemoryLimit], reserved: int) -> s
 
 
 def prepare_imports() -> None:
-    """Call this before MLX is imported. ModelLoadError if the limits leave too little for that. Where address
-    space is limited, all threads share few heaps, each of which would reserve 64 MB."""
+    """Prepare limited address space for MLX's import: all threads share few heaps, each of which would
+    reserve 64 MB. ModelLoadError if too little is left."""
     limits = _list_process_limits()
     if not limits:
         return
@@ -148,12 +155,32 @@ def _list_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
 
 
 def _list_machine_limits() -> list[MemoryLimit]:
-    """What the machine has, and what of it Linux reports as available."""
+    """What the machine has, and what of it is available without swapping."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = _MEMINFO.read_text().splitlines()
     except OSError:
-        return []
+        return _list_mac_limits() if sys.platform == "darwin" else []
     sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.endswith("kB")}
     if "MemAvailable" not in sizes:
         return []
     return [MemoryLimit(MACHINE, sizes.get("MemTotal", 0), sizes["MemAvailable"])]
+
+
+def _list_mac_limits() -> list[MemoryLimit]:
+    """The same by `vm_stat` of macOS."""
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
+        text = subprocess.run(_VM_STAT, capture_output=True, text=True, check=True, timeout=5).stdout
+        left = count_available(text)
+        if left is not None:
+            return [MemoryLimit(MACHINE, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), left)]
+    return []
+
+
+def count_available(vm_stat: str) -> int | None:
+    """Bytes that macOS can give without swapping, by the output of `vm_stat`: free pages, those of files, and
+    those that programs have offered. None if the output has no such lines."""
+    size = re.search(r"page size of (\d+) bytes", vm_stat)
+    pages = dict(re.findall(r"^(.+?):\s+(\d+)\.$", vm_stat, re.MULTILINE))
+    if size is None or "Pages free" not in pages:
+        return None
+    return int(size[1]) * sum(int(pages.get(name, 0)) for name in _DROPPABLE)

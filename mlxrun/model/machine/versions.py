@@ -39,7 +39,7 @@ def list_library_versions() -> dict[str, str]:
 
 
 def find_version(name: str) -> str | None:
-    """Version of a distribution; None if it is not installed."""
+    """The version of a distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,5 @@
-"""Builds what computes the vectors of a loaded model, and compares it in company with each text alone."""
+"""Builds the runner that computes the vectors of a loaded model, and compares batches with each text
+alone."""
 
 from __future__ import annotations
 
@@ -115,7 +116,7 @@ def _choose_rows(
 def compute_vectors(
     runner: PoolingRunner, requests: Sequence[Request], tokens: int
 ) -> list[np.ndarray[tuple[int], np.dtype[np.float32]]]:
-    """The vectors of texts as one batch, in slices of so many tokens."""
+    """The vectors of texts as one batch, in slices of `tokens` tokens."""
     batch = PoolingBatch(tuple(requests))
     while (found := runner.advance(batch, tokens)) is None:
         pass

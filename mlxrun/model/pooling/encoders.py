@@ -1,11 +1,11 @@
 """Encoders, which mlx-lm does not have: BERT and RoBERTa's relatives, and ModernBERT.
 
-Parameters have the names of the checkpoints after `rename_weight`. All take `ids` [B, T], padded on the
-right, with `lengths` [B], and give states [B, T, D]; those of padding mean nothing.
+Parameters have the names of the checkpoints after `rename_weight`. All encoders take `ids` [B, T], padded on
+the right, with `lengths` [B], and give states [B, T, D]. States of padding mean nothing.
 
-On MLX's CPU backend `erf` and `exp` are scalar, and the library's GELU takes almost half of the processor
-time of an encoder of MiniLM's shape. NumPy computes the same in an eighth of it, in blocks that stay in the
-processor's cache. Other devices and dtypes get the library's own.
+On MLX's CPU backend `erf` and `exp` are scalar. The library's GELU takes almost half of the processor time of
+an encoder of MiniLM's shape. NumPy computes the same in an eighth of it, in blocks that stay in the
+processor's cache. Other devices and dtypes use the library's GELU.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ LAST_TAIL = 13.0  # the tail of larger numbers is below 1e-36, and their squares
 
 
 def compute_gelu(x: mx.array) -> mx.array:
-    """x * P(X <= x) of the normal distribution, within 1e-6, of any shape. On a CPU float32 is evaluated
-    at once, and may be written into `x`, which nothing else may use."""
+    """x * P(X <= x) of the normal distribution, within 1e-6, of any shape. On a CPU, float32 is evaluated at
+    once and may be written into `x`, which nothing else may use."""
     if x.dtype != mx.float32 or mx.default_device() != mx.cpu:
         return nn.gelu(x)
     mx.eval(x)
@@ -68,8 +68,8 @@ def _subtract_tail(block: np.ndarray, size: np.ndarray, power: np.ndarray, tail:
 
 
 def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, mask: mx.array) -> mx.array:
-    """Attention [B, H, T, D] of queries, keys and values of this shape; `mask` is added to the scores, and
-    hides no query's keys all."""
+    """Attention [B, H, T, D] of queries, keys and values of this shape. `mask` is added to the logits, and
+    may not hide all keys of a query."""
     rows, heads, length, _ = q.shape
     few = rows * heads * length * length < GRAPH_LOGITS
     if few or q.dtype not in FLOATS or mx.default_device() != mx.cpu:
@@ -98,20 +98,20 @@ _BERT_NAMES = (  # of checkpoints, and here
 
 
 def get_activation(name: str) -> Callable[[mx.array], mx.array]:
-    """A function that may write into its argument. ModelLoadError for one that is not implemented."""
+    """A function that may write into its argument. ModelLoadError for an unsupported activation."""
     if name not in _ACTIVATIONS:
         raise ModelLoadError(f"the activation {name!r} is not supported in encoders")
     return _ACTIVATIONS[name]
 
 
 def make_padding_mask(lengths: mx.array, size: int) -> mx.array:
-    """Additive mask [B, 1, 1, size] that hides what is behind each row's end."""
+    """An additive mask [B, 1, 1, size] that hides the positions after each row's end."""
     inside = mx.arange(size)[None] < lengths[:, None]
     return mx.where(inside, 0.0, -mx.inf)[:, None, None]
 
 
 class EncoderAttention(nn.Module):
-    """Attention of BERT: every token sees all tokens of its row."""
+    """The attention of BERT: every token sees all tokens of its row."""
 
     def __init__(self, size: int, heads: int) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class EncoderAttention(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """A layer of BERT, normalised after each part."""
+    """A layer of BERT, with a norm after each part."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class BertEncoder(nn.Module):
 
 
 class ModernBertLayer(nn.Module):
-    """A layer of ModernBERT, normalised before each part; `window`: tokens seen on either side, 0: all."""
+    """A layer of ModernBERT, with a norm before each part. `window`: tokens seen on either side, 0: all."""
 
     def __init__(self, config: Mapping[str, Any], index: int) -> None:
         super().__init__()
@@ -265,7 +265,7 @@ def _read_modernbert_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rename_weight(name: str) -> str:
-    """The name of a checkpoint's tensor as it is here, without the name of the model around the encoder."""
+    """The name here of a checkpoint's tensor, without the name of the model around the encoder."""
     name = re.sub(r"^(bert|roberta|model)\.", "", name)
     if re.match(r"layers\.\d+\.(attn|mlp)\.|embeddings\.(tok_embeddings|norm)\.", name):
         name = name.removeprefix("embeddings.").replace(".attn.", ".")

@@ -1,8 +1,9 @@
-"""What the files of a model say about its vectors, without loading mlx: whether it gives embeddings or
-scores, which encoders there are, and sentence-transformers' modules, pooling, prompts and limits.
+"""The facts in a model's files about its vectors: whether it gives embeddings or scores, and how. Loads no
+mlx.
 
-A module or an option that is not implemented is a ModelLoadError that names it: without it the vectors would
-be others.
+They are the kinds of encoders, and sentence-transformers' modules, pooling, prompts and limits. An
+unsupported module or option is a ModelLoadError that names it, since the vectors would be different without
+it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 def read_pooled_model(
     folder: Path, config: Mapping[str, Any], settings: ModelSettings, tokenizer: Any
 ) -> PooledModel | None:
-    """What the model makes of texts; None if it only generates. ModelLoadError for what would be wrong."""
+    """What the model makes of texts; None if it only generates. ModelLoadError if its vectors would be
+    wrong."""
     kind, encoder = settings.kind, is_encoder(config)
     if encoder and kind in ("text", "vision"):
         raise ModelLoadError(f"model.kind: {kind}, but {folder} is an encoder ({config['model_type']})")
@@ -127,7 +129,7 @@ def _read_max_tokens(
 
 
 def is_encoder(config: Mapping[str, Any]) -> bool:
-    """Whether a model of this config is one of those in encoders.py."""
+    """Whether encoders.py has the model of this config."""
     return config.get("model_type") in ENCODER_TYPES
 
 
@@ -137,7 +139,7 @@ def get_first_position(config: Mapping[str, Any]) -> int:
 
 
 def check_labels(config: Mapping[str, Any]) -> None:
-    """ModelLoadError if the classifier has more than one label, which is no score of relevance."""
+    """ModelLoadError if the classifier has several labels, since a score of relevance needs one."""
     labels = config.get("id2label")
     count = len(labels) if labels else config.get("num_labels", 2)
     if count != 1:
@@ -145,7 +147,8 @@ def check_labels(config: Mapping[str, Any]) -> None:
 
 
 def is_sigmoid(config: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Whether scores go through a sigmoid, by config.json and config_sentence_transformers.json."""
+    """Whether scores go through a sigmoid, by config.json and config_sentence_transformers.json.
+    ModelLoadError for another activation."""
     found = (config.get("sentence_transformers") or {}).get("activation_fn")
     found = found or config.get("sbert_ce_default_activation_function") or own.get("activation_fn")
     name = str(found or "Sigmoid").rpartition(".")[2]
@@ -156,7 +159,7 @@ def is_sigmoid(config: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DenseModule:
-    """A linear layer after pooling, and the activation after it."""
+    """A linear layer after pooling, with its activation."""
 
     folder: Path
     activation: str
@@ -165,7 +168,7 @@ class DenseModule:
 
 @dataclass(frozen=True, slots=True)
 class SentenceConfig:
-    """How token states become an embedding. `max_tokens`: of a text; None: that of the model."""
+    """How token states become an embedding. `max_tokens`: of a text; None: the model's."""
 
     modes: tuple[PoolingMode, ...]
     normalize: bool
@@ -177,8 +180,8 @@ class SentenceConfig:
 
 
 def read_sentence_config(folder: Path, settings: ModelSettings) -> SentenceConfig:
-    """The config of an embedding model; ModelLoadError if something in it is not implemented, or if neither
-    its files nor `model.pooling` say how to pool."""
+    """The config of an embedding model. ModelLoadError if a part is unsupported, or if neither its files nor
+    `model.pooling` say how to pool."""
     modules = read_json_list(folder / "modules.json")
     kinds = [_get_kind(module) for module in modules]
     for kind, module in zip(kinds, modules, strict=True):
@@ -249,8 +252,9 @@ def _refuse(path: Path, what: str) -> None:
 
 
 def get_trunk_classes(config: dict[str, Any]) -> tuple[type[Any], type[Any]]:
-    """As mlx_lm.utils._get_classes, for a model that also takes the weights of its trunk alone. They are
-    named as in the whole model, and a missing head gets the embedding's: embeddings do not depend on it."""
+    """As mlx_lm.utils._get_classes, for a model that also takes the weights of its trunk alone. They get the
+    names of the whole model. A missing head gets the embedding's weights, since embeddings do not depend on
+    it."""
     from mlx_lm.utils import _get_classes
 
     model_class, arguments = _get_classes(config)

@@ -1,5 +1,7 @@
-"""From the states of tokens to vectors: pooling over chunks of rows, and the heads of embedding models, of
-cross-encoders with one label, and of rerankers that generate."""
+"""Turns the states of tokens into vectors: pooling over chunks of rows, and heads.
+
+The heads are those of embedding models, of cross-encoders with one label, and of rerankers that generate.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {
 
 
 class RowPooler:
-    """Pools rows of these lengths while their states come in chunks; what is behind an end is ignored."""
+    """Pools rows of these lengths while their states come in chunks. States after a row's end are ignored."""
 
     def __init__(self, modes: Sequence[PoolingMode], lengths: Sequence[int]) -> None:
         self._modes = modes
@@ -35,7 +37,7 @@ class RowPooler:
         self._pooled: dict[PoolingMode, mx.array] = {}
 
     def add(self, hidden: mx.array, start: int) -> None:
-        """Take in the states [B, n, D] of tokens `start` to start + n of all rows."""
+        """Take in the states [B, n, D] of tokens [start, start + n) of all rows."""
         hidden = hidden.astype(mx.float32)
         positions = mx.arange(start, start + hidden.shape[1])[None]
         inside = (positions < self._lengths)[..., None]
@@ -61,7 +63,7 @@ class RowPooler:
         return list(self._pooled.values())
 
     def finish(self) -> mx.array:
-        """The pooled states [B, D], those of several modes one after the other, in float32."""
+        """The pooled states [B, D] in float32. Several modes are concatenated."""
         count = self._lengths.astype(mx.float32)
         divisors = {
             "mean": count,
@@ -73,8 +75,8 @@ class RowPooler:
 
 
 class EmbeddingHead:
-    """The modules of sentence-transformers after the transformer. ModelLoadError if their weights are not
-    there."""
+    """The modules of sentence-transformers after the transformer. ModelLoadError if their weights are
+    missing."""
 
     def __init__(self, config: SentenceConfig) -> None:
         self.modes = config.modes
@@ -105,7 +107,7 @@ def _load_linear(module: DenseModule) -> tuple[mx.array, mx.array | None]:
 
 
 class RelevanceHead:
-    """`kind`: the model type. ModelLoadError if its weights are missing."""
+    """The head of a cross-encoder with one label. ModelLoadError if its weights are missing."""
 
     def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, mx.array], sigmoid: bool) -> None:
         self._tensors = {name.removeprefix("bert."): value for name, value in tensors.items()}

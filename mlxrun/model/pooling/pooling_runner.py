@@ -1,8 +1,8 @@
-"""Computes batches of texts: token states by a decoder or an encoder, and vectors of these.
+"""Computes batches of texts: token states by a decoder or an encoder, and their vectors.
 
-Decoders compute a batch in chunks, with caches as in prefill; causal attention never sees the padding behind
-a row's end. An encoder needs the whole text at once. Each text gives the same vector alone and in company,
-within rounding; with one row at a time, which `engine.reproducible` has, bit for bit.
+Decoders compute a batch in chunks, with caches as in prefill. Causal attention never sees the padding after a
+row's end. An encoder needs the whole text at once. Each text gives the same vector alone and in company,
+within rounding. With one row at a time (`engine.reproducible`) it is the same bit for bit.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ PADDING = 0  # a token id that every vocabulary has; its states are ignored
 
 @dataclass(frozen=True, slots=True)
 class PoolingCheck:
-    """The largest difference of vectors from those of texts alone and in one forward. `limit`: what counts as
-    rounding."""
+    """A comparison of vectors of texts alone and in one forward. `difference`: the largest; `limit`: the
+    largest that is rounding."""
 
     name: str
     difference: float
@@ -57,7 +57,7 @@ class BatchState:
 
 
 class DecoderStates:
-    """The hidden states of a text model, in chunks. `grid`: every chunk is one of the grid; 0: any size."""
+    """The hidden states of a text model, in chunks. `grid`: tokens of every chunk; 0: any number."""
 
     nbytes, num_embeddings, takes_whole_texts = 0, 0, False  # see EncoderStates
 
@@ -73,15 +73,15 @@ class DecoderStates:
         return min(length, start + (self._grid or max(chunk, 1)))
 
     def compute(self, state: BatchState, start: int, stop: int) -> mx.array:
-        """States [B, stop - start, D]; fills the caches."""
+        """States [B, stop - start, D]. Fills the caches."""
         ids = [row[start:stop] for row in state.ids]
         forward = PrefillForward(ids, state.cache, start, TEXT_ONLY, ())
         return self._hook.compute_hidden(lambda model: forward.call(self._caller, model))
 
 
 class EncoderStates:
-    """The states of an encoder. `nbytes`: of its weights; `num_embeddings`: tokens that it has embeddings
-    for; `takes_whole_texts`: each text is one forward."""
+    """The states of an encoder. `nbytes`: of its weights; `num_embeddings`: the number of tokens with
+    embeddings; `takes_whole_texts`: each text is one forward."""
 
     takes_whole_texts = True
 
@@ -106,9 +106,12 @@ TokenStates = DecoderStates | EncoderStates
 
 
 class PoolingRunner:
-    """`max_rows`: texts in a batch; `max_tokens`: of a text; `max_padding`: tokens of padding that a text
-    may add to a batch, None for no limit; `checks`: what was compared when the model was loaded. `nbytes`,
-    `num_embeddings`, `takes_whole_texts`: see EncoderStates."""
+    """Computes vectors.
+
+    `max_rows`: texts in a batch; `max_tokens`: of a text; `max_padding`: tokens of padding that a text may
+    add to a batch, None for no limit; `checks`: the comparisons at load. `nbytes`, `num_embeddings`,
+    `takes_whole_texts`: see EncoderStates.
+    """
 
     def __init__(self, states: TokenStates, head: VectorHead, max_rows: int, max_tokens: int) -> None:
         self.max_rows = max_rows
@@ -120,8 +123,8 @@ class PoolingRunner:
         self._states, self._head = states, head
 
     def advance(self, batch: PoolingBatch, tokens: int) -> Sequence[bytes] | None:
-        """Compute up to `tokens` tokens of a batch, padding included, but one of each row at least. Returns
-        the vector of each row as float32, little-endian, once all are computed."""
+        """Compute up to `tokens` tokens of a batch, padding included, but at least one of each row. Once all
+        are computed, return the vector of each row as float32, little-endian."""
         state = batch.state
         if not isinstance(state, BatchState):
             state = batch.state = self._start(batch.requests)
@@ -149,7 +152,7 @@ class PoolingRunner:
 
 
 class IdleRunner:
-    """Stands in for a model runner where the model does not generate: the scheduler never has a request."""
+    """Replaces a model runner if the model does not generate, so that the scheduler never has a request."""
 
     has_pending_snapshots = False
     awaits_first_tokens = False
@@ -162,10 +165,10 @@ class IdleRunner:
         return StepResult()
 
     def reset(self) -> None:
-        """Nothing is kept."""
+        """Do nothing, since nothing is kept."""
 
     def close(self) -> None:
-        """Drop this thread's streams; nothing can be computed after that."""
+        """Drop this thread's streams. Nothing can be computed afterwards."""
         mx.synchronize()
         mx.clear_cache()
         mx.clear_streams()

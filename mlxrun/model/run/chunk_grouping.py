@@ -1,12 +1,12 @@
-"""Which prompt chunks share a forward: first chunks of plain text, of equal or nearly equal length.
+"""Decides which prompt chunks share a forward: first chunks of plain text, of equal or nearly equal length.
 
 A shared forward starts from empty caches, so it is exact without padding for every family. Rows that are
-padded on the right stay exact where attention is the only state (causal: no token sees what comes after
-it); recurrent layers would take the padding in, so there only equal lengths share. Consecutive chunks of one
-request may be merged: the grid of chunks only matters for the prefix cache and for reproducible results.
+padded on the right stay exact if attention is the only state, since no token sees what comes after it.
+Recurrent layers would take the padding in, so there only equal lengths share. Consecutive chunks of one
+request may be merged: their grid matters only for the prefix cache and for reproducible results.
 
-Tails are what is left of prompts after a hit, where nothing follows: the rows want logprobs and never decode.
-Those of rows with equally long caches share a forward too, for which the caches are stacked.
+Tails are the rests of prompts after a hit, in rows that want logprobs and never decode. Tails of rows with
+equally long caches share a forward too, for which the caches are stacked.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ FEW_TOKENS = 64  # forwards of fewer tokens cost about the same: their time goes
 
 @dataclass(frozen=True, slots=True)
 class PrefillSharing:
-    """`max_rows`: most chunks in a forward. `max_padded`: longest chunk to pad to; 0: equal lengths only.
-    `merge_chunks`: consecutive chunks of a request share a forward (faster where attention is fused and takes
-    every shape). `tails`: tails share forwards. `max_shared`: longest chunk that shares one.
+    """Which chunks may share a forward.
+
+    `max_rows`: most chunks in a forward. `max_padded`: longest chunk to pad to; 0: equal lengths only.
+    `merge_chunks`: consecutive chunks of a request share a forward, which is faster with fused attention for
+    every shape. `tails`: tails share forwards. `max_shared`: longest chunk that shares one.
     """
 
     max_rows: int = 1
@@ -43,10 +45,10 @@ def group_chunks(
     forward_ends: Collection[tuple[str, int]] = (),
     ends: Mapping[str, int] | None = None,
 ) -> list[list[PrefillChunk]]:
-    """The chunks of each forward, in an order that keeps each request's chunks in sequence.
+    """The chunks of each forward, with each request's chunks in sequence.
 
     `shareable`: requests without images whose chunk does not sample. `forward_ends`: (request, position)
-    where a forward has to end because a snapshot of the state is due. `ends`: where the prefill of rows ends
+    where a forward must end because a snapshot of the state is due. `ends`: where the prefill of rows ends
     that never decode.
     """
     ends = ends or {}

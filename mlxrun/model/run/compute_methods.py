@@ -1,8 +1,12 @@
 """How a model is computed: the fastest methods that passed the load check.
 
-Decode methods: `paged` (one forward, attention by one kernel for all rows, on GPUs), `compiled` (the same,
-compiled), `ragged` (one forward, attention by row groups), `grouped` (one forward a row group) and
-`row_by_row` (one forward a row). All are exact; each is slower than the one before.
+The decode methods, from the fastest to the slowest, are all exact:
+
+    compiled    as `paged`, with a compiled forward
+    paged       one forward, attention by one kernel for all rows, on GPUs
+    ragged      one forward, attention by row groups
+    grouped     one forward a row group
+    row_by_row  one forward a row
 """
 
 from __future__ import annotations
@@ -27,18 +31,22 @@ DecodeMethod = Literal["compiled", "paged", "ragged", "grouped", "row_by_row"]
 
 @dataclass(frozen=True, slots=True)
 class ComputeMethods:
-    """`fixed_width`: rows of every decode forward, padded with dummy rows; 0: as many as there are. With a
-    fixed width each row also attends by itself, so that its result does not depend on the others.
-    `launch_first`: launch a step before the tokens of the last one are read (see docs/architecture.md).
-    `snapshots`: rows are copied for the prefix cache and restored from it. `library_chunks`: each prompt is
-    split as the library splits it, because it is computed differently if it is split otherwise.
-    `whole_media`: a prompt with images is computed at once up to the last of them.
-    `quantization`: of the keys and values of decoding rows; only with `ragged`. `grid`: with a fixed width,
-    tokens at whose multiples the chunks of all prompts end; 1: without. `draft_problem`: why rows may not
-    take several tokens in a forward although they lie in pages; empty: they may, or it was not compared.
-    `attention`: whose attention forwards over plain arrays use.
-    `recurrence`: how recurrent layers compute drafts (ragged/draft_layout.py); with `wide_passes` each token
-    in as many rows as a step has.
+    """How prompts and rows of a model are computed.
+
+    `fixed_width`: rows of every decode forward, padded with dummy rows; 0: as many as there are. With a fixed
+    width each row also attends by itself, so that its result does not depend on the others. `grid`: with a
+    fixed width, the chunks of all prompts end at multiples of this many tokens; 1: anywhere. `launch_first`:
+    launch a step before the tokens of the last one are read (docs/architecture/decoding.md). `snapshots`:
+    rows are copied for the prefix cache and restored from it.
+
+    `library_chunks`: each prompt is split as the library splits it, since other chunks would change the
+    result. `whole_media`: a prompt with images is computed at once up to the last of them. `quantization`: of
+    the keys and values of decoding rows; only with `ragged`. `attention`: whose attention forwards over plain
+    arrays use.
+
+    `draft_problem`: why rows in pages may not take several tokens in a forward; empty: they may, or it was
+    not compared. `recurrence`: how recurrent layers compute drafts (hooks/draft_layout.py); with
+    `wide_passes`, each token in as many rows as a step has.
     """
 
     decode: DecodeMethod = "ragged"
@@ -56,11 +64,13 @@ class ComputeMethods:
 
     @property
     def shares_pages(self) -> bool:
-        """Whether rows that begin with the same tokens hold them once: where one may go on from another's."""
+        """Whether rows that begin with the same tokens share their pages. One must be able to continue from
+        another's."""
         return uses_pages(self.decode) and self.snapshots
 
     def split_as_library(self) -> ComputeMethods:
-        """The same, with each prompt split as the library splits it: nothing may go on from elsewhere."""
+        """The same methods, with each prompt split as the library splits it. Nothing may start from a
+        snapshot."""
         sharing = replace(self.sharing, merge_chunks=False, tails=False)
         return replace(self, sharing=sharing, snapshots=False, library_chunks=True)
 
@@ -98,22 +108,22 @@ def make_decode_batch(
 
 
 def uses_pages(method: DecodeMethod) -> bool:
-    """Whether rows lie in pages."""
+    """Whether rows are in pages."""
     return method in ("compiled", "paged")
 
 
 def can_batch(template: Sequence[Any]) -> bool:
-    """Whether every cache of the model is of a class that the decode batch supports."""
+    """Whether the decode batch supports the class of every cache of the model."""
     return all(get_kind(layer) is not LayerKind.OTHER for layer in flatten_caches(template))
 
 
 def can_stack(template: Sequence[Any]) -> bool:
-    """Whether rows that hold equally many tokens can be stacked: a window may have turned, which cannot."""
+    """Whether rows with equally many tokens can be stacked. A window cannot, since it may have turned."""
     return {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.STATE}
 
 
 def find_padding_limit(template: Sequence[Any], chunk: int) -> int:
-    """Tokens of the longest first chunk that may be padded (see chunk_grouping.py); 0: none."""
+    """The number of tokens of the longest first chunk that may be padded (see chunk_grouping.py); 0: none."""
     layers = flatten_caches(template)
     if not {get_kind(layer) for layer in layers} <= {LayerKind.KV, LayerKind.WINDOW}:
         return 0

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 
 class DecodeRunner:
-    """`sampler` and `newest_tokens` [rows], the output of the last decode step, follow `order`.
-    `mtp`: drafts, and wants the hidden states of all rows."""
+    """Computes decode steps. `sampler` and `newest_tokens` [rows], the output of the last decode step, follow
+    `order`. `mtp`: a head that drafts and wants the hidden states of all rows."""
 
     def __init__(
         self, caller: ModelCaller, vocab: int, methods: ComputeMethods, mtp: MTPSource | None = None
@@ -44,8 +44,8 @@ class DecodeRunner:
     def forward(
         self, ids: Sequence[str], rows: Mapping[str, RunningRow], drafts: Mapping[str, tuple[int, ...]]
     ) -> list[LogitsBatch]:
-        """Logits of one token for each of these rows, and of the drafted ones, in one batch; rows that are
-        not named leave. `accept` must follow a forward with drafts."""
+        """Logits of one token for each of these rows, and of the drafted ones, in one batch. Other rows
+        leave. `accept` must follow a forward with drafts."""
         self._join(ids, rows)
         if not ids:
             self.order, self.sampler, self.newest_tokens = [], None, None
@@ -90,7 +90,7 @@ class DecodeRunner:
         return (self._mtp or self._caller).make_decode(numbers)
 
     def accept(self, sampled: SampledRows, rows: Mapping[str, RunningRow]) -> None:
-        """Drop the rejected tokens of the forward before, which has been sampled. Waits for it."""
+        """Drop the rejected tokens of the last forward, which has been sampled. Waits for it."""
         assert sampled.drafted is not None and self.sampler is not None
         batch = cast("PagedDecodeBatch", self.batch)
         tokens: list[int] = sampled.batch.tokens.tolist()
@@ -124,6 +124,6 @@ class DecodeRunner:
         self.order = order
 
     def list_arrays(self) -> list[mx.array]:
-        """State to evaluate in each step: no logits consume it, so its graph would grow."""
+        """The state to evaluate in each step. No logits consume it, so its graph would grow."""
         sampling = [] if self.sampler is None else self.sampler.list_arrays()
         return sampling + self.batch.list_state_arrays()

@@ -1,11 +1,12 @@
-"""Logits of a prompt slice by slice: the vocabulary times a whole prompt would not fit in memory.
+"""Computes the logits of a prompt slice by slice, since those of a whole prompt would not fit in memory.
 
-The libraries' models compute the logits of all tokens of a forward. Nearly all of them are a trunk, which
-gives hidden states, and a head, which treats each token by itself: a product with the output embedding, and
-what the family adds to it (soft caps, scales). `HiddenStateHook` is a shallow copy of the model whose trunk
-is replaced: it is called once to compute the hidden states, and then again for each slice of them, so that
-the model's own code makes the logits. A model is used in this way only if slices give the logits of the
-whole.
+The libraries' models compute the logits of all tokens of a forward. Nearly all models are a trunk, which
+gives hidden states, and a head, which treats each token by itself. The head is a product with the output
+embedding, and what the family adds to it (soft caps, scales).
+
+`HiddenStateHook` is a shallow copy of the model with a replaced trunk. It is called once for the hidden
+states, and then for each slice of them, so that the model's own code makes the logits. A model is used in
+this way only if slices give the logits of the whole.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class HiddenStateHook:
         return copied
 
     def record(self, call: Callable[[], mx.array]) -> tuple[mx.array, mx.array]:
-        """What `call` returns, and the hidden states [B, n, D] of the tokens for which it calls the copy."""
+        """The result of `call`, and the hidden states [B, n, D] of the tokens for which it calls the copy."""
         self._trunk.recorded = []
         try:
             output = call()
@@ -91,11 +92,11 @@ class HiddenStateHook:
             self._trunk.recorded = []
 
     def compute_hidden(self, call: CallModel) -> mx.array:
-        """Hidden states [B, n, D] of the tokens for which `call` calls the model; no logits are computed."""
+        """Hidden states [B, n, D] of the tokens for which `call` calls the model. No logits are computed."""
         return self.record(lambda: call(self.model))[1]
 
     def compute_logits(self, hidden: mx.array, call: CallModel) -> mx.array:
-        """Logits of these hidden states; `call` calls the model for as many tokens."""
+        """Logits of these hidden states. `call` calls the model for as many tokens."""
         self._trunk.replayed = hidden
         try:
             return call(self.model)
@@ -104,7 +105,7 @@ class HiddenStateHook:
 
 
 def find_hidden_hook(caller: ModelCaller) -> HiddenStateHook | None:
-    """A hook that gives the model's own logits; None, with a warning, if there is none."""
+    """A hook with the model's own logits. None, with a warning, if there is none."""
     ids = mx.array([[1 + i % 3 for i in range(TRIAL_TOKENS)]])
     expected = caller.prefill(ids, caller.make_cache(), 0, TEXT_ONLY)
     for path in _iterate_paths(caller.text_model):

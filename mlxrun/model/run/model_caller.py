@@ -1,8 +1,8 @@
-"""How a model is called: the only fork between text and vision. Everything above this is one path.
+"""How a model is called: the only fork between text and vision. All code above this is one path.
 
 ModelCaller calls a text model of mlx-lm, VisionModelCaller the language part of an mlx-vlm model. What an
-image needs (embeddings, positions, visual masks, deepstack features) belongs to the request: it is computed
-once, sliced by chunk and passed explicitly each time; nothing is read from or left on the shared module.
+image needs (embeddings, positions, visual masks, deepstack features) belongs to the request. It is computed
+once, sliced by chunk and passed explicitly each time. Nothing is read from or left on the shared module.
 """
 
 from __future__ import annotations
@@ -46,9 +46,11 @@ def _list_kinds(media: Media) -> list[MediaKind]:
 
 
 def run_trial_forward(caller: ModelCaller) -> tuple[list[Any], int]:
-    """Caches that hold two tokens, for their shapes; the width of the logits. ModelLoadError for NaN, and for
-    a model whose tokens see later ones, such as PaliGemma's prompts and diffusion models: nothing could be
-    computed in chunks, nor be cached."""
+    """Caches with two tokens, for their shapes, and the width of the logits.
+
+    ModelLoadError if the model computes NaN, or if its tokens see later ones, as in PaliGemma's prompts and
+    diffusion models. Such a model could not be computed in chunks, nor cached.
+    """
     cache = caller.make_cache()
     try:
         logits = caller.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
@@ -70,10 +72,12 @@ def run_trial_forward(caller: ModelCaller) -> tuple[list[Any], int]:
 
 
 class ModelCaller:
-    """A loaded model, as the runner uses it; this class is for text models. `weights`: their form.
-    `row_adapters`: which LoRA adapter each row of a forward uses, None: there are none. `attention`: whose
-    attention its forwards over plain arrays use, as the load check decides. `hooks`: what was changed of the
-    library's model."""
+    """Calls a loaded model for the runner; this class is for text models.
+
+    `weights`: their form. `row_adapters`: the LoRA adapters of a forward's rows, None: there are none.
+    `attention`: whose attention its forwards over plain arrays use, as the load check decides. `hooks`: the
+    changes to the library's model.
+    """
 
     attention: AttentionMethod = "engine"
     hooks: tuple[InstalledHook, ...] = ()
@@ -105,27 +109,27 @@ class ModelCaller:
         return make_prompt_cache(self.model)
 
     def call_library(self, ids: Sequence[int], cache: list[Any], start: int) -> mx.array:
-        """Logits [1, n, V], lazy, of the tokens behind the `start` ones in `cache`, as the library calls its
-        model: the positions are its own."""
+        """Logits [1, n, V], lazy, of tokens after the `start` ones in `cache`, as the library calls its
+        model, with its own positions."""
         logits: mx.array = self.model(mx.array([list(ids)]), cache=cache)
         return logits
 
     def use_attention(
         self, calls_per_launch: int = 0, check: AttentionCall | None = None
     ) -> AbstractContextManager[None]:
-        """Forwards of the engine in this block attend by `attention`. The arguments are those of
+        """Within the block, the engine's forwards use `attention`. The arguments are those of
         `use_engine_attention`."""
         return use_engine_attention(calls_per_launch, check) if self.attention == "engine" else nullcontext()
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
-        """What the request needs beyond token ids. RequestError if the model cannot use `media`. `cached`:
-        tokens that are in the row's cache already, for which `prefill` will not be called."""
+        """The request's inputs besides token ids. RequestError if the model cannot use `media`. `cached`:
+        tokens in the row's cache, for which `prefill` will not be called."""
         if media is not None:
             raise RequestError("this model takes no images")
         return TEXT_ONLY
 
     def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
-        """The same inputs with the features of all images in tokens `start` to `stop`."""
+        """The same inputs with the features of all images in tokens [start, stop)."""
         return inputs
 
     def prefill(
@@ -136,8 +140,8 @@ class ModelCaller:
         inputs: PromptInputs,
         model: nn.Module | None = None,
     ) -> mx.array:
-        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n; fills `cache`.
-        `model`: called in place of `text_model` (hidden_hook.py)."""
+        """Logits [B, n, V], lazy, of tokens `ids` [B, n] at positions start..start+n. Fills `cache`. `model`:
+        called instead of `text_model` (hidden_hook.py)."""
         logits: mx.array = (self.text_model if model is None else model)(ids, cache=cache)
         return logits
 
@@ -147,9 +151,9 @@ class ModelCaller:
         return logits
 
     def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
-        """`decode` for rows that use the LoRA adapters with these numbers: one for each row of all calls
-        together, in order. Rows beyond them are dummies without an adapter. Without adapters it is always the
-        same, so that a compiled forward can be used again."""
+        """`decode` for rows with the LoRA adapters of these numbers: one for each row of all calls together,
+        in order. More rows are dummies without an adapter. Without adapters the function is always the same,
+        so that a compiled forward can be reused."""
         if not self.row_adapters.names:
             return self.decode
         left = iter(numbers)
@@ -169,10 +173,10 @@ _IMAGE_FAULTS = {
 
 
 class VisionModelCaller(ModelCaller):
-    """A model of mlx-vlm. Text-only requests take the same path, without embeddings.
+    """Calls a model of mlx-vlm. Text-only requests take the same path, without embeddings.
 
     `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
-    `exact_sets_only`: reuse them only where all images of a prompt are the same, which is exact bit by bit.
+    `exact_sets_only`: reuse them only if all images of a prompt are the same, which is exact bit for bit.
     `line_break`: the token between the lines of an image, if there is one.
     """
 
@@ -206,12 +210,12 @@ class VisionModelCaller(ModelCaller):
         self.reset_images()
 
     def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:
-        """Refuse and cache what the load check decided for this model with another caller."""
+        """Refuse and cache media as the load check decided for this model with another caller."""
         self.refused |= refused
         self.reset_images(cached)
 
     def reset_images(self, cached: bool = True) -> None:
-        """Forget all images. Without `cached`, from now on each prompt's images are encoded by one call."""
+        """Forget all images. Without `cached`, each prompt's images are encoded by one call from now on."""
         self._images = self._make_images(budget=self._image_bytes if cached else 0)
 
     @property

@@ -35,7 +35,7 @@ RECOMPUTE_CHUNK = 2048  # tokens of a forward that computes a prefix which could
 
 @dataclass(slots=True)
 class PrefillOutput:
-    """Logits of the rows whose prompt is complete, arrays to evaluate, and snapshots (lazy until then)."""
+    """Logits of the rows with complete prompts, arrays to evaluate, and snapshots (lazy until then)."""
 
     logits: list[LogitsBatch] = field(default_factory=list)
     arrays: list[mx.array] = field(default_factory=list)
@@ -44,7 +44,8 @@ class PrefillOutput:
 
 
 class PrefillRunner:
-    """Fills the rows' own caches. `mtp`: drafts, and wants the hidden states of prompts."""
+    """Computes chunks into the rows' own caches. `mtp`: a head that drafts and wants the hidden states of
+    prompts."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class PrefillRunner:
         requests: Sequence[SnapshotRequest],
         rows: Mapping[str, RunningRow],
     ) -> PrefillOutput:
-        """Compute the chunks, whose images are encoded, and copy what `requests` ask for as soon as a row has
+        """Compute the chunks, whose images are encoded. Copy what `requests` ask for as soon as a row has
         that many tokens."""
         output, due = PrefillOutput(), DueSnapshots(requests)
         if not chunks:

@@ -21,8 +21,8 @@ Indices = np.ndarray[Any, np.dtype[np.intp]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePrompt:
-    """A prompt with images and videos. `places`: the indices of all their tokens; `digests`: one a unit;
-    `regions`: of the units, if there are as many."""
+    """A prompt with images and videos. `places`: the indices of all their tokens; `digests`: one for each
+    unit; `regions`: of the units, if there are as many."""
 
     tokens: Sequence[int]
     media: Media
@@ -32,21 +32,21 @@ class ImagePrompt:
     regions: Sequence[MediaRegion] = ()
 
     def cut(self, runs: Sequence[Indices], first: int, last: int) -> ImagePrompt:
-        """The part with units `first` to `last`, without `last`. `runs`: what `split_places` returned."""
+        """The part with units [first, last). `runs`: the result of `split_places`."""
         start, stop = max(int(runs[first][0]) - 1, 0), int(runs[last - 1][-1]) + 2
         media, units = self.units.concatenate(first, last), self.units.take(first, last)
         places = np.concatenate(runs[first:last]) - start
         return ImagePrompt(self.tokens[start:stop], media, units, self.digests[first:last], places)
 
     def split_places(self) -> list[Indices] | None:
-        """The places of each unit; None if they cannot be told."""
+        """The places of each unit; None if they cannot be told apart."""
         if not self.regions or len(self.regions) != len(self.digests):
             return None
         return [np.concatenate([np.arange(*span) for span in region.spans]) for region in self.regions]
 
 
 def split_prompt(tokens: Sequence[int], media: Media, regions: Sequence[MediaRegion]) -> ImagePrompt | None:
-    """A prompt and its units; None where they cannot be compared by their bytes."""
+    """A prompt and its units; None if the units cannot be compared by their bytes."""
     units = split_images(media, [region.is_video for region in regions])
     if units is None:
         return None
@@ -66,14 +66,15 @@ class PendingImages:
 
 @dataclass(frozen=True, slots=True)
 class PromptInputs:
-    """All arrays are evaluated.
+    """The inputs of a prompt besides its token ids. All arrays are evaluated.
 
-    `embeds` [1, L, D] or None for plain text; `positions` [3, 1, L] for mRoPE models with images
-    (others have other axes), or int32 [L] where tokens were left out of a prompt;
-    `position_delta` is added to a later token's index for its position; `visual_mask` bool [L] marks the
-    tokens that the `deepstack` features, each [visual tokens, D], belong to. `pending`: images that are not
-    encoded yet, whose places in `embeds` hold nothing of use and whose rows `deepstack` lacks. `token_types`:
-    arrays [1, L] that the model takes beside each chunk, by name.
+    `embeds` [1, L, D]: None for plain text. `positions`: [3, 1, L] for mRoPE models with images (others have
+    other axes), or int32 [L] if tokens of the prompt were left out. `position_delta`: added to a later
+    token's index for its position. `visual_mask` bool [L]: the tokens of the `deepstack` features, each
+    [visual tokens, D].
+
+    `pending`: images that are not encoded yet; their places in `embeds` are undefined, and `deepstack` lacks
+    their rows. `token_types`: arrays [1, L] that the model takes with each chunk, by name.
     """
 
     embeds: mx.array | None = None
@@ -94,6 +95,6 @@ TEXT_ONLY = PromptInputs()
 
 
 def place_tokens(positions: Sequence[int]) -> PromptInputs:
-    """The inputs of a prompt of which only the tokens at these positions are left."""
+    """The inputs of a prompt with only the tokens at these positions."""
     left_out = positions[-1] + 1 - len(positions)
     return PromptInputs(positions=mx.array(positions, dtype=mx.int32), position_delta=left_out)

@@ -1,7 +1,7 @@
 """Logprobs of prompt tokens, computed with the chunks of their prompts.
 
-The logits of a token give the logprob of the next one. They are made a slice of tokens at a time and reduced
-at once to a few numbers a token, in float32, so that the logits of a whole chunk are never in memory.
+The logits of a token give the logprob of the next one. They are made for a slice of tokens at a time, and
+reduced at once to a few float32 numbers a token. So the logits of a whole chunk are never in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_SLICE, MIN_SLICE = 256, 8  # tokens
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Which tokens of a row's prompt get a logprob, and how many of the likeliest tokens beside it."""
+    """Which tokens of a row's prompt get a logprob, and how many of the likeliest tokens with it."""
 
     prompt: tuple[int, ...]
     first: int
@@ -38,7 +38,7 @@ class RowLogprobs:
 
     @classmethod
     def start(cls, request: Request) -> RowLogprobs | None:
-        """None if the request wants no logprobs of its prompt."""
+        """The wanted logprobs of a request; None if it wants none of its prompt."""
         count = request.params.prompt_logprobs
         if count is None:
             return None
@@ -55,7 +55,7 @@ class RowLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobPart:
-    """A chunk of one row in a forward, where the row has this index."""
+    """A chunk of one row in a forward. `index`: of the row in the forward."""
 
     index: int
     chunk: PrefillChunk
@@ -64,8 +64,8 @@ class LogprobPart:
 
 @dataclass(frozen=True, slots=True)
 class PrefillForward:
-    """The arguments of a forward. `ids` [rows, n]; `adapters`: the numbers of the rows' LoRA adapters, one
-    for each row or for each token; `layers`: launch so many at a time; 0: none yet."""
+    """The arguments of a forward. `ids` [rows, n]; `adapters`: the numbers of the LoRA adapters, one for each
+    row or each token; `layers`: how many are launched at a time, 0: none yet."""
 
     ids: list[list[int]]
     cache: list[Any]
@@ -98,8 +98,8 @@ class LogprobSlice:
 
 @dataclass(frozen=True, slots=True)
 class LogprobForward:
-    """What is made of a forward: logprobs, and logits [rows, V] of the last token. `hidden` [rows, D]: of
-    that token, where a head drafts."""
+    """The results of a forward: logprobs, and logits [rows, V] of the last token. `hidden` [rows, D]: of that
+    token, if a head drafts."""
 
     slices: list[LogprobSlice]
     last: mx.array
@@ -107,14 +107,14 @@ class LogprobForward:
 
 
 def choose_slice_bytes(weights: int) -> int:
-    """The most bytes of logits that are in memory at a time, for a model with so many bytes of weights."""
+    """The most bytes of logits in memory at a time. `weights`: bytes of the model's weights."""
     return min(SLICE_BYTES, max(MIN_SLICE_BYTES, weights // WEIGHTS_SHARE))
 
 
 class PromptLogprobReader:
-    """`slice_bytes`: of the logits that are in memory at a time. `aligned`: slices begin at fixed places of a
-    chunk, so that its logprobs do not depend on what is wanted, and a chunk is one forward whatever the
-    model."""
+    """Computes forwards with logprobs. `slice_bytes`: bytes of logits in memory at a time. `aligned`: slices
+    begin at fixed places of a chunk, and a chunk is always one forward. So its logprobs do not depend on
+    which are wanted."""
 
     def __init__(self, caller: ModelCaller, vocab: int, slice_bytes: int, *, aligned: bool) -> None:
         self._caller = caller
@@ -126,7 +126,7 @@ class PromptLogprobReader:
 
     @cached_property
     def hook(self) -> HiddenStateHook | None:
-        """Looked for when the first prompt wants logprobs."""
+        """The hook of the hidden states, searched when the first prompt wants logprobs."""
         return find_hidden_hook(self._caller)
 
     def forward(self, forward: PrefillForward, parts: Sequence[LogprobPart]) -> LogprobForward:
@@ -224,9 +224,9 @@ class PromptLogprobReader:
 def compute_logprobs(
     logits: mx.array, targets: mx.array, count: int
 ) -> tuple[mx.array, mx.array, mx.array, mx.array]:
-    """Of logits [n, V]: the logprobs and ranks [n] of `targets` [n], and ids and logprobs [n, k] of the
-    `count` likeliest tokens, best first; of equal ones, the lowest id. MLX's sorts and partitions are
-    stable."""
+    """Reduce logits [n, V] to the logprobs and ranks [n] of `targets` [n], and to the ids and logprobs [n, k]
+    of the likeliest tokens. These are `count` or V tokens, best first. Ties go to the lowest id, since MLX's
+    sorts and partitions are stable."""
     raw = logits.astype(mx.float32)
     total = mx.logsumexp(raw, axis=-1, keepdims=True)
     own = mx.take_along_axis(raw, targets[:, None], axis=-1)
@@ -246,8 +246,8 @@ def compute_logprobs(
 def read_prompt_logprobs(
     slices: Sequence[LogprobSlice], left_out: Collection[str] = ()
 ) -> tuple[PromptLogprobs, ...]:
-    """The logprobs as Python numbers, each request's in order of position; waits for them to be computed.
-    `left_out`: requests whose logprobs are not read."""
+    """The logprobs as Python numbers, each request's in order of position. Waits for them. `left_out`:
+    requests whose logprobs are not read."""
     found: dict[str, dict[int, TokenLogprob]] = {}
     for part in slices:
         rows = zip(*(array.tolist() for array in part.list_arrays()), strict=True)

@@ -1,8 +1,8 @@
-"""Computes what the scheduler planned. Owns every array of a request: caches, embeddings, sampling state.
+"""Computes what the scheduler planned. It owns every array of a request: caches, embeddings, sampling state.
 
 `execute` launches a step and then reads the tokens of the step before (decode-ahead), so that the device
-never waits for Python. Runs on the engine thread only. An exception that concerns one request (its images,
-its grammar) is returned in `errors`; after any other exception all rows are lost, and `reset` must be called.
+never waits for Python. It runs on the engine thread only. An exception that concerns one request (its images,
+its grammar) is returned in `errors`. After any other exception all rows are lost, and `reset` must be called.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ POOL_LIMIT = 1 << 31  # bytes
 
 
 class ModelRunner:
-    """`vocab`: width of the logits. `methods`: how the model decodes and prefills. `mtp`: drafts, and is told
-    all hidden states."""
+    """Executes step plans. `vocab`: width of the logits. `methods`: how the model decodes and prefills.
+    `mtp`: a head that drafts; it gets all hidden states."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ModelRunner:
         self._launched = LaunchedStep()
 
     def close(self) -> None:
-        """Drop all arrays and this thread's streams; nothing can be computed after that."""
+        """Drop all arrays and this thread's streams. Nothing can be computed afterwards."""
         mx.synchronize()
         self.reset()
         del self._caller, self._decoder, self._prefiller, self._mtp
@@ -95,11 +95,11 @@ class ModelRunner:
 
     @property
     def awaits_drafts(self) -> bool:
-        """Whether the launched step has drafts: it must be collected before another is executed."""
+        """Whether the launched step has drafts, so that it must be collected before the next one."""
         return self._launched.drafted is not None
 
     def collect(self) -> StepResult:
-        """Read the launched step, and launch nothing."""
+        """Read the launched step without launching another."""
         launched, self._launched = self._launched, LaunchedStep()
         if launched.drafted is not None:
             self._decoder.accept(launched.drafted, self._rows)
@@ -112,9 +112,9 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step in five stages: free, admit, forward, collect, launch.
 
-        Returns the tokens of the previous step. CUDA launches before it collects; docs/architecture.md
-        ("Decode-ahead") says why. Rows with a grammar are sampled last: a mask needs the token before it,
-        and is made while the device computes the forward.
+        Returns the tokens of the previous step. CUDA launches before it collects, for the reasons in
+        docs/architecture/decoding.md ("Decode-ahead"). Rows with a grammar are sampled last, because a mask
+        needs the token before it. It is made while the device computes the forward.
         """
         assert self._launched.drafted is None, "drafts are collected before the next plan"
         freed, snapshots = self._free(plan)

@@ -2,9 +2,10 @@
 
 Everything is computed on float32 logits of the last position. The noise of a token depends only on the
 request's seed and the token's position, so a row samples the same tokens in any batch. Filters apply in this
-order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest). Tokens that a grammar
-forbids, and those that would end an answer before its `min_tokens`, are removed before all of that; logprobs
-are the model's own.
+order: temperature, top_k, top_p (over what is left), min_p (relative to the likeliest).
+
+Before all of them, tokens are removed that a grammar forbids, or that would end an answer before its
+`min_tokens`. Logprobs are the model's own.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from mlxrun.core.step_plan import SampledToken
 
 @dataclass(slots=True)
 class RowSampling:
-    """One row's settings, and the tokens seen so far where a penalty needs them.
+    """One row's settings, and its tokens so far if a penalty needs them.
 
-    `end_position`: the first position, prompt and answer counted together, where the answer may end.
-    `seen` bool [V] over prompt and answer, `counts` float32 [V] over the answer; both None without penalties.
+    `end_position`: the first position, in prompt and answer together, where the answer may end. `seen` bool
+    [V]: over prompt and answer; `counts` float32 [V]: over the answer; both None without penalties.
     """
 
     params: SamplingParams
@@ -40,7 +41,7 @@ class RowSampling:
         vocab: int,
         left_out: Iterable[int] = (),
     ) -> RowSampling:
-        """`left_out`: tokens of the prompt that are not in `prompt`."""
+        """The state of a new row. `left_out`: tokens of the prompt that are not in `prompt`."""
         row = cls(params, end_position=len(prompt) + params.min_tokens)
         if _has_penalty(params):
             row.seen = _count_tokens([*prompt, *left_out, *output], vocab) > 0
@@ -48,20 +49,20 @@ class RowSampling:
         return row
 
     def fork(self, tokens: Sequence[int]) -> RowSampling:
-        """The row's settings as they are once it has sampled these tokens too."""
+        """The row's state after it has sampled these tokens too."""
         if self.seen is None or self.counts is None:
             return self
         new = _count_tokens(tokens, self.counts.shape[0])
         return replace(self, seen=self.seen | (new > 0), counts=self.counts + new)
 
     def follow(self, fork: RowSampling) -> None:
-        """Take over what a fork of this row has seen."""
+        """Copy the tokens that a fork of this row has seen."""
         self.seen, self.counts = fork.seen, fork.counts
 
 
 @dataclass(frozen=True, slots=True)
 class SampledBatch:
-    """Sampled tokens; lazy arrays, one entry a row. `top_*` [rows, n] hold the n likeliest, best first."""
+    """Sampled tokens: lazy arrays, one item a row. `top_*` [rows, n]: the n likeliest, best first."""
 
     tokens: mx.array
     logprobs: mx.array | None = None
@@ -73,7 +74,7 @@ class SampledBatch:
 
 
 class Sampler:
-    """Samples the rows of one batch, in their order. Make a new one when rows change; they hold the state."""
+    """Samples the rows of one batch, in their order. It holds their state, so new rows need a new sampler."""
 
     def __init__(self, rows: Sequence[RowSampling], vocab: int) -> None:
         params = [row.params for row in rows]
@@ -104,8 +105,8 @@ class Sampler:
     def __call__(
         self, logits: mx.array, positions: Sequence[int], mask: mx.array | None = None
     ) -> SampledBatch:
-        """Sample from `logits` [rows, V] the tokens at these positions (prompt and answer counted together).
-        `mask`: bool [rows, V], False for forbidden tokens."""
+        """Sample from `logits` [rows, V] the tokens at these positions, counted in prompt and answer
+        together. `mask`: bool [rows, V], False for forbidden tokens."""
         raw = logits.astype(mx.float32)
         allowed = raw if mask is None else mx.where(mask, raw, -mx.inf)
         kept = self._suppress_ends(allowed, positions)
@@ -177,12 +178,12 @@ class Sampler:
                 row.seen, row.counts = self._seen[i], self._counts[i]
 
     def list_arrays(self) -> list[mx.array]:
-        """State to evaluate with the step, so that its graph does not grow."""
+        """The state to evaluate with the step, so that its graph does not grow."""
         return [self._seen, self._counts] if self._penalties else []
 
 
 def read_sampled(batch: SampledBatch, params: Sequence[SamplingParams]) -> list[SampledToken]:
-    """The tokens as Python numbers, one a row; waits for the step to be computed."""
+    """The tokens as Python numbers, one a row. Waits for the step."""
     tokens: list[int] = batch.tokens.tolist()
     if batch.logprobs is None:
         return [SampledToken(token) for token in tokens]

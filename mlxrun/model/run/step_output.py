@@ -1,8 +1,8 @@
 """Rows, the logits of a step, the step that the device computes, and its tokens once they are known.
 
-Which tokens a row may sample, its grammar says. An exception of a row's matcher, or a mask that allows
-nothing, fails that row only. The row fails when its next token is read, so that the tokens before it are
-delivered; until then it is sampled without a mask.
+A row's grammar decides which tokens it may sample. An exception of its matcher, or a mask that allows
+nothing, fails only that row. It fails when its next token is read, so that earlier tokens are delivered.
+Until then it is sampled without a mask.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ ALLOW_ALL = b"\xff"  # allows its eight tokens
 
 @dataclass(frozen=True, slots=True)
 class SampledRows:
-    """What was sampled for rows: a token each, or several for those with drafts. `grammars`: what masked each
-    row of the forward; empty: nothing did. `hidden`: as in LogitsBatch."""
+    """The sampled tokens of rows: one each, or several for those with drafts. `grammars`: the grammar that
+    masked each row of the forward; empty: none did. `hidden`: as in LogitsBatch."""
 
     ids: tuple[str, ...]
     batch: SampledBatch
@@ -42,7 +42,7 @@ class SampledRows:
     hidden: mx.array | None = None
 
     def read(self, params: Sequence[SamplingParams]) -> list[tuple[SampledToken, ...]]:
-        """The tokens that each row gets; waits for the step to be computed."""
+        """The tokens that each row gets. Waits for the step."""
         if self.drafted is None:
             return [(token,) for token in read_sampled(self.batch, params)]
         counts = self.drafted.counts
@@ -76,12 +76,12 @@ class RunningRow:
     grammar: RowGrammar | None = None  # knows all tokens that were read
     logprobs: RowLogprobs | None = None
     prompt_length: int = 0  # tokens that the row did not sample
-    media: Any = None  # see scheduler.request.Request
-    adapter: int = 0  # number of its LoRA adapter; see lora/row_adapters.py
+    media: Any = None  # see core.request.Request
+    adapter: int = 0  # number of its LoRA adapter; see hooks/adapted_layers.py
     page_keys: Sequence[bytes] = ()  # of pages that it may share; see kv/paged/page_table.py
 
     def view_cache(self) -> tuple[int, RowView]:
-        """The number of tokens in the row's own cache, and what it holds."""
+        """The number of tokens in the row's own cache, and its content."""
         return self.cached, view_row(self.cache)
 
     @property
@@ -95,15 +95,17 @@ class RunningRow:
 
 
 def compute_capacity(tokens: Sequence[int], params: SamplingParams) -> int:
-    """Tokens that a row's cache should hold before it has to grow."""
+    """The number of tokens that a row's cache can hold before it grows."""
     return len(tokens) + min(params.max_tokens, BUFFER_STEP)
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsBatch:
-    """Logits [rows, V] that are to be sampled, their rows, and the positions of the tokens to sample. With
-    `drafted`, a row of `ids` has several rows of logits. `hidden` [rows, D]: from which they are made, where
-    a head drafts. `decodes`: whether they are the rows of the decode batch, not the one row of a chunk."""
+    """Logits [rows, V] to be sampled, their rows, and the positions of the tokens to sample.
+
+    With `drafted`, a row of `ids` has several rows of logits. `hidden` [rows, D]: the states that they are
+    made from, if a head drafts. `decodes`: they are the rows of the decode batch, not the row of a chunk.
+    """
 
     ids: tuple[str, ...]
     logits: mx.array
@@ -127,13 +129,12 @@ class LaunchedStep:
 
     @property
     def drafted(self) -> SampledRows | None:
-        """The rows that verify drafts, and the others of the same forward."""
+        """The rows of the forward that verifies drafts, if there is one."""
         return next((rows for rows in self.sampled if rows.drafted is not None), None)
 
 
 def list_grammars(rows: Sequence[RunningRow], drafted: DraftedRows | None) -> list[RowGrammar | None]:
-    """The grammar of each row of logits; those of a draft, as they are behind the tokens before. Empty if no
-    row has one."""
+    """The grammar of each row of logits, for a draft as after the tokens before. Empty if no row has one."""
     if all(row.grammar is None for row in rows):
         return []
     drafts = [()] * len(rows) if drafted is None else drafted.drafts
@@ -147,10 +148,10 @@ def list_grammars(rows: Sequence[RunningRow], drafted: DraftedRows | None) -> li
 def collect_tokens(
     launched: LaunchedStep, rows: Mapping[str, RunningRow], freed: Mapping[str, SamplingParams | None]
 ) -> tuple[dict[str, tuple[SampledToken, ...]], dict[str, Exception]]:
-    """Wait for a step and read its tokens; rows whose grammar failed have an error in place of a token.
+    """Wait for a step and read its tokens. A row whose grammar failed has an error, not a token.
 
-    `freed`: rows that were freed since the launch, whose tokens count if they were preempted. None for ids
-    that were admitted since: what was sampled before is not theirs.
+    `freed`: rows that were freed since the launch; their tokens count if they were preempted. None: the id
+    was admitted again, so tokens that were sampled before are not its own.
     """
     tokens: dict[str, tuple[SampledToken, ...]] = {}
     errors: dict[str, Exception] = {}
@@ -187,7 +188,7 @@ class RowGrammar:
     error: Exception | None = None
 
     def compute_mask(self, size: int) -> bytes:
-        """The mask in so many bytes; tokens that the tokenizer does not have are forbidden."""
+        """The mask in `size` bytes. Tokens that the tokenizer does not have are forbidden."""
         if self.error is None:
             try:
                 return self.matcher.mask()[:size].ljust(size, b"\0")
@@ -196,7 +197,7 @@ class RowGrammar:
         return ALLOW_ALL * size
 
     def accept(self, token: int) -> None:
-        """Advance by the sampled token. Raises what failed before."""
+        """Advance by the sampled token. Raises an earlier error."""
         if self.error is not None:
             raise self.error
         self.matcher.accept(token)
@@ -204,9 +205,9 @@ class RowGrammar:
     def accept_all(
         self, sampled: tuple[SampledToken, ...], forks: Sequence[RowGrammar | None] = ()
     ) -> tuple[SampledToken, ...]:
-        """Advance by the tokens of a step. `forks`: of `fork_along`, which masked each of them. Returns those
-        before one that fails, or whose mask has failed; that fails the row in its next step. Raises if it is
-        the first."""
+        """Advance by the tokens of a step. `forks`: of `fork_along`, one for each token. Returns the tokens
+        before one that fails, or whose mask failed. That one fails the row in its next step; if it is the
+        first token, it raises."""
         for index, each in enumerate(sampled):
             fork = forks[index] if forks else self
             try:
@@ -221,8 +222,8 @@ class RowGrammar:
         return sampled
 
     def fork_along(self, draft: Sequence[int]) -> list[RowGrammar | None]:
-        """This grammar, and what it is after each token of a draft; None from the token on that it does not
-        allow: nothing is accepted there."""
+        """This grammar, and its state after each token of a draft. None from the first token that it does not
+        allow, where nothing is accepted."""
         forks: list[RowGrammar | None] = [self]
         newest: RowGrammar = self
         for token in draft:

@@ -1,4 +1,4 @@
-"""Prepares the draft model of sparse prefill, and refuses by name the models that it does not work for."""
+"""Prepares the draft model of sparse prefill, and refuses unsupported models by name."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ class LoadedSelector:
     shared: bool = False
 
     def describe(self) -> str:
-        """What it takes, for an error that a user can act on."""
+        """The memory that it takes, for an error that a user can act on."""
         keys = f"the keys of {self.selector.max_tokens} tokens"
         of = f"{keys} in model.draft" if self.shared else f"model.draft with {keys}"
         return f"{format_rounded(self.nbytes)} of the weights are {of}"
 
 
 def check_sparse_kind(model_info: LoadedModelInfo) -> None:
-    """ConfigError if a model of this kind cannot prefill sparsely, whatever its draft model is."""
+    """ConfigError if a model of this kind cannot prefill sparsely with any draft model."""
     if model_info.vision:
         raise _make_error("it is a vision-language model, whose positions are not those of a text")
 
 
 def make_positioned(caller: ModelCaller) -> PositionedModelCaller:
-    """The caller of a model that prefills sparsely, of a kind that can. ConfigError if it cannot."""
+    """The caller of a model that prefills sparsely. ConfigError if it cannot."""
     problem = _find_cache_problem(caller)
     if problem is not None:
         raise _make_error(f"it {problem}")
@@ -75,8 +75,8 @@ def add_position_check(report: LoadCheckReport, caller: PositionedModelCaller, v
 def make_selector(
     config: Config, model_info: LoadedModelInfo, small: SmallModel, *, shared: bool = False
 ) -> LoadedSelector:
-    """The model of `model.draft`, for that of `model_info`. ConfigError if it cannot weigh prompts. `shared`:
-    it needs all its layers, as it drafts too."""
+    """The selector by the draft model `small`, for the target `model_info`. ConfigError if it cannot weigh
+    prompts. `shared`: it drafts too, so it needs all its layers."""
     caller, info = small.caller, small.info
     if info.folder.resolve() == model_info.folder.resolve():
         log.warning("model.draft is model.path: sparse prefill reads each long prompt about twice")

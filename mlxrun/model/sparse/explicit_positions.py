@@ -1,11 +1,11 @@
-"""Lets a model compute tokens at given positions, where the libraries count them from the cache's length.
+"""Makes a model compute tokens at given positions, where the libraries count them from the cache's length.
 
-A row whose prompt has gaps holds fewer tokens than its positions say. Caches, masks and the decode batch go
-on counting tokens; only the rotary embeddings take the positions that `use_positions` gives.
+A row whose prompt has gaps holds fewer tokens than its positions say. Caches, masks and the decode batch
+count tokens; only the rotary embeddings take the positions of `use_positions`.
 
-`PositionCheck` compares rows with gaps with the library's own calls when a model is loaded. The library
+When a model is loaded, `PositionCheck` compares rows with gaps with the library's own calls. The library
 computes runs of consecutive tokens, one after the other, with caches whose `offset` is the first token's
-position; the engine computes them in chunks, and decodes beside a row without gaps.
+position. The engine computes them in chunks, and decodes beside a row without gaps.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class _Positions:
 
 @contextmanager
 def use_positions(positions: mx.array) -> Iterator[None]:
-    """Forwards in this block have these positions: int32 [tokens] of one row, or [rows] of one token each."""
+    """Within the block, forwards have these positions: int32 [tokens] of one row, or [rows] of one token
+    each."""
     _Positions.current = positions
     try:
         yield
@@ -51,14 +52,14 @@ def use_positions(positions: mx.array) -> Iterator[None]:
 
 
 class PositionedRope(nn.Module):
-    """A rotary embedding that takes the positions of `use_positions` in place of the cache's offset."""
+    """A rotary embedding that takes the positions of `use_positions` instead of the cache's offset."""
 
     def __init__(self, rope: nn.Module) -> None:
         super().__init__()
         self.rope = rope
 
     def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> mx.array:
-        """`x` [rows, heads, tokens, D]."""
+        """The rotated `x` [rows, heads, tokens, D]."""
         positions = _Positions.current
         if positions is None:
             return self.rope(x, *args, **kwargs)
@@ -75,7 +76,7 @@ class PositionedRope(nn.Module):
 
 
 def position_ropes(model: nn.Module) -> int:
-    """Make the model's rotary embeddings take explicit positions; returns how many do. Idempotent."""
+    """Make the model's rotary embeddings take explicit positions. Returns how many do. Idempotent."""
     count = 0
     for module in model.modules():
         if isinstance(module, PositionedRope):
@@ -94,7 +95,7 @@ def position_ropes(model: nn.Module) -> int:
 
 
 class PositionedModelCaller(ModelCaller):
-    """A text model, whose rows may have gaps."""
+    """A caller of a text model whose rows may have gaps."""
 
     def __init__(self, caller: ModelCaller) -> None:
         super().__init__(caller.model, caller.weights, caller.row_adapters)
@@ -125,7 +126,7 @@ class PositionedModelCaller(ModelCaller):
 
 
 class PlacedCache:
-    """A layer's cache whose `offset` is the position of the next token, and not how many it holds."""
+    """A layer's cache whose `offset` is the position of the next token, and not the number of its tokens."""
 
     def __init__(self) -> None:
         self.offset = 0
@@ -147,7 +148,8 @@ class PlacedCache:
     def make_mask(
         self, N: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of the libraries' KVCache for tokens behind those that the cache holds."""
+        """The mask of the libraries' KVCache for N tokens after those in the cache. ValueError for a
+        window."""
         if window_size is not None:
             raise ValueError("the model has a window of its own")
         if return_array:
@@ -156,21 +158,22 @@ class PlacedCache:
 
 
 def make_placed_caches(template: Sequence[Any]) -> list[Any]:
-    """Empty caches that can be placed, and the library's own for recurrent states. `template`: unused."""
+    """PlacedCaches for the keys, and the library's own caches for recurrent states. `template`: new, empty
+    caches."""
     layers = flatten_caches(template)
     placed = [PlacedCache() if get_kind(layer) is LayerKind.KV else layer for layer in layers]
     return unflatten_caches(template, placed)
 
 
 def place_caches(caches: Sequence[Any], position: int) -> None:
-    """The next token that is computed has this position."""
+    """Set the position of the next token."""
     for cache in flatten_caches(caches):
         if isinstance(cache, PlacedCache):
             cache.offset = position
 
 
 class PositionCheck:
-    """`methods`: how the model decodes."""
+    """Compares rows with gaps. `methods`: how the model decodes."""
 
     def __init__(self, caller: PositionedModelCaller, vocab: int, methods: ComputeMethods) -> None:
         self._caller = caller
@@ -178,7 +181,7 @@ class PositionCheck:
         self._reference = Reference(caller, vocab, LENGTHS)
 
     def run(self) -> tuple[LoadCheck, LoadCheck]:
-        """All tokens at explicit positions against a plain prompt; and a prompt with gaps."""
+        """The checks: all tokens at explicit positions against a plain prompt, and a prompt with gaps."""
         whole = tuple(range(LENGTHS[1]))
         gaps = (*(at for start, stop in RUNS for at in range(start, stop)), LENGTHS[1] - 1)
         return (

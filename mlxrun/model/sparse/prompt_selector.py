@@ -1,12 +1,13 @@
-"""Weighs the tokens of prompts with a draft model: a small one that reads the whole prompt first.
+"""Weighs the tokens of prompts with a draft model, a small one that reads the whole prompt first.
 
-A draft model chooses for a larger one as in "Speculative Prefill" (arXiv:2502.02789), by what the prompt's
-last tokens attend to, as in "SnapKV" (arXiv:2404.14469): they ask the question. That takes one forward, where
-letting the draft model answer takes one for each token. Its caches are dropped once a prompt is weighed.
+A draft model chooses for a larger one, as in "Speculative Prefill" (arXiv:2502.02789). It chooses what the
+prompt's last tokens attend to, as in "SnapKV" (arXiv:2404.14469), since they ask the question. That takes one
+forward, while an answer of the draft model takes one for each token. Its caches are dropped once a prompt is
+weighed.
 
-A WatchedCache takes the place of a layer's cache. Its keys are an object on which the model's attention calls
-`attend` (hooks/attention.py), so the model's own queries are seen without a change of the model. Whole blocks
-of tokens are kept, and the prompt's beginning and end always.
+A WatchedCache replaces a layer's cache. The model's attention calls `attend` of its keys
+(hooks/attention.py), so the model's own queries are seen without a change of the model. Whole blocks of
+tokens are kept, and always the prompt's beginning and end.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ Weights = np.ndarray[Any, np.dtype[np.float32]]
 
 
 class PromptSelector:
-    """`caller`: the draft model, whose layers keep all keys, or recurrent states. `keep`: share of the
-    tokens that are kept. `max_tokens`: of a prompt that it can read. `layers_per_launch`: see
-    use_engine_attention."""
+    """Chooses the tokens of prompts.
+
+    `caller`: the draft model, whose layers keep all keys, or recurrent states. `keep`: share of the tokens
+    that are kept. `max_tokens`: of the longest prompt that it can read. `layers_per_launch`: see
+    use_engine_attention.
+    """
 
     def __init__(self, caller: ModelCaller, keep: float, max_tokens: int, layers_per_launch: int = 0) -> None:
         self._caller = caller
@@ -54,13 +58,13 @@ class PromptSelector:
         self._cache: list[Any] = []
 
     def start(self, tokens: Sequence[int], known: int = 0) -> None:
-        """Begin with another prompt, of two tokens or more, whose first `known` ones are kept anyway."""
+        """Begin with another prompt, of at least two tokens. Its first `known` ones are kept anyway."""
         self._tokens, self._known, self._computed = tokens, known, 0
         self._cache = reserve_capacity(self._caller.make_cache(), len(tokens))
 
     def advance(self, limit: int) -> tuple[int, ...] | None:
-        """Read `limit` more tokens of the prompt; or if only those are left whose attention is weighed, weigh
-        it, and return the positions of the kept ones."""
+        """Read `limit` more tokens of the prompt. Once only the tokens are left whose attention is weighed,
+        weigh the prompt and return the positions of the kept ones."""
         if self._read(limit):
             return None
         weights = self._weigh()
@@ -101,7 +105,7 @@ class PromptSelector:
         return np.array(weights.total)
 
     def drop(self) -> None:
-        """Forget the prompt, and free what was computed of it."""
+        """Forget the prompt and its caches."""
         self._cache, self._tokens = [], ()
 
     def close(self) -> None:
@@ -111,11 +115,11 @@ class PromptSelector:
 
 
 class AttentionSums:
-    """float32 [size]: of each token, the mean fourth power of attention over heads and new tokens, summed
-    over layers. Lazy.
+    """The weights of tokens, float32 [size]: the mean fourth power of attention over heads and new tokens,
+    summed over layers. Lazy.
 
-    Few heads look for what is needed, and attend to little else; to what most heads attend a little is not
-    needed. So a power tells more than the mean does.
+    Few heads look for needed tokens, and attend to little else. Most heads attend a little to tokens that are
+    not needed. So a power tells more than the mean.
     """
 
     def __init__(self, size: int) -> None:
@@ -143,8 +147,8 @@ class WatchedKeys(RowKeys):
     def attend(
         self, queries: mx.array, scale: float, mask: Any, sinks: mx.array | None = None, cap: float = 0.0
     ) -> mx.array:
-        """Causal attention of the newest tokens, `queries` [1, Hq, new, D]. The weights are computed once,
-        for the weights and for the result."""
+        """Causal attention of the newest tokens, `queries` [1, Hq, new, D]. The attention weights are
+        computed once, for the sums and for the result. NotRaggedError for other masks, sinks or caps."""
         if not (mask is None or (isinstance(mask, str) and mask == "causal")) or sinks is not None or cap:
             raise NotRaggedError("attention with a mask of its own, or with more than queries and keys")
         _, heads, size, width = self._keys.shape
@@ -160,7 +164,7 @@ class WatchedKeys(RowKeys):
 
 
 class WatchedCache:
-    """One KV layer of one row while it computes new tokens; `cache` is the library's, which is filled."""
+    """One KV layer of one row while it computes new tokens. `cache`: the library's, which is filled."""
 
     def __init__(self, cache: Any, weights: AttentionSums) -> None:
         self._cache, self._sums = cache, weights
@@ -181,9 +185,9 @@ class WatchedCache:
 
 
 def choose_tokens(weights: Weights, keep: float, known: int = 0) -> tuple[int, ...]:
-    """Ascending positions of the kept tokens of a prompt of `weights.size` tokens: its first `known` ones, a
-    share `keep` of the others, and at least the first and the last ones. ValueError if a weight is not a
-    number."""
+    """Ascending positions of the kept tokens of a prompt with `weights.size` tokens. They are the first
+    `known` ones, a share `keep` of the others, and at least the first and last ones. ValueError if a weight
+    is not finite."""
     if not np.isfinite(weights).all():
         raise ValueError("the draft model computes NaN")
     size = weights.size

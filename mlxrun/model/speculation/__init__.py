@@ -1,1 +1,1 @@
-"""Speculative decoding: drafted tokens as further rows of a decode forward."""
+"""Speculative decoding: drafted tokens are more rows of a decode forward."""

@@ -1,6 +1,6 @@
 """Makes the source of a model's drafts: the model of `model.draft`, or the head in the model's checkpoint.
 
-Steps are timed at load: what a drafted token costs, and whether verifying takes longer the more there are.
+Steps are timed at load: the cost of a drafted token, and whether verifying more tokens takes longer.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlxrun.model.load.footprint import (
 from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_files import find_draft_folder, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.machine.device import uses_gpu
+from mlxrun.model.machine.device import uses_gpu, warm_device
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.run.hidden_hook import find_hidden_hook
 from mlxrun.model.run.model_caller import ModelCaller
@@ -57,7 +57,7 @@ class LoadedSource:
     small: SmallModel | None = None
 
     def describe(self) -> str:
-        """What it takes."""
+        """The memory that it takes."""
         return f"{format_rounded(self.nbytes)} of the weights are {self.note}"
 
 
@@ -67,7 +67,7 @@ def find_device_problem() -> str | None:
 
 
 def find_draft_problem(methods: ComputeMethods) -> str | None:
-    """Why a model that is computed by these methods does not draft; None if it can."""
+    """Why a model with these methods does not draft; None if it can."""
     if methods.decode not in ("compiled", "paged"):
         return f"drafts need decoding by pages, which is for GPUs; this model decodes {methods.decode}"
     return methods.draft_problem or None
@@ -76,8 +76,8 @@ def find_draft_problem(methods: ComputeMethods) -> str | None:
 def make_draft_model(
     config: Config, small: SmallModel, target: ModelCaller, vocab: int, methods: ComputeMethods
 ) -> LoadedSource:
-    """The model of `model.draft` as a source of drafts for `target`, whose logits are `vocab` wide and which
-    decodes by these methods, in pages. ConfigError if it does not fit."""
+    """The draft model `small` as a source of drafts. `target`: has logits of width `vocab` and decodes by
+    `methods`, in pages. ConfigError if it does not fit."""
     kinds = {get_kind(layer) for layer in flatten_caches(small.cache)}
     if not kinds <= {LayerKind.KV, LayerKind.WINDOW}:
         raise small.make_error("cannot draft: it has caches of another kind than keys and values")
@@ -119,8 +119,8 @@ def _choose_decode(small: SmallModel, methods: ComputeMethods) -> tuple[ComputeM
 def load_mtp_source(
     config: Config, model_info: LoadedModelInfo, target: ModelCaller, vocab: int, methods: ComputeMethods
 ) -> LoadedSource | str:
-    """The head in the checkpoint of `target`, or in `model.draft`; or why there is none. The target's logits
-    are `vocab` wide, and it decodes by these methods, in pages. ModelLoadError if weights are missing."""
+    """The head in the checkpoint of `target`, or in `model.draft`; or why there is none. `target`: has logits
+    of width `vocab` and decodes by `methods`, in pages. ModelLoadError if weights are missing."""
     split = None
     if config.model.draft is not None and config.prefill.sparse == "off":
         if not names_split_head(config.model):
@@ -160,7 +160,7 @@ def load_mtp_source(
 
 
 def names_split_head(settings: ModelSettings) -> bool:
-    """Whether `model.draft` is a head, which mlx-vlm has split off a checkpoint, and no model."""
+    """Whether `model.draft` is a head that mlx-vlm has split off a checkpoint, and not a model."""
     if settings.draft is None:
         return False
     config = read_json(find_draft_folder(settings) / "config.json")
@@ -168,14 +168,15 @@ def names_split_head(settings: ModelSettings) -> bool:
 
 
 def measure_row_cost(caller: ModelCaller, methods: ComputeMethods, drafted: int) -> float:
-    """What a drafted token adds to a step that verifies so many, in steps of one row: nothing where a forward
-    has a fixed width, and little where it reads weights most of the time."""
+    """The cost that one of `drafted` tokens adds to a step, in steps of one row. It is nothing if a forward
+    has a fixed width, and little if it mostly reads weights."""
+    warm_device()
     alone = time_step(caller, methods)
     return max(time_step(caller, methods, 1 + drafted) / alone - 1, 0.0) / drafted
 
 
 def time_step(caller: ModelCaller, methods: ComputeMethods, count: int = 1) -> float:
-    """Seconds of a decode step of one row with `count` tokens, as it is once it has been compiled."""
+    """Seconds of a compiled decode step of one row with `count` tokens."""
     cache = caller.make_cache()
     caller.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
     mx.eval(list_all_arrays(cache))

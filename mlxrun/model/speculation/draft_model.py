@@ -1,8 +1,8 @@
-"""A small model that drafts for a larger one: it answers ahead of it, a few tokens at a time.
+"""A small model that drafts for a larger one, a few tokens ahead.
 
-The rows that draft have a decode batch of their own here, in which what the larger model rejected is taken
-back. Each token is sampled with the row's own settings and the noise of its position, which are those of the
-verified token: so what is drafted agrees as often with a temperature as without, where both models agree.
+Rows that draft have their own decode batch here, from which rejected tokens are removed. Each token is
+sampled with the row's own settings and the noise of its position, like the verified token. So with a
+temperature, drafts agree as often as without, where both models agree.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ MAX_BEHIND = 32
 
 @dataclass(slots=True)
 class DraftingRow:
-    """What the draft model has of a row: its first `known` tokens, and behind them those that it `drafted`
-    and took in. `cache`: of its own, until it has `joined` the batch. `sampling`: its settings and what
-    penalties count, of the first `counted` tokens."""
+    """The draft model's state of a row: its first `known` tokens, and after them the `drafted` ones that it
+    took in. `cache`: its own, until it has `joined` the batch. `sampling`: its settings and penalties, over
+    the first `counted` tokens."""
 
     cache: list[Any]
     joined: bool = False
@@ -46,9 +46,12 @@ class DraftingRow:
 
 
 class DraftModel:
-    """A DraftSource (core/draft_source.py). `vocab`: width of the target's logits. `batch`: an empty
-    one. `cost`: see there. `context`: tokens that it can read. `launch_first`: whether a forward is launched
-    before the next one is built, and every few layers of a prompt, where launching takes the time."""
+    """A DraftSource (core/draft_source.py) by a draft model.
+
+    `vocab`: width of the target's logits. `batch`: an empty decode batch. `cost`: see DraftSource. `context`:
+    the most tokens that it can read. `launch_first`: launch a forward before the next one is built, and every
+    few layers of a prompt, on devices where launching takes the time.
+    """
 
     name = "draft"
 
@@ -72,7 +75,7 @@ class DraftModel:
         self._rows: dict[str, DraftingRow] = {}
 
     def takes(self, request: Request) -> bool:
-        """It sees no images."""
+        """Whether the request has no images, which the model does not see."""
         return request.media is None and not request.image_spans
 
     def advance(self, rows: Sequence[KnownRow]) -> None:

@@ -1,9 +1,9 @@
-"""The rows of a forward in which some rows verify drafts, and which of the drafted tokens are accepted.
+"""The rows of a forward that verifies drafts, and which of the drafted tokens are accepted.
 
-A row with a draft of k tokens takes k + 1 rows of the forward: one for its newest token, and one for each
-drafted token, which is sampled as if the tokens before it were the row's. A drafted token is accepted if it
-is the very token that is sampled in its place. So an answer is what it is without drafts, whatever the
-sampling: noise depends on seed and position only.
+A row with a draft of k tokens takes k + 1 rows of the forward: for its newest token, and for each drafted
+token. Each is sampled as if the tokens before it were the row's. A drafted token is accepted if it equals the
+token that is sampled in its place. So answers are the same as without drafts, with any sampling, since noise
+depends on seed and position only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlxrun.model.run.sampler import RowSampling, Sampler
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
     """`drafts`: a draft for each row, which may be empty. `forks`: for each row of the forward, its sampling
-    settings with the drafted tokens before it."""
+    state after the drafted tokens before it."""
 
     drafts: tuple[tuple[int, ...], ...]
     forks: tuple[tuple[RowSampling, ...], ...]
@@ -34,14 +34,14 @@ class DraftedRows:
 
     @property
     def counts(self) -> list[int]:
-        """Rows of the forward that each row takes."""
+        """The number of rows of the forward that each row takes."""
         return [len(draft) + 1 for draft in self.drafts]
 
     def make_sampler(self, vocab: int) -> Sampler:
         return Sampler([fork for forks in self.forks for fork in forks], vocab)
 
     def expand_tokens(self, newest: mx.array) -> mx.array:
-        """The tokens of the forward, one row after the other. `newest` [rows]: what each row sampled last."""
+        """The tokens of the forward, row after row. `newest` [rows]: the last sampled token of each row."""
         flat = [token for draft in self.drafts for token in draft]
         places, drafted = [], len(self.drafts)
         for index, draft in enumerate(self.drafts):
@@ -50,12 +50,12 @@ class DraftedRows:
         return mx.concatenate([newest, mx.array(flat, newest.dtype)])[mx.array(places)]
 
     def expand_positions(self, first: Sequence[int]) -> list[int]:
-        """Positions in the forward, where rows begin at `first`."""
+        """Positions in the forward, if rows begin at `first`."""
         return [at + i for at, count in zip(first, self.counts, strict=True) for i in range(count)]
 
     def count_accepted(self, sampled: Sequence[int]) -> list[int]:
-        """Of the tokens that were sampled in the forward, how many each row gets: those that equal its
-        draft, and one more; none behind a token that ends the answer."""
+        """How many of the `sampled` tokens each row gets: those that equal its draft, and one more. None
+        count after a token that ends the answer."""
         kept, first = [], 0
         for draft, forks in zip(self.drafts, self.forks, strict=True):
             size = 0

@@ -1,14 +1,14 @@
 """A multi-token-prediction head: predicts a token from the hidden state and the token before it.
 
-Libraries drop these weights (mlx-lm), or have the heads as models with a loop of their own (mlx-vlm). Here a
-head is the formats' module around a decoder layer that is made by the family's own module of mlx-lm. The
-target's embedding and output layer serve it too.
+Libraries drop these weights (mlx-lm), or have the heads as models with their own loop (mlx-vlm). Here a head
+is the format's module around a decoder layer of mlx-lm's own module of the family. It shares the target's
+embedding and output layer.
 
-All formats are the module of DeepSeek-V3's report (arXiv:2412.19437, section 2.2): norms of a token's
-embedding and of the target's last hidden state, a product of both, a decoder layer of the target's kind, and
-a norm. They differ in names, in which half comes first, and in what a further prediction starts from; vLLM's
-deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, exaone_moe_mtp, mimo_mtp and ernie_mtp, and mlx-vlm's
-qwen3_5_mtp and nemotron_h_mtp, have them so.
+All formats are the module of DeepSeek-V3's report (arXiv:2412.19437, section 2.2). Its parts are norms of a
+token's embedding and of the target's last hidden state, their product, a decoder layer, and a norm. Formats
+differ in names, in which half comes first, and in what a further prediction starts from. They follow vLLM's
+deepseek_mtp, glm4_moe_mtp, qwen3_next_mtp, exaone_moe_mtp, mimo_mtp and ernie_mtp, and mlx-vlm's qwen3_5_mtp
+and nemotron_h_mtp.
 """
 
 from __future__ import annotations
@@ -43,13 +43,17 @@ _EXPERT = re.compile(r"(.*\.)experts\.(\d+)\.(\w+)\.(\w+)")
 
 @dataclass(frozen=True, slots=True)
 class HeadFormat:
-    """`prefix` of all names, where {layers} is the number of the target's layers; behind it, `parts` gives
-    the names of a head's parts, and `layer` is the prefix of the decoder layer. `hidden_first`: the product
-    takes the hidden state before the embedding. `chains_normed`: a further prediction starts from the normed
-    output of the one before, as the first one does from the target's. `centred`: norms are stored less one.
-    `config`: of the decoder layer, where it is not the target's. `split`: the prefix where mlx-vlm has split
-    a head off; None: it has other names then. `place`: of the layer in a model of the family that has no
-    other; without a number, the head has several layers, which the target's config names."""
+    """The names and the order of a head's parts in a checkpoint.
+
+    `prefix`: of all names; {layers} is the number of the target's layers. After it, `parts` gives the names
+    of a head's parts, and `layer` is the prefix of the decoder layer. `hidden_first`: the product takes the
+    hidden state before the embedding. `chains_normed`: a further prediction starts from the normed output of
+    the one before, like the first one from the target's. `centred`: norms are stored less one.
+
+    `config`: of the decoder layer, where it differs from the target's. `split`: the prefix if mlx-vlm has
+    split a head off; None: the names are unknown then. `place`: of the layer in a model of the family that
+    has no other layer. Without a number, the target's config names several layers.
+    """
 
     prefix: str
     parts: Mapping[str, str]
@@ -113,7 +117,7 @@ FORMATS: Mapping[str, HeadFormat] = {
 
 
 class LayerStack(nn.Module):
-    """Layers in place of one; all but one of them have no cache, and use none."""
+    """Several layers that act as one. At most one of them uses the cache."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         super().__init__()
@@ -126,7 +130,8 @@ class LayerStack(nn.Module):
 
 
 class MTPHead(nn.Module):
-    """`layer`: a decoder layer. `width`: of hidden states. `window`: tokens that it sees; None: all."""
+    """The module of a head. `layer`: a decoder layer. `width`: of hidden states. `window`: tokens that it
+    sees; None: all."""
 
     def __init__(self, layer: nn.Module, width: int, eps: float, form: HeadFormat) -> None:
         super().__init__()
@@ -143,8 +148,8 @@ class MTPHead(nn.Module):
     def __call__(
         self, embeds: mx.array, hidden: mx.array, mask: Any, cache: Any
     ) -> tuple[mx.array, mx.array]:
-        """Hidden states [B, n, D] that predict the token behind the ones embedded here, and those from which
-        the next prediction starts. `hidden` [B, n, D]: of the tokens before them."""
+        """Hidden states [B, n, D] that predict the token after the embedded ones, and those from which the
+        next prediction starts. `hidden` [B, n, D]: of the tokens before."""
         parts = [self.embed_norm(embeds), self.hidden_norm(hidden)]
         joined = mx.concatenate(parts[::-1] if self._form.hidden_first else parts, axis=-1)
         output = self.layer(self.project(joined), mask, cache=cache)
@@ -164,8 +169,7 @@ class HeadWeights:
 
 @dataclass(frozen=True, slots=True)
 class FoundHead:
-    """A head that a checkpoint has, in `folder`. `family`: the module of mlx-lm that has its decoder
-    layer."""
+    """A head of the checkpoint in `folder`. `family`: the module of mlx-lm with its decoder layer."""
 
     folder: Path
     family: str
@@ -174,7 +178,7 @@ class FoundHead:
 
 
 def find_mtp_head(info: LoadedModelInfo, split: Path | None = None) -> FoundHead | str:
-    """The first head of a checkpoint; or why there is none. No weights are read. `split`: a folder with the
+    """The first head of a checkpoint, or why there is none. No weights are read. `split`: a folder with the
     head alone, as mlx-vlm splits it off."""
     config = info.config
     inner = (config.get("text_config") or {}).get("model_type", "")
@@ -195,7 +199,7 @@ def find_mtp_head(info: LoadedModelInfo, split: Path | None = None) -> FoundHead
 
 
 def load_mtp_head(info: LoadedModelInfo, found: FoundHead, dtype: mx.Dtype) -> MTPHead:
-    """The head with its weights evaluated and of this type. ModelLoadError if they are not complete."""
+    """The head with its weights evaluated, in this dtype. ModelLoadError if they are incomplete."""
     form, text = found.form, info.config.get("text_config") or info.config
     model = _make_model(found.family, info.config, form)
     first, layer = model.layers[0], model.layers[0]
@@ -270,7 +274,8 @@ def _cast(name: str, array: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def read_head_weights(folder: Path, form: HeadFormat, layers: int) -> HeadWeights | None:
-    """The weights of the first head in a checkpoint; None if it has none. `layers`: of the target."""
+    """The weights of the first head in a checkpoint; None if it has none. `layers`: number of the target's
+    layers."""
     prefix = form.prefix.format(layers=layers)
     parts: dict[str, mx.array] = {}
     layer: dict[str, mx.array] = {}
@@ -288,7 +293,7 @@ def read_head_weights(folder: Path, form: HeadFormat, layers: int) -> HeadWeight
 
 
 def stack_experts(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The weights with each expert's matrices, where they are apart, as one array [experts, ...]."""
+    """The weights, with separate matrices of experts stacked as one array [experts, ...]."""
     stacked = {name: array for name, array in weights.items() if not _EXPERT.fullmatch(name)}
     found: dict[str, dict[int, mx.array]] = {}
     for name, array in weights.items():

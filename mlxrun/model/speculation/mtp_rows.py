@@ -1,14 +1,13 @@
 """A prediction head beside the decode batch: the keys of its layer for every row, and its chained drafts.
 
-The head reads pairs: the target's hidden state of a token, and the token behind it. A row's keys are those of
-its pairs so far, one after the other: of its prompt while that is computed, of each token that it gets, and
-of each accepted one. What was restored from the prefix cache has no hidden states, so the head does not see
-it, and of long rows it sees the newest tokens only: its predictions are worse then, and no answer is. A draft
-chains predictions, each from the state and the token of the one before; their keys lie behind the row's
-length, where the next pairs overwrite them.
+The head reads pairs: the target's hidden state of a token, and the token after it. A row's keys are those of
+its pairs in order: of its prompt, of each token that it gets, and of each accepted one. Tokens from the
+prefix cache have no hidden states, so the head does not see them. Of long rows it sees only the newest
+tokens. Its predictions are then worse, but answers are the same.
 
-The pairs of decode steps wait, and are read in one forward when something is drafted: so steps without drafts
-cost hardly more than without a head.
+A draft chains predictions, each from the state and the token of the one before. Their keys are after the
+row's length, where the next pairs overwrite them. The pairs of decode steps wait, and are read in one forward
+when something is drafted. So steps without drafts cost hardly more than without a head.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ Sample = Callable[[mx.array, int], mx.array]
 
 class SlotCache:
     """Keys and values [slots, places, H, D] of the head's layer, with the members of the libraries' caches.
-    Int32 [slots]: `counts` of the pairs in each slot, and `offset`, the position of the next one."""
+    int32 [slots]: `counts`, the pairs in each slot, and `offset`, the position of the next one."""
 
     def __init__(self, keys: mx.array, values: mx.array, counts: mx.array, offset: mx.array) -> None:
         self.keys, self.values, self.counts, self.offset = keys, values, counts, offset
 
     def make_mask(self, count: int, window: int | None) -> mx.array:
-        """For `count` new pairs of each row, which see so many (None: all): [slots, 1, count, places]."""
+        """The mask [slots, 1, count, places] of `count` new pairs of each row. `window`: pairs that they see,
+        None: all."""
         behind = (self.counts[:, None] + mx.arange(count))[..., None] - mx.arange(self.keys.shape[1])
         seen = behind >= 0 if window is None else (behind >= 0) & (behind < window)
         return seen[:, None]
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write those of new pairs [slots, H, count, D] behind each row's; all, [slots, H, places, D]."""
+        """Write new pairs [slots, H, count, D] after each row's. Returns all, [slots, H, places, D]."""
         slots = mx.arange(keys.shape[0])[:, None]
         places = self.counts[:, None] + mx.arange(keys.shape[2])
         self.keys[slots, places] = keys.swapaxes(1, 2)
@@ -52,11 +52,12 @@ class SlotCache:
 
 
 class MTPRows:
-    """`embed` gives the embeddings of tokens, and `predict` the logits of hidden states, as the target does.
-    `launch_first`: a forward is launched before the next one is built, where launching takes the time.
-    `compiled`: the head's forwards are, for each of few shapes.
+    """The head's state of all rows, on the engine thread. Rows have their own cache until they decode, then a
+    slot of the buffers.
 
-    Rows have a cache of their own until they decode, and then a slot of the buffers. On the engine thread.
+    `embed`: makes the target's embeddings of tokens; `predict`: makes the target's logits of hidden states.
+    `launch_first`: launch a forward before the next one is built, on devices where launching takes the time.
+    `compiled`: compile the head's forwards, for each of few shapes.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class MTPRows:
             self._forget_buffers()
 
     def read_prompt(self, request_id: str, hidden: mx.array, tokens: Sequence[int] | mx.array) -> None:
-        """Take in pairs of a row that does not decode yet: `hidden` [n, D], and the tokens behind, n."""
+        """Take in pairs of a row that does not decode yet: `hidden` [n, D], and the n tokens after them."""
         if hidden.shape[0]:
             cache = self._prompts.setdefault(request_id, make_head_cache())
             window = self._head.window
@@ -121,9 +122,9 @@ class MTPRows:
         counts: Sequence[int] | None = None,
         kept: Sequence[int] | None = None,
     ) -> None:
-        """Take in the pairs of a decode step of these rows, all that decode: `hidden` [sum of counts, D] of
-        its tokens, and `tokens` as many, sampled behind each. Of the `counts[i]` tokens of row i (1), the
-        first `kept[i]` (1) are the row's."""
+        """Take in the pairs of a decode step of these rows, which are all that decode. `hidden` [sum of
+        counts, D]: of the step's tokens; `tokens`: as many, sampled after each. Row i has `counts[i]` tokens
+        (default 1), of which the first `kept[i]` are accepted (default: all)."""
         counts = counts or [1] * len(request_ids)
         kept = kept or counts
         most = max(kept)
@@ -153,8 +154,8 @@ class MTPRows:
         return request_id in self._slots
 
     def draft(self, limits: Mapping[str, int], sample: Sample | None = None) -> dict[str, tuple[int, ...]]:
-        """So many predicted tokens, by row. Waits for the device once. `sample` makes tokens [rows] of logits
-        [rows, V], and gets the place in the draft; None: the likeliest ones."""
+        """The predicted tokens by row, as many as `limits` says. Waits for the device once. `sample`: makes
+        tokens [rows] of logits [rows, V] and the place in the draft; None: the likeliest ones."""
         if any(self._waiting):
             self._read_waiting()
         assert self._output is not None
@@ -178,7 +179,7 @@ class MTPRows:
         return {rid: tuple(row[:limit]) for (rid, limit), row in zip(limits.items(), found, strict=True)}
 
     def list_arrays(self) -> list[mx.array]:
-        """What to evaluate in each step: nothing else consumes it."""
+        """The arrays to evaluate in each step, since nothing else consumes them."""
         prompts = [array for cache in self._prompts.values() for array in (cache.keys, cache.values)]
         return [*prompts, *(self._buffers or ()), *(self._pairs or ())]
 
@@ -289,7 +290,8 @@ def make_head_cache() -> Any:
 
 
 def round_places(count: int) -> int:
-    """The places of buffers that must have so many: one of few, because each shape costs a GPU time."""
+    """The number of places in buffers that must hold `count`. It is one of few, since each new shape costs
+    time on a GPU."""
     step = max(ROOM, 1 << max(count.bit_length() - 3, 0))
     return -(-max(count, 1) // step) * step
 

@@ -1,8 +1,8 @@
-"""The source of drafts that a checkpoint's own head makes, and what the runner does for it.
+"""The source of drafts by a checkpoint's own head, and its interface for the runner.
 
-The head needs the hidden states of every forward of the target. They are taken where hidden_hook.py finds
-them, while the model computes its logits as ever. An error of the head never fails a forward: the source
-remembers it, and raises it when the scheduler asks for drafts.
+The head needs the hidden states of every forward of the target. hidden_hook.py takes them while the model
+computes its logits as usual. An error of the head never fails a forward: the source remembers it, and raises
+it when the scheduler asks for drafts.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NOT_FOLLOWED: dict[str, Any] = {
 
 
 class MTPSource:
-    """A DraftSource (core/draft_source.py), which the runner tells what it computes. `embed`: embeddings
-    of the target; `vocab`: width of its logits."""
+    """A DraftSource (core/draft_source.py) that gets hidden states from the runner. `embed`: makes the
+    target's embeddings; `vocab`: width of its logits."""
 
     name = "mtp"
 
@@ -76,7 +76,7 @@ class MTPSource:
         return True
 
     def advance(self, rows: Sequence[KnownRow]) -> None:
-        """Nothing: the runner tells what the rows get."""
+        """Do nothing, since the runner reports the rows' tokens."""
 
     def is_ready(self, row: KnownRow) -> bool:
         return self._error is not None or self.rows.is_ready(row.id)
@@ -95,7 +95,7 @@ class MTPSource:
         return [drafted[row.id] for row in rows]
 
     def forget(self, request_id: str) -> None:
-        """Nothing: the runner says which rows there are."""
+        """Do nothing, since the runner reports the rows."""
 
     def close(self) -> None:
         self.rows.reset()
@@ -108,8 +108,8 @@ class MTPSource:
         return self._hook.record(lambda: forward.call(self._caller, self._hook.model))
 
     def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
-        """As `ModelCaller.make_decode`, whose result here has the hidden states behind the logits, [B, 1, V +
-        D]: so a compiled forward returns both."""
+        """As `ModelCaller.make_decode`, with the hidden states after the logits, [B, 1, V + D], so that a
+        compiled forward returns both."""
         plain = self._tapped.make_decode(numbers)
         if self._decodes is None or self._decodes[0] != plain:  # a compiled forward knows it by its identity
 
@@ -125,7 +125,8 @@ class MTPSource:
         return output[:, : self._vocab], output[:, self._vocab :].astype(self.rows.cache.keys.dtype)
 
     def read_chunk(self, chunk: PrefillChunk, hidden: mx.array, tokens: Sequence[int]) -> None:
-        """Take in the hidden states [n, D] of a chunk of a row's `tokens`, those that the head will see."""
+        """Take in the hidden states [n, D] of a chunk of a row's `tokens`, as far as the head will see
+        them."""
         start = max(chunk.start, len(tokens) - KEPT)
         behind, skipped = tokens[start + 1 : chunk.stop + 1], start - chunk.start
         self.read_prompt(chunk.request_id, hidden[skipped : skipped + len(behind)], behind)

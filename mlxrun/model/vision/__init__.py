@@ -1,1 +1,1 @@
-"""Prompts with images: their embeddings, and features of images that were seen before."""
+"""Prompts with images: their embeddings, and cached features of images."""

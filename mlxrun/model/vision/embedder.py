@@ -23,8 +23,8 @@ _UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
 
 
 class Embedder:
-    """`mrope`: positions have three axes, the first dimension or, with `axes_last`, the last. `tokens`: the
-    placeholders of features, as far as they are known; `line_break`: the token between the lines of an
+    """Embeds prompts. `mrope`: positions have three axes, on the first dimension, or on the last with
+    `axes_last`. `tokens`: the known placeholders of features; `line_break`: the token between the lines of an
     image. `deepstack_form`: see `shape_deepstack`."""
 
     def __init__(self, model: nn.Module, line_break: int | None = None) -> None:
@@ -47,7 +47,8 @@ class Embedder:
             self._language._position_ids = None
 
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
-        """The whole prompt, by way of the vision tower."""
+        """The inputs of the whole prompt, through the vision tower. RequestError if the model needs
+        unsupported inputs."""
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
         grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
@@ -81,8 +82,8 @@ class Embedder:
         )
 
     def read_deepstack(self, features: Any, mask: Mask | None) -> tuple[mx.array, ...]:
-        """Arrays [visual tokens, D], one a layer, of the library's features; sets `deepstack_form`. Some
-        families have rows for all tokens, [1, L, layers, D] or [layers, L, D]."""
+        """Arrays [visual tokens, D], one for each layer, of the library's features. Sets `deepstack_form`.
+        Some families have rows for all tokens, [1, L, layers, D] or [layers, L, D]."""
         features = getattr(features, "embeddings", features)
         if features is None:
             return ()
@@ -94,9 +95,9 @@ class Embedder:
         return () if mask is None else tuple(layers[:, mx.array(np.flatnonzero(mask))])
 
     def shape_deepstack(self, parts: Sequence[mx.array], mask: Mask, start: int, stop: int) -> dict[str, Any]:
-        """The arguments of the language model for a chunk of a prompt: features of the visual tokens alone
-        (`rows`), of all tokens of the `chunk`, or of the whole `prompt`. `parts`: of the visual tokens of the
-        chunk, or with `prompt` of all of them; `mask`: the prompt's visual tokens."""
+        """The language model's arguments for a chunk of a prompt. They are features of the visual tokens
+        alone (`rows`), of all tokens of the `chunk`, or of the whole `prompt`. `parts`: of the visual tokens
+        of the chunk, or with `prompt` of all; `mask`: the prompt's visual tokens."""
         if self.deepstack_form == "rows":
             shown = mx.array(mask[None, start:stop])
             return {"visual_pos_masks": shown, "deepstack_visual_embeds": list(parts)}
@@ -108,7 +109,8 @@ class Embedder:
         return {"visual_pos_masks": mx.array(tokens[None]), "deepstack_visual_embeds": dense}
 
     def embed_text(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
-        """The same, except for the embeddings and deepstack features of image and video tokens."""
+        """The same inputs without the vision tower, so without embeddings and deepstack features of image and
+        video tokens."""
         ids = mx.array([list(prompt)])
         mask = mx.ones_like(ids)
         features = self.model.get_input_embeddings(ids, None, mask=mask)

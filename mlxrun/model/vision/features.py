@@ -1,9 +1,9 @@
 """Embeds prompts with images and videos without encoding the same one twice.
 
-A video is a unit, as an image is. The features of a unit's tokens are cached by a digest of the processed
-pixels, and prompts are assembled from them and from the embeddings of the text. No model is trusted: features
-are cached only if the assembled prompt equals the model's own bit by bit. Images of another set are reused if
-the vision tower encodes each independently.
+An image or a video is a unit. The features of a unit's tokens are cached by a digest of the processed pixels.
+Prompts are assembled from them and from the embeddings of the text. Features are cached only if the assembled
+prompt equals the model's own bit for bit. Images of another set are reused if the vision tower encodes each
+independently.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MISFITS = (ValueError, TypeError, IndexError, KeyError, AttributeError)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageFeatures:
-    """Embeddings [n, D] of image tokens, and their deepstack features, in memory of their own."""
+    """Embeddings [n, D] of image tokens, and their deepstack features, in their own memory."""
 
     embeddings: mx.array
     deepstack: tuple[mx.array, ...]
@@ -49,7 +49,7 @@ class ImageFeatures:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     def make_blank(self, count: int) -> ImageFeatures:
-        """Zeros in place of the features of so many image tokens."""
+        """Zeros in place of the features of `count` image tokens."""
         embeddings, *deepstack = (mx.zeros((count, *a.shape[1:]), a.dtype) for a in self.list_arrays())
         return ImageFeatures(embeddings, tuple(deepstack))
 
@@ -91,7 +91,7 @@ class FeatureCache(LRUCache[tuple[bytes, ...], ImageFeatures]):
 
 
 class ImagePromptEmbedder:
-    """Embeds prompts of one model. `budget`: bytes of features that are cached; 0: none."""
+    """Embeds prompts of one model. `budget`: bytes of cached features; 0: none."""
 
     def __init__(self, embedder: Embedder, budget: int, exact_sets_only: bool = False) -> None:
         self._embedder = embedder
@@ -105,8 +105,8 @@ class ImagePromptEmbedder:
         )
 
     def embed(self, tokens: Sequence[int], media: Media, cached: int = 0) -> PromptInputs:
-        """`cached`: tokens that are in the row's cache already, which need no embeddings. Where images are
-        known to be independent, at most one is encoded here, and `encode_pending` encodes the others."""
+        """The inputs of a prompt. `cached`: tokens in the row's cache, which need no embeddings. If images
+        are known to be independent, at most one is encoded here, and `encode_pending` encodes the others."""
         regions = find_regions(tokens, self._embedder.tokens, media)
         if self._needs_no_image(regions, cached):
             return self._embed_text(tokens, media)
@@ -120,8 +120,7 @@ class ImagePromptEmbedder:
         return inputs or self._embed_all(prompt)
 
     def encode_pending(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
-        """Encode the pending images in tokens `start` to `stop`; those before `start` are not needed any
-        more."""
+        """Encode the pending images in tokens [start, stop). Those before `start` are no longer needed."""
         while (pending := inputs.pending) is not None and pending.runs[pending.first][0] < stop:
             try:
                 inputs = self._insert_next(inputs, pending, start)

@@ -1,8 +1,7 @@
-"""Processed images and videos as units: the input of the vision tower for each, split from that for all.
+"""Processed images and videos as units: the vision tower's input for each, split from the input for all.
 
-Only known layouts are split; anything else is one unit of all the images and videos.
-
-Also here: how many frames of a video a model's processor asks for, its arguments, and digests of videos.
+Only known layouts are split. Anything else is one unit of all images and videos. The module also reads a
+processor's video sampling, makes its arguments, and computes digests of videos.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
 
 @dataclass(frozen=True, slots=True)
 class MediaTokens:
-    """The placeholders of image and video features in prompts, and the token between the lines of an image;
-    None where there is none."""
+    """The placeholders of image and video features in prompts, and the token between the lines of an image.
+    None if there is none."""
 
     image: int | None
     video: int | None = None
@@ -47,7 +46,7 @@ class MediaTokens:
 
 @dataclass(frozen=True, slots=True)
 class MediaRegion:
-    """Where an image or a video is in a prompt: `spans` of placeholders, with text or line breaks between."""
+    """An image or a video in a prompt: `spans` of placeholders, with text or line breaks between."""
 
     is_video: bool
     spans: tuple[Span, ...]
@@ -55,29 +54,29 @@ class MediaRegion:
 
 @dataclass(frozen=True, slots=True)
 class ImageUnits:
-    """Arrays of each image or video; `axis`: the axis along which they are concatenated."""
+    """The arrays of each image or video. `axis`: the axis along which they are concatenated."""
 
     units: tuple[Media, ...]
     axis: int
 
     def compute_digests(self) -> list[bytes]:
-        """A digest of each unit, 16 bytes."""
+        """A 16-byte digest of each unit."""
         return [_compute_digest(unit) for unit in self.units]
 
     def take(self, first: int, last: int) -> ImageUnits:
-        """Units `first` to `last`, without `last`."""
+        """Units [first, last)."""
         return ImageUnits(self.units[first:last], self.axis)
 
     def concatenate(self, first: int, last: int) -> Media:
-        """Units `first` to `last`, without `last`, as the processor would have made them together."""
+        """Units [first, last), as the processor would make them together."""
         some = self.units[first:last]
         parts = {key: [unit[key] for unit in some if key in unit] for unit in some for key in unit}
         return {key: np.concatenate(arrays, axis=self.axis) for key, arrays in parts.items()}
 
 
 def read_media_token(config: Any, kind: str) -> int | None:
-    """The placeholder of an `image` or a `video` by the keys that configs have for it, at the top or in a
-    part. `config`: config.json, or an object with its values."""
+    """The placeholder of an `image` or a `video`, by the usual keys of configs, at the top or in a part.
+    `config`: config.json, or an object with its values. None if there is none."""
     values = config if isinstance(config, Mapping) else vars(config)
     found = (values.get(name) for name in _TOKEN_KEYS[kind])
     token = next((value for value in found if isinstance(value, int)), None)
@@ -88,8 +87,8 @@ def read_media_token(config: Any, kind: str) -> int | None:
 
 
 def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[MediaRegion]:
-    """The images and videos of a prompt, in order. Which spans are one video follows from the videos' grids
-    in `media`; where that is not known, each span is one."""
+    """The images and videos of a prompt, in order. The videos' grids in `media` tell which spans are one
+    video. Without them, each span is one."""
     array = np.array(ids)
     kinds = np.zeros(len(array), np.int8)
     for kind, token in ((1, tokens.image), (2, tokens.video)):
@@ -134,8 +133,8 @@ def _number_videos(lengths: Sequence[int], grid: Any) -> list[int]:
 
 
 def split_images(media: Media, are_videos: Sequence[bool] = ()) -> ImageUnits | None:
-    """The units of processed images and videos in the order of the prompt; None where they cannot be compared
-    by their bytes. `are_videos`: whether each is a video, by the prompt. Token types are left out."""
+    """The units of processed images and videos in the order of the prompt. None if they cannot be compared by
+    their bytes. `are_videos`: whether each is a video, by the prompt. Token types are left out."""
     arrays = {key: np.asarray(value) for key, value in media.items() if key not in TOKEN_TYPES}
     if not arrays.keys() & {"pixel_values", VIDEO_PIXELS} or any(a.dtype.hasobject for a in arrays.values()):
         return None
@@ -192,8 +191,8 @@ def _compute_digest(media: Media) -> bytes:
 
 
 def read_video_sampling(processor: Any, config: Mapping[str, Any]) -> VideoSampling | None:
-    """How a processor takes frames of a video, as the library says; None if the model takes no videos, or
-    chooses frames by a rule of its own."""
+    """How a processor samples frames of a video, by the library. None if the model takes no videos, or has
+    its own rule for frames."""
     from mlx_vlm.generate.video import processor_handles_video
     from mlx_vlm.utils import resolve_video_sampling
 
@@ -230,7 +229,7 @@ def list_video_arguments(videos: Sequence[Video]) -> dict[str, Any]:
 
 
 def compute_video_digest(video: Video, settings: bytes = b"") -> bytes:
-    """A digest of 16 bytes of a video's frames, of when they are shown, and of its processor's settings."""
+    """A 16-byte digest of a video's frames, their times, and its processor's settings."""
     found = hashlib.blake2b(settings, digest_size=16)
     found.update(f"video {video.frames.shape} {video.indices} {video.total} {video.fps!r}".encode())
     for frame in video.frames:

@@ -108,6 +108,7 @@ def test_the_matrix() -> None:
         {**RECORD, "model": "a", "task": "other", "scores": None},
         {**RECORD, "model": "[b]", "task": "other", "scores": None, "state": "failed"},
         {**RECORD, "model": "a", "task": "third", "scores": make_scores(0, None), "state": "todo"},
+        {**RECORD, "model": "[b]", "task": "third", "scores": make_scores(0.5, None), "state": "failed"},
     ]
     stream = io.StringIO()
     print_matrix(records, stream)
@@ -117,5 +118,5 @@ def test_the_matrix() -> None:
         ["task", "variant", "a", "[b]"],
         ["t", "seed-0", "72.5 % [65.1, 78.9]", "100.0 % (2 failed, 3 unscored, 1 cut)"],
         ["other", "seed-0", "4 lines", "failed"],
-        ["third", "seed-0", "0.0 % (todo)"],
+        ["third", "seed-0", "0.0 % (todo)", "failed"],
     ]

@@ -169,6 +169,20 @@ async def test_other_settings_are_refused(bench: SuiteBench) -> None:
     assert list((bench.folder / "c/capitals/seed-2/job.out.jsonl.run/earlier").iterdir())
 
 
+async def test_a_refused_start_leaves_the_counts_of_finished_lines(bench: SuiteBench) -> None:
+    """`--dry-run` counts the answers that are there as done for their own settings, not for the refused."""
+    await bench.run()
+    text, known = bench.path.read_text(), bench.read()["cells"][4]
+    bench.path.write_text(text.replace("sampling.temperature: 0", "sampling.temperature: 0.5"))
+    assert await bench.run() == 2
+    refused = bench.read()["cells"][4]
+    facts = "config_hash", "job_sha256", "done", "failed"
+    assert refused["state"] == "failed" and known["done"] == 3
+    assert [refused[name] for name in facts] == [known[name] for name in facts]
+    assert await bench.run("c", fresh=True) == 0
+    assert bench.read()["cells"][4]["config_hash"] != known["config_hash"]
+
+
 async def test_cells_that_left_the_suite_are_not_listed(bench: SuiteBench) -> None:
     await bench.run()
     bench.path.write_text(bench.path.read_text().replace("seeds: [2]", "seeds: [3]"))

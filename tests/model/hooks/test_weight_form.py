@@ -14,7 +14,7 @@ from mlx_lm.models.switch_layers import SwitchLinear
 
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.hooks import weight_form
-from mlxrun.model.hooks.quantized_layers import MethodTable, ProductMethod, list_quantized
+from mlxrun.model.hooks.quantized_layers import MethodTable, ProductMethod
 from mlxrun.model.hooks.weight_form import (
     EXPERT_TABLES,
     FIXED_TABLES,
@@ -23,7 +23,6 @@ from mlxrun.model.hooks.weight_form import (
     WeightForm,
     bound_by_more_rows,
     choose_table,
-    fits_memory,
     is_held_faster,
     settle_weights,
     time_products,
@@ -225,13 +224,20 @@ def test_on_cuda_nothing_is_timed_where_weights_may_not_be_held(
     assert (form.held, form.table, form.seconds) == (False, FIXED_TABLES["cuda"], {})
 
 
-def test_the_memory_of_dequantized_weights_is_limited() -> None:
-    model = make_model()
+def test_the_memory_of_dequantized_weights_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = (256 * 256 + 256 * 512 + 512 * 64) * 4
-    layers = list_quantized(model)
-    assert fits_memory(layers, needed * 2, mx.float32)
-    assert not fits_memory(layers, needed * 2 - 2, mx.float32)
-    assert not fits_memory(layers, 0, mx.float32), "an unknown limit"
+    monkeypatch.setattr(weight_form, "time_products", lambda model, dtype, may_hold: {"held": {1: may_hold}})
+    for limit, may_hold in ((needed * 2, True), (needed * 2 - 2, False)):
+        config = engine_driver.make_config(Path("model"), memory_limit=limit)
+        assert settle_weights(make_model(), config, mx.float32).seconds == {"held": {1: may_hold}}
+
+
+def test_on_metal_nothing_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
+    monkeypatch.setattr(weight_form, "time_products", lambda *given: pytest.fail("timed"))
+    for choice, held in (("auto", False), ("never", False), ("always", True)):
+        form = settle_weights(make_model(), make_config(dequantize=choice), mx.float32)
+        assert (form.held, form.table) == (held, FIXED_TABLES["metal"])
 
 
 def make_config(**options: Any) -> Any:

@@ -113,10 +113,26 @@ def test_a_model_decodes_without_a_kernel_that_fails(
     """As on a GPU that nobody has seen: loading goes on, with attention by groups of rows."""
     monkeypatch.setattr(choose, "uses_gpu", lambda: True)
     monkeypatch.setattr(text_ladder, "uses_gpu", lambda: True)
-    monkeypatch.setattr(text_ladder, "KernelCheck", lambda: KernelCheck(kernel, timed=False))
+    monkeypatch.setattr(text_ladder, "KernelCheck", lambda timed: KernelCheck(kernel, timed=False))
     report = probe_model(zoo.text("llama"), reproducible=reproducible)
     works = kernel is attend
     assert list_failed(report) == ([] if works else ["decode paged"])
     assert report.methods.decode == ("compiled" if works else "ragged")
     failed = [check for check in report.checks if not check.passed]
     assert all(check.instead == "attention by groups of rows of similar length" for check in failed)
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_timing_decides_nothing_in_reproducible_mode(
+    zoo: Zoo, reproducible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts of one job could choose two kernels, whose last digits differ."""
+    for module in (choose, text_ladder):
+        monkeypatch.setattr(module, "uses_gpu", lambda: True)
+    monkeypatch.setattr(text_ladder, "get_backend", lambda: "metal")
+    monkeypatch.setattr(text_ladder, "KernelCheck", lambda timed: KernelCheck(attend, timed=timed))
+    found = set()
+    for slower in (1e9, 0.0):
+        monkeypatch.setattr(operation_checks, "SLOWER", slower)
+        found.add(probe_model(zoo.text("llama"), reproducible=reproducible).methods.decode)
+    assert found == ({"compiled"} if reproducible else {"compiled", "ragged"})

@@ -68,9 +68,10 @@ def test_only_cuda_is_bound_by_launches(backend: str) -> None:
 def test_a_gpu_names_its_memory_in_one_of_three_ways(
     backend: str, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device.mx, "device_info", lambda: {key: 123, "architecture": "x"})
+    monkeypatch.setattr(device.mx, "device_info", lambda _: {key: 123, "architecture": "x"})
     assert device.get_memory_limit() == 123
-    monkeypatch.setattr(device.mx, "device_info", dict)
+    monkeypatch.setattr(device, "list_limits", list)
+    monkeypatch.setattr(device.mx, "device_info", lambda _: {})
     assert device.get_memory_limit() == 0
 
 
@@ -84,7 +85,7 @@ def test_the_limit_counts_what_arrays_have_already(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(device, "uses_gpu", lambda: False)
     monkeypatch.setattr(device.mx, "get_active_memory", lambda: 200)
     monkeypatch.setattr(device, "list_limits", lambda: limits)
-    assert (device.read_free_memory(), device.get_memory_limit()) == (50, int(250 * device.CPU_SHARE))
+    assert (device.read_free_memory(), device.get_memory_limit()) == (50, 200)
     assert device.get_total_memory() == 300
     monkeypatch.setattr(device, "list_limits", list)
     assert device.read_free_memory() == device.get_memory_limit() == 0, "another system"

@@ -101,3 +101,39 @@ except OSError:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.stdout == "as expected\n", done.stderr
+
+
+VM_STAT = """\
+Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                               50000.
+Pages active:                            300000.
+Pages inactive:                          250000.
+Pages purgeable:                           1000.
+"Translation faults":                 999999999.
+File-backed pages:                       120000.
+"""
+
+
+def test_a_mac_says_what_it_can_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By `vm_stat`: there is no /proc. Inactive pages of programs would have to be compressed or swapped."""
+    program = tmp_path / "vm_stat"
+    program.write_text(f"#!/bin/sh\ncat <<'E'\n{VM_STAT}E\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(memory_limits, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_limits, "_VM_STAT", (str(program),))
+    monkeypatch.setattr(memory_limits.sys, "platform", "darwin")
+    (limit,) = memory_limits._list_machine_limits()
+    assert (limit.name, limit.left) == (memory_limits.MACHINE, 171_000 * 16384) and limit.total > 0
+
+
+@pytest.mark.parametrize("output", ["", VM_STAT.replace("page size", "pages"), VM_STAT.replace("free", "f")])
+def test_what_vm_stat_does_not_say_is_unknown(output: str) -> None:
+    assert memory_limits.count_available(output) is None
+
+
+def test_without_vm_stat_no_limit_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limits, "_MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(memory_limits, "_VM_STAT", (str(tmp_path / "vm_stat"),))
+    for system in ("darwin", "freebsd"):
+        monkeypatch.setattr(memory_limits.sys, "platform", system)
+        assert memory_limits._list_machine_limits() == []

@@ -1,8 +1,8 @@
 """`mlxrun bench engine`: our engine and mlx-lm's BatchGenerator with the same model, in turns in one process.
 
-The order alternates (A B, B A, ...), so that a machine that slows down affects both sides. Each run loads
-one side alone, warms it up, measures one workload and closes it, so that no side uses memory during the
-other's run. A side that fails in a workload has no more runs of it; what it measured before counts.
+The order alternates (A B, B A, ...), so that a machine that slows down affects both sides. Each run loads one
+side alone, warms it up, measures one workload and closes it. So no side uses memory during the other's run. A
+side that fails in a workload has no more runs of it; its earlier measurements count.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
-    """What to measure."""
+    """What to measure. `scale`: factor of prompt and answer lengths; `repeat`: runs of each side; `peer`:
+    whether mlx-lm runs too."""
 
     model: str
     workloads: tuple[str, ...]
@@ -52,11 +53,13 @@ class EnginePlan:
 
 
 def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
-    """Measure everything; the report, as `--json` writes it. After Ctrl-C it has what was measured, and
-    `incomplete`; KeyboardInterrupt if that is nothing."""
+    """Measure everything, and return the report as `--json` writes it. After Ctrl-C the report has the
+    measurements so far, and `incomplete`. KeyboardInterrupt if there are none."""
     from mlxrun.model.machine.device import describe_device, resolve_config
+    from mlxrun.model.machine.device_choice import use_device
     from mlxrun.model.machine.versions import list_library_versions
 
+    use_device(plan.config.engine)
     cached = replace(plan, config=resolve_config(plan.config))
     cache = replace(cached.config.cache, backend="none")  # the peer has none: all prompts are computed
     plan = replace(cached, config=replace(cached.config, cache=cache))
@@ -147,7 +150,7 @@ def _measure_chunk(
 
 
 def summarize_workload(workload: RequestWorkload, sides: Mapping[str, SideRuns]) -> dict[str, Any]:
-    """One workload's part of the report."""
+    """Build one workload's part of the report."""
     report: dict[str, Any] = {
         "rows": len(workload.requests),
         "prompt_tokens": workload.prompt_tokens,
@@ -174,8 +177,8 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class BenchMeter:
-    """Clock and memory counters: `reset_peak(drop_pool)` starts a new peak and returns the bytes in use, as
-    `read_memory` does at once."""
+    """Clock (seconds) and memory counters (bytes). `reset_peak(drop_pool)` starts a new peak and returns the
+    bytes in use; `read_memory` returns them without a new peak."""
 
     clock: Callable[[], float]
     reset_peak: Callable[[bool], int]
@@ -185,7 +188,7 @@ class BenchMeter:
 
 @dataclass(slots=True)
 class SideRuns:
-    """One side's runs of one workload; `error` ended them, None: they were as many as planned."""
+    """One side's runs of one workload. `error`: what ended them early, None if all were made."""
 
     runs: list[dict[str, float | None]] = field(default_factory=list)
     last: Trace | None = None
@@ -193,14 +196,14 @@ class SideRuns:
 
 
 def make_meter() -> BenchMeter:
-    """The meter of this process: seconds of `time.perf_counter`, and MLX's counters."""
+    """Make the meter of this process: seconds of `time.perf_counter`, and MLX's counters."""
     from mlxrun.model.machine import device as counters
 
     return BenchMeter(time.perf_counter, counters.start_measuring, counters.read_peak, counters.read_active)
 
 
 def alternate(names: Sequence[str], repeat: int) -> Iterator[str]:
-    """A B, B A, A B, ...: `repeat` rounds."""
+    """Yield the names of `repeat` rounds: A B, B A, A B, ..."""
     for i in range(repeat):
         yield from names if i % 2 == 0 else reversed(names)
 
@@ -214,12 +217,10 @@ def measure_workload(
     warm_up: RequestWorkload | None = None,
     sides: dict[str, SideRuns] | None = None,
 ) -> dict[str, SideRuns]:
-    """Run the workload `repeat` times on each side, in alternating order, each time after `warm_up`: requests
-    of the same shapes; None: the same ones. `sides` is filled as they run, for whoever is interrupted.
-
-    A side that fails gets an `error` and no more runs, which would take their time and most likely fail too;
-    its memory is released. ConfigError if settings are wrong.
-    """
+    """Run the workload `repeat` times on each side, in alternating order, each time after `warm_up`.
+    `warm_up`: requests of the same shapes, None for the same requests; `sides`: filled during the runs, for a
+    caller that is interrupted. A side that fails gets an `error` and no more runs, which would most likely
+    fail too; its memory is released. ConfigError if settings are wrong."""
     sides = {} if sides is None else sides
     sides |= {name: SideRuns() for name in openers}
     hint = ""
@@ -295,6 +296,6 @@ def _report_failure(name: str, turn: str, error: Exception, say: Say) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """The error in one line, with its type if it is none of mlxrun's."""
+    """Describe the error in one line, with its type if it is not one of mlxrun's."""
     text = " ".join(str(error).split())
     return text if isinstance(error, MlxrunError) else f"{type(error).__name__}: {text}"

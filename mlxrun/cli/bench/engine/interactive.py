@@ -1,10 +1,14 @@
 """The workload `interactive` of `mlxrun bench engine`: how long one person waits for a first token.
 
-A run has four parts, each in an engine that has nothing else to do: short requests alone; long prompts alone;
-a long prompt and, in the middle of its prefill, a short request; the same again, but with the long prompt
-cancelled as the short request comes. The middle is a share of the time to first token that the long prompt
-has alone. A step is not interrupted: what comes during one is added at its end, but its time counts from when
-it came.
+A run has four parts, each in an engine without other work:
+
+- short requests alone;
+- long prompts alone;
+- a long prompt, with a short request in the middle of its prefill;
+- the same, but the long prompt is cancelled as the short request comes.
+
+The middle is a share of the time to first token that the long prompt has alone. A step is not interrupted. A
+request that comes during a step is added at its end, but its time counts from its arrival.
 """
 
 from __future__ import annotations
@@ -29,11 +33,11 @@ class InteractiveContender(Contender, Protocol):
         """Cancel an unfinished request."""
 
     def settle(self) -> None:
-        """Release what ended requests still occupy; called when no request is unfinished."""
+        """Release what ended requests still occupy. Called when no request is unfinished."""
 
 
 class InteractiveRequests(NamedTuple):
-    """The requests by part: `behind` comes behind `in_front`, and `after` as `cancelled` is cancelled."""
+    """The requests by part. `behind` comes behind `in_front`; `after` comes as `cancelled` is cancelled."""
 
     alone: list[BenchRequest]
     long: list[BenchRequest]
@@ -44,7 +48,7 @@ class InteractiveRequests(NamedTuple):
 
     @classmethod
     def split(cls, workload: RequestWorkload) -> InteractiveRequests:
-        """They come in the order in which `make_workload` makes them."""
+        """Split a workload's requests, which have the order of `make_workload`."""
         *alone, cold, warm, in_front, behind, cancelled, after = workload.requests
         return cls(alone, [cold, warm], in_front, behind, cancelled, after)
 
@@ -55,11 +59,9 @@ def run_interactive(
     clock: Callable[[], float],
     read_memory: Callable[[], int],
 ) -> tuple[Trace, float]:
-    """Run all parts. Returns the trace, and the seconds from the cancellation until its memory was free.
-
-    `read_memory` returns the bytes in use. MlxrunError if an answer has not its full length, or if the memory
-    of the cancelled row is still in use when the engine is idle.
-    """
+    """Run all parts. Return the trace, and the seconds from the cancellation until its memory was free.
+    `read_memory`: returns the bytes in use. MlxrunError if an answer does not have its full length, or if the
+    idle engine still uses the memory of the cancelled row."""
     requests = InteractiveRequests.split(workload)
     session = _Session(contender, clock)
     short = max([session.run_request(request, read_memory) for request in requests.alone])
@@ -137,7 +139,8 @@ class _Session:
 def compute_interactive_metrics(
     trace: Trace, workload: RequestWorkload, freed: float
 ) -> dict[str, float | None]:
-    """The measures of one run. MlxrunError if a short request came when the long prompt was prefilled."""
+    """Compute the measures of one run. MlxrunError if the long prompt was prefilled before a short request
+    came."""
     requests = InteractiveRequests.split(workload)
     long_ttft = _find_long_ttft(trace, requests)
     late = trace.times[requests.in_front.id][0] <= trace.added[requests.behind.id]

@@ -1,7 +1,7 @@
 """Runs a workload on a contender and computes the measures of the run. Pure: the clock is a parameter.
 
-A contender is an engine behind three calls. All times are seconds of `clock` when a step has returned; tokens
-of one step have the same time.
+A contender is an engine behind three calls. Times are seconds of `clock` when a step has returned; tokens of
+one step have the same time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RequestOutput:
 
 
 class Contender(Protocol):
-    """An engine that is measured, with its model loaded; used on one thread."""
+    """An engine that is measured, with its model loaded. It is used on one thread."""
 
     def add(self, requests: Sequence[BenchRequest]) -> None:
         """Add requests in this order."""
 
     def step(self) -> list[RequestOutput]:
-        """Compute one step; called while requests are unfinished."""
+        """Compute one step. Called while requests are unfinished."""
 
     def close(self) -> None:
         """Release everything, including the weights."""
@@ -42,7 +42,7 @@ class Contender(Protocol):
 
 @dataclass(slots=True)
 class Trace:
-    """When each request was added and when each of its tokens came."""
+    """When each request was added, and when each of its tokens came, in seconds."""
 
     start: float
     added: dict[str, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Trace:
 
 
 def run_workload(contender: Contender, workload: RequestWorkload, clock: Callable[[], float]) -> Trace:
-    """Run the workload to its end. MlxrunError if a request gets more or fewer tokens than it should."""
+    """Run the workload to its end. MlxrunError if a request does not get exactly its tokens."""
     waiting, live, tick = deque(workload.requests), set[str](), 0
     trace = Trace(clock())
     while waiting or live:
@@ -77,7 +77,7 @@ def run_workload(contender: Contender, workload: RequestWorkload, clock: Callabl
 def record_outputs(
     trace: Trace, outputs: Sequence[RequestOutput], live: set[str], clock: Callable[[], float]
 ) -> bool:
-    """Add a step's outputs to the trace; True if any row got a token."""
+    """Add a step's outputs to the trace. Returns whether any row got a token."""
     now = clock()
     for output in outputs:
         trace.times.setdefault(output.request_id, []).extend([now] * len(output.tokens))
@@ -88,7 +88,7 @@ def record_outputs(
 
 
 def check_lengths(trace: Trace, requests: Sequence[BenchRequest]) -> None:
-    """MlxrunError if one of these requests got more or fewer tokens than it should."""
+    """Raise MlxrunError if one of these requests did not get exactly its tokens."""
     for request in requests:
         got = len(trace.tokens.get(request.id, []))
         if got != request.output:
@@ -102,7 +102,7 @@ def check_lengths(trace: Trace, requests: Sequence[BenchRequest]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One number of a run: its label, its unit, and whether more is better (None: neither is)."""
+    """One number of a run: its label, its unit, and whether more is better (None: neither)."""
 
     title: str
     unit: str
@@ -134,7 +134,7 @@ MEASURES = {
 
 
 def compute_metrics(trace: Trace, workload: RequestWorkload) -> dict[str, float | None]:
-    """The measures of one run without memory; None if the run does not have such a moment."""
+    """Compute the measures of one run, without memory. None for measures that the run does not have."""
     first = {request_id: times[0] for request_id, times in trace.times.items()}
     ttft = [first[request_id] - added for request_id, added in trace.added.items()]
     gaps = [b - a for times in trace.times.values() for a, b in zip(times, times[1:], strict=False)]
@@ -171,7 +171,8 @@ def _compute_gap_beside(trace: Trace, long_id: str | None) -> float | None:
 
 
 def compute_percentile(values: Sequence[float], percent: int) -> float | None:
-    """Nearest rank: the smallest value that is not below `percent` per cent of all; None if there is none."""
+    """Return the percentile by nearest rank: the smallest value that is not below `percent` per cent of all.
+    None if there are no values."""
     rank = -(-percent * len(values) // 100)  # rounded up
     return sorted(values)[max(rank, 1) - 1] if values else None
 
@@ -181,7 +182,7 @@ def _compute_rate(count: float, seconds: float) -> float | None:
 
 
 def compute_medians(runs: Sequence[Values]) -> dict[str, float | None]:
-    """The median over runs of each measure that runs of this workload have; None if one of them lacks it."""
+    """Compute the median over runs of each measure that this workload has. None if one run lacks it."""
     known = set().union(*runs)
     return {key: _median([run.get(key) for run in runs]) for key in MEASURES if key in known}
 
@@ -192,7 +193,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 
 def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
-    """How many times better ours is for each measure that both have: above 1 is better."""
+    """Compute how many times better ours is, for each measure that both have: above 1 is better."""
     out: dict[str, float | None] = {}
     for key, measure in MEASURES.items():
         if key in ours and key in peer:
@@ -202,7 +203,8 @@ def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
 
 
 def compute_agreement(ours: Trace, peer: Trace) -> float:
-    """Share of requests with the same tokens on both sides: 1.0 unless rounding decides a near-tie."""
+    """Compute the share of requests with the same tokens on both sides: 1.0 unless rounding decides a
+    near-tie."""
     return statistics.fmean(
         float(ours.tokens[request_id] == peer.tokens[request_id]) for request_id in ours.tokens
     )

@@ -1,7 +1,7 @@
 """mlx-lm's BatchGenerator as a contender, in a module that is not imported while mlxrun is measured alone.
 
-It runs with the defaults of its library and of its server: 32 rows decode, 8 prompts prefill together, 2048
-tokens at a time; greedy. Its server calls `insert` and `next` in the same way.
+It runs with the defaults of its library and its server: 32 rows decode, 8 prompts prefill together, 2048
+tokens at a time, greedily. Its server calls `insert` and `next` in the same way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class MlxLmContender:
             self._request_ids[uid] = request.id
 
     def step(self) -> list[RequestOutput]:
-        """One `next`: a token for every row, then up to 2048 tokens of up to 8 prompts."""
+        """Call `next` once: a token for every row, then up to 2048 tokens of up to 8 prompts."""
         _, responses = self._generator.next()
         return [
             RequestOutput(self._request_ids[r.uid], (r.token,), r.finish_reason is not None)
@@ -61,7 +61,7 @@ class MlxLmContender:
         self._generator.remove([uid for uid, known in self._request_ids.items() if known == request_id])
 
     def settle(self) -> None:
-        """Nothing to do: `next` and `remove` release rows themselves."""
+        """Do nothing: `next` and `remove` release rows themselves."""
 
     def close(self) -> None:
         """Release the generator and the model."""
@@ -70,11 +70,8 @@ class MlxLmContender:
 
 
 def measure_chunk(folder: Path, prompt: Sequence[int], chunk: int, repeat: int = 3) -> float:
-    """Seconds of a forward over the last `chunk` tokens of a prompt with the rest in the cache, and nothing
-    else.
-
-    The inter-token times of decoding rows during the prefill of a long prompt are compared with it.
-    """
+    """Measure the seconds of a forward over the last `chunk` tokens of a prompt, with the rest in the cache.
+    Inter-token times of decoding rows during the prefill of a long prompt are compared with it."""
     model = load_model(folder)[0]
     cache = make_prompt_cache(model)
     chunk = min(chunk, len(prompt))

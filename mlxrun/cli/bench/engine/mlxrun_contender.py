@@ -31,12 +31,13 @@ class MlxrunContender:
         return cls(build_engine(config))
 
     def add(self, requests: Sequence[BenchRequest]) -> None:
-        """Add the requests."""
+        """Add requests in this order."""
         for request in requests:
             self._engine.add(Request(request.id, request.prompt, SamplingParams(max_tokens=request.output)))
 
     def step(self) -> list[RequestOutput]:
-        """One engine step. Prefill progress is skipped; MlxrunError if a request fails."""
+        """Make one engine step. Prefill progress is skipped. MlxrunError if a request fails, or if the engine
+        is idle."""
         if not self._engine.busy:
             raise MlxrunError("bench: the engine is idle but has unfinished requests")
         outputs = []
@@ -52,7 +53,7 @@ class MlxrunContender:
         self._engine.abort(request_id)
 
     def settle(self) -> None:
-        """Step until the engine has nothing to do: the row of an ended request is freed in the next step."""
+        """Step until the engine has no work: the next step frees the row of an ended request."""
         while self._engine.busy:
             self._engine.step()
 

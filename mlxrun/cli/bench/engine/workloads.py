@@ -1,8 +1,8 @@
 """Workloads of `mlxrun bench engine`: prompts of random tokens, answer lengths and arrivals. Pure and seeded.
 
-The same name, scale, vocabulary and seed make the same requests. An arrival is a number of *ticks*, steps in
-which any row got a token, so that it means the same to engines whose steps differ. There are no stop ids:
-every answer has its full length.
+The same name, scale, vocabulary and seed make the same requests. An arrival is a number of *ticks*: steps in
+which any row got a token. So it means the same to engines whose steps differ. Without stop ids, every answer
+has its full length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOMENTS = (0.5, 0.35, 0.65)  # by run: how far the running step has got decides 
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One prompt with its answer length in tokens; `arrival` is a number of ticks."""
+    """One prompt with its answer length in tokens. `arrival`: a number of ticks."""
 
     id: str
     prompt: tuple[int, ...]
@@ -33,9 +33,9 @@ class BenchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RequestWorkload:
-    """Requests in order of arrival. `long_id`: the one whose prefill should not delay the others, if any.
-    `moment`: when something comes during a long prefill of `interactive`, as a share of that prompt's TTFT.
-    """
+    """Requests in order of arrival. `long_id`: the request whose prefill should not delay the others, if any;
+    `moment`: when another request comes during a long prefill of `interactive`, as a share of that prompt's
+    TTFT."""
 
     name: str
     requests: tuple[BenchRequest, ...] = field(repr=False)
@@ -51,13 +51,14 @@ class RequestWorkload:
         return sum(request.output for request in self.requests)
 
     def find_request(self, request_id: str) -> BenchRequest:
-        """The request of that id."""
+        """Return the request with that id."""
         return next(request for request in self.requests if request.id == request_id)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestShape:
-    """A request before its tokens are chosen; its first `shared` tokens are those of all others."""
+    """A request before its tokens are chosen. Its first `shared` tokens are the same as those of all
+    others."""
 
     prompt: int
     output: int
@@ -66,7 +67,7 @@ class RequestShape:
 
 
 def make_workload(name: str, scale: float, vocab: int, seed: int = 0) -> RequestWorkload:
-    """The workload of that name, prompt and answer lengths times `scale`."""
+    """Make the workload of that name, with prompt and answer lengths times `scale`."""
     shapes = list(WORKLOADS[name](scale))
     rng = random.Random(f"{name} {seed}")
     common = rng.choices(range(vocab), k=max(shape.shared for shape in shapes))

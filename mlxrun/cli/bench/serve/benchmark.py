@@ -1,7 +1,7 @@
 """`mlxrun bench serve`: the same streams against one or several running servers, in turns, as a client sees
 them.
 
-The workload (`KINDS`) defines a round and its numbers. One round is not measured, so that no server is
+The workload (`KINDS`) defines a round and its numbers. The first round is not measured, so that no server is
 charged for compiling its first shapes. Medians are over rounds.
 """
 
@@ -61,7 +61,7 @@ async def _run_round(name: str, target: Target, plan: ServePlan, seed: str) -> R
 
 
 def compute_numbers(streams: Sequence[StreamTimes]) -> Values:
-    """The numbers of one round, times in seconds."""
+    """Compute the numbers of one round. Times are in seconds."""
     good = [s for s in streams if s.error is None]
     found: Values = dict.fromkeys(MEASURES)
     found["errors"] = len(streams) - len(good)
@@ -100,7 +100,8 @@ KINDS: dict[str, WorkloadKind] = {
 
 
 def run_serve_bench(plan: ServePlan, say: Say) -> dict[str, Any]:
-    """Measure everything; the report, as `--json` writes it."""
+    """Measure everything, and return the report as `--json` writes it. MlxrunError if a server or its warm-up
+    fails."""
     return asyncio.run(_run(plan, say))
 
 
@@ -162,13 +163,13 @@ async def _measure_workload(
 
 
 def compute_medians(runs: Sequence[Values]) -> Values:
-    """The median of each number over the rounds that have it."""
+    """Compute the median of each number over the rounds that have it."""
     known = {key: [v for run in runs if (v := run[key]) is not None] for key in runs[0]}
     return {key: statistics.median(values) if values else None for key, values in known.items()}
 
 
 def print_serve_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """A table: a column for each server, and how many times better the first is than each other."""
+    """Print a table with a column for each server, and how many times better the first is than each other."""
     console = make_console(console)
     sides = list(report["targets"])
     others = [f"{sides[0]} / {side}" for side in sides[1:]]

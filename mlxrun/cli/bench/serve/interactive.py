@@ -1,8 +1,7 @@
 """The workload `interactive` of `mlxrun bench serve`: one person at an idle server, and a long prompt.
 
-A round takes the time to first token of a short request alone, then of one behind a long prompt, and then of
-one that comes as the client of a long prompt disconnects. Meanwhile /health and /v1/status are called, where
-the server has them.
+A round measures the time to first token of a short request: alone, behind a long prompt, and as a long
+prompt's client disconnects. Meanwhile /health and /v1/status are called, where the server has them.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ MEASURES = {
 async def run_interactive_round(
     target: Target, plan: ServePlan, seed: str, clock: Clock = time.perf_counter
 ) -> RoundResult:
-    """Run one round; if a request of it fails there are no numbers."""
+    """Run one round. If one of its requests fails, there are no numbers."""
     async with connect(target, plan.load.timeout, clock) as connection:
         probes = make_probes(plan.size, seed)
         alone = [await connection.stream_chat(next(probes)) for _ in range(ALONE)]

@@ -1,8 +1,8 @@
 """The workload `long` of `mlxrun bench serve`: how much one long prompt delays streams that decode.
 
 A round is two passes over one server. In the first, streams decode while a long prompt comes, and a short one
-right after it; in the second, as many streams with other words decode alone. Inter-token times of both passes
-are taken at the same deltas, those that came beside the long prompt, so that rows are equally long in both.
+right after it. In the second, as many streams with other words decode alone. Inter-token times of both passes
+are taken at the deltas that came beside the long prompt, so rows are equally long in both.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ SETTINGS = frozenset({"concurrency", "prompt_words", "long_words"})
 
 @dataclass(frozen=True, slots=True)
 class BesideLongPrompt:
-    """The times of the first pass; `checks`: seconds of each call of /health, empty if there is none."""
+    """The times of the first pass. `checks`: seconds of each call of /health, empty if the server has
+    none."""
 
     streams: Sequence[StreamTimes]
     long: StreamTimes
@@ -67,7 +68,7 @@ class BesideLongPrompt:
 async def run_long_round(
     target: Target, plan: ServePlan, seed: str, clock: Clock = time.perf_counter
 ) -> RoundResult:
-    """Run one round; if the long prompt fails there are no numbers."""
+    """Run one round. If the long prompt fails, there are no numbers."""
     async with connect(target, plan.load.timeout, clock) as connection:
         probes = make_probes(plan.size, seed)
         before = [await connection.stream_chat(next(probes)) for _ in range(3)]
@@ -95,7 +96,7 @@ async def run_long_round(
 
 
 def make_failed_round(measures: Mapping[str, Measure], error: str) -> RoundResult:
-    """The result of a round without numbers."""
+    """Make the result of a round without numbers."""
     return RoundResult(dict.fromkeys(measures) | {"errors": 1}, (error,))
 
 
@@ -166,20 +167,20 @@ def _make_stream_bodies(plan: ServePlan, seed: str) -> list[dict[str, Any]]:
 
 
 def make_chat_body(words: int, tokens: int, seed: str) -> dict[str, Any]:
-    """A chat of that many random words, whose answer has at most that many tokens."""
+    """Make a chat of that many random words, whose answer has at most that many tokens."""
     return make_bodies("chat", PromptSize(words, tokens), 1, seed)[0]
 
 
 def make_probes(size: PromptSize, seed: str) -> Iterator[dict[str, Any]]:
-    """An endless series of short requests, each with different words."""
+    """Make an endless series of short requests, each with different words."""
     return (make_chat_body(size.prompt, SHORT_TOKENS, f"{seed} probe {at}") for at in itertools.count())
 
 
 async def wait_until_idle(
     connection: Connection, usual: float, probes: Iterator[dict[str, Any]]
 ) -> list[str]:
-    """Wait until the server is idle, as it may notice late that streams were closed; an error if it is
-    not."""
+    """Wait until the server is idle, as it may notice late that streams were closed. Returns an error if it
+    stays busy for IDLE_LIMIT seconds."""
     begun = connection.clock()
     while True:
         seen = await connection.stream_chat(next(probes))
@@ -192,7 +193,8 @@ async def wait_until_idle(
 
 @dataclass(slots=True)
 class EndpointWatch:
-    """Calls GET `path`, which lies beside /v1, at fixed times, whether or not the last call has returned."""
+    """Calls GET `path`, which lies beside /v1, at fixed times, whether or not the last call has returned.
+    `seconds`: what the calls took."""
 
     connection: Connection
     path: str
@@ -239,8 +241,8 @@ def _find_delta_ranges(beside: BesideLongPrompt) -> list[range]:
 
 
 def compute_long_numbers(beside: BesideLongPrompt, alone: Sequence[StreamTimes]) -> Values:
-    """The numbers of one round whose long prompt was answered, from deltas that both passes have. Failed
-    streams are left out."""
+    """Compute the numbers of one round whose long prompt was answered, from deltas that both passes have.
+    Failed streams are left out."""
     found: Values = dict.fromkeys(MEASURES)
     first = beside.long.deltas[0]
     gaps: list[float] = []

@@ -1,7 +1,8 @@
 """`mlxrun bench report`: one file of what a machine does, to compare machines and versions.
 
-It starts the config's own server on a free port, sends chats at several concurrencies and then the workload
-`interactive`, and reads the peak memory from /v1/status. The keys of `concurrency_results` are those of
+It starts the config's own server on a free port, and sends chats at several concurrencies, then the workload
+`interactive`. What was chosen and the peak memory come from /v1/status. Then it measures the attention kernel
+by itself, and checks tiny models of much used families. The keys of `concurrency_results` are those of
 SiliconBench's result files (github.com/WindChimeRan/SiliconBench): milliseconds, seconds, tokens a second.
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun.cli.bench.report import format_bytes, make_console, make_table, print_notes
 from mlxrun.cli.bench.serve.benchmark import run_serve_bench
+from mlxrun.cli.bench.serve.family_report import FAMILIES, check_families, describe_families
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
 from mlxrun.core.errors import MlxrunError
@@ -37,16 +39,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ReportPlan:
-    """`arguments`: the options of `mlxrun serve`. `levels`: requests at a time."""
+    """What to measure. `arguments`: options of `mlxrun serve`; `levels`: numbers of requests at a time;
+    `families`: those to check."""
 
     arguments: tuple[str, ...]
     requests: int
     size: PromptSize
     levels: tuple[int, ...] = (1, 8, 16)
+    families: tuple[str, ...] = FAMILIES
 
 
 def run_machine_report(plan: ReportPlan, say: Say) -> dict[str, Any]:
-    """Start the server, measure it, stop it; the report, as `--json` writes it."""
+    """Start the server, measure it, stop it, and return the report as `--json` writes it."""
     with run_server(plan.arguments, say) as url:
         levels = [_measure_level(plan, url, level, say) for level in plan.levels]
         interactive = _measure_interactive(plan, url, say)
@@ -68,12 +72,25 @@ def run_machine_report(plan: ReportPlan, say: Say) -> dict[str, Any]:
         "interactive": interactive,
         "memory": status["memory"],
         "decode": (status["load_check"] or {}).get("decode"),
+        "load_check": status["load_check"],
+        "power": status["power"],
+        "kernel": _measure_kernel(say),
+        "families": check_families(say, plan.families) if plan.families else None,
     }
+
+
+def _measure_kernel(say: Say) -> list[dict[str, Any]]:
+    """The attention kernel on this machine, once the server has left it."""
+    import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+    from mlxrun.model.load_check.kernel_report import measure_kernel
+
+    say("measures the attention kernel")
+    return measure_kernel()
 
 
 @contextmanager
 def run_server(arguments: Sequence[str], say: Say) -> Iterator[str]:
-    """The URL of a server of this installation, which is stopped at the end. MlxrunError if it does not
+    """Run a server of this installation during the block, and give its URL. MlxrunError if it does not
     start."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -155,7 +172,7 @@ def _to_ms(seconds: float | None) -> float | None:
 
 
 def print_machine_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """A table with a row for each concurrency, and what the machine is."""
+    """Print a table with a row for each concurrency, and what the machine is."""
     console = make_console(console)
     titles = ("concurrency", "output tok/s", "TTFT p50", "TTFT p99", "inter-token p50", "failed")
     rows = [
@@ -176,7 +193,22 @@ def print_machine_report(report: Mapping[str, Any], console: Console | None = No
         lines.append("a short request behind a long prompt was not measured: try another --long-words")
     if "peak" in memory:
         lines.append(f"peak memory: {format_bytes(memory['peak'])}")
+    lines += [_describe_kernel(each) for each in report["kernel"]]
+    if not report["kernel"]:
+        lines.append("attention kernel: there is none for this device")
+    if report["families"] is not None:
+        lines.append(describe_families(report["families"]))
     print_notes(lines, console)
+
+
+def _describe_kernel(found: Mapping[str, Any]) -> str:
+    name = f"attention kernel, {found['family']}, {found['dtype']}"
+    if "error" in found:
+        return f"{name}: FAILED: {found['error']}"
+    return (
+        f"{name}: {found['kernel_us']:,.0f} us, MLX's own {found['library_us']:,.0f} us; "
+        f"error {found['kernel_error']:.1e}, MLX's own {found['library_error']:.1e}"
+    )
 
 
 _SHOWN = (

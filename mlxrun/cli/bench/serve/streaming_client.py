@@ -1,8 +1,8 @@
 """The client of `mlxrun bench serve`: streams chats from OpenAI-compatible servers and records when deltas
-came.
+come.
 
-It works with any server: tokens are counted by `usage`, or as deltas where the server sends no usage. All
-times are seconds of `clock`.
+It works with any server: tokens are counted by `usage`, or as deltas if the server sends no usage. All times
+are seconds of `clock`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server; `url` ends in /v1 where the API does."""
+    """A server. `url` ends in /v1 where the API does."""
 
     name: str
     url: str
@@ -35,7 +35,8 @@ class Target:
 
 @dataclass(slots=True)
 class StreamTimes:
-    """One request: `deltas` are the times at which content came; `done` once it has ended, well or not."""
+    """One request. `deltas`: the times at which content came; `prompt`, `cached`, `output`: tokens; `done`:
+    whether it has ended, well or not."""
 
     sent: float = 0.0
     deltas: list[float] = field(default_factory=list)
@@ -49,8 +50,9 @@ class StreamTimes:
 
 @dataclass(frozen=True, slots=True)
 class LoadPattern:
-    """`concurrency`: streams at once (closed loop); `rate`: requests a second instead (open loop), at random
-    times from `seed`, as the words are."""
+    """When requests are sent. `concurrency`: streams at once (closed loop); `rate`: requests a second instead
+    (open loop), at random times; `timeout`: seconds of one request; `seed`: of these times and of the
+    words."""
 
     concurrency: int = 16
     rate: float | None = None
@@ -72,7 +74,7 @@ class Connection:
         seen: StreamTimes | None = None,
         on_delta: Callable[[], None] = lambda: None,
     ) -> StreamTimes:
-        """Send one request and read its stream into `seen`; failures are errors of this request. `on_delta`
+        """Send one request and read its stream into `seen`. Failures are errors of this request. `on_delta`
         is called after every delta and at the end. Cancelling closes the connection."""
         seen = seen or StreamTimes()
         options = {"model": self.target.model, "stream": True, "stream_options": {"include_usage": True}}
@@ -97,7 +99,7 @@ class Connection:
         return seen
 
     async def call(self, path: str) -> tuple[int, float]:
-        """The status of GET `path`, from the server's root, and the seconds that it took."""
+        """Call GET `path` below the server's root. Returns the status, and the seconds that it took."""
         sent = self.clock()
         async with self.session.get(self.target.url.removesuffix("/v1") + path) as response:
             await response.read()
@@ -108,7 +110,7 @@ class Connection:
 async def connect(
     target: Target, timeout: float, clock: Clock = time.perf_counter
 ) -> AsyncIterator[Connection]:
-    """A session with the server; `timeout`: seconds that one request may take."""
+    """Open a session with the server. `timeout`: seconds that one request may take."""
     import aiohttp
 
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
@@ -122,7 +124,7 @@ async def connect(
 async def send_all(
     target: Target, bodies: Sequence[dict[str, Any]], load: LoadPattern, clock: Clock = time.perf_counter
 ) -> list[StreamTimes]:
-    """Send all bodies as `load` says; the times of each, in order."""
+    """Send all bodies as `load` says, and return the times of each, in order."""
     async with connect(target, load.timeout, clock) as connection:
         if load.rate is not None:
             return await _open_loop(connection.stream_chat, bodies, load.rate, random.Random(load.seed))
@@ -147,7 +149,7 @@ async def _open_loop(
 
 
 async def find_model(target: Target) -> str:
-    """The first model that the server lists; "default" if it lists none."""
+    """Return the first model that the server lists; "default" if it lists none."""
     async with connect(target, 30) as server, server.session.get(f"{target.url}/models") as response:
         found = await response.json(content_type=None) if response.status == 200 else {}
     models = (found or {}).get("data") or []

@@ -1,7 +1,7 @@
-"""The chat bodies that `mlxrun bench serve` sends, made from a seed, its plan, and what a round gives. Pure.
+"""The chat bodies of `mlxrun bench serve`, made from a seed; its plan; and the results of a round. Pure.
 
-Prompts are made of common words, so that a token is about a word for most tokenizers; the server's own usage
-says what it was. Every request of a round has different words, unless the workload shares a prefix.
+Prompts are made of common words, so a token is about a word for most tokenizers; the server's usage says the
+real number. Every request of a round has different words, unless the workload shares a prefix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIDE = 64  # pixels of an image
 
 @dataclass(frozen=True, slots=True)
 class PromptSize:
-    """Words of a prompt and tokens of its answer; `long`: words of the long prompt, if there is one."""
+    """Words of a prompt and tokens of its answer. `long`: words of the long prompt, if there is one."""
 
     prompt: int
     output: int
@@ -94,7 +94,7 @@ WORKLOADS: dict[str, Maker] = {
 
 
 def make_bodies(name: str, size: PromptSize, count: int, seed: str) -> list[dict[str, Any]]:
-    """The bodies of one round; every seed gives other words."""
+    """Make the bodies of one round. Every seed gives other words."""
     rng = random.Random(f"{name} {seed}")
     return [WORKLOADS[name](rng, size, at) for at in range(count)]
 
@@ -125,12 +125,9 @@ class RoundResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadKind:
-    """How a workload is measured.
-
-    `run_round` sends one round to one server; its last argument seeds the words. `settings` are those that
-    the workload uses, by their names on the command line; `describe` says in words what was sent, from the
-    report's settings; `headline` is the measure that progress shows.
-    """
+    """How a workload is measured. `run_round`: sends one round to one server; its last argument seeds the
+    words. `settings`: those that the workload uses, by their names on the command line. `describe`: says in
+    words what was sent, from the report's settings; `headline`: the measure that progress shows."""
 
     measures: Mapping[str, Measure]
     run_round: Callable[[Target, ServePlan, str], Awaitable[RoundResult]]

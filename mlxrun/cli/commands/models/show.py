@@ -1,4 +1,4 @@
-"""`mlxrun show`: what a model is, read from its small files."""
+"""`mlxrun show`: describes a model from its small files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | i
 
 
 def find_family_result(family: str, kind: str) -> str:
-    """The result of a family in docs/models.md. `kind`: text or vision."""
+    """Find the result of a family in docs/models.md. `kind`: text or vision."""
     import mlxrun.model
 
     results = json.loads((Path(mlxrun.model.__file__).parent / "families.json").read_text(encoding="utf-8"))

@@ -66,7 +66,7 @@ def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full:
 
 
 def choose_path(runs: ReportRuns, form: str) -> Path:
-    """Where a report goes by default: the folder of the suite, or the run folder of the first run."""
+    """Choose where a report goes by default: the folder of the suite, or the run folder of the first run."""
     folder = runs.suite or runs.runs[0].folder.paths.folder
     return folder / f"report.{form}"
 

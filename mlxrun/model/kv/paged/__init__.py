@@ -1,1 +1,1 @@
-"""Decode rows whose keys and values lie in pages, with one attention kernel for rows of any lengths."""
+"""Decode rows with their keys and values in pages. One attention kernel serves rows of any lengths."""

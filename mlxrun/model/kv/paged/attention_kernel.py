@@ -1,7 +1,7 @@
 """Attention of one token a row to keys and values in pages: one launch a layer for rows of any lengths.
 
 `attend_pages` uses the kernel of kernel_source.py on CUDA and Metal. `attend_gathered` computes the same with
-the library's attention over gathered pages: slow, for tests on machines without a GPU.
+the library's attention over gathered pages. It is slow, and is for tests on machines without a GPU.
 """
 
 from __future__ import annotations
@@ -23,15 +23,22 @@ WARPS = 4  # of a block of the first kernel, 32 threads each
 TEAMS = 4  # threads for each number of a result that join the parts of a row; fewer for large values
 # Of a block of the second kernel, at most. Apple's GPUs refuse 1024 where a kernel needs many registers.
 JOIN_THREADS = {"cuda": 1024, "metal": 512}
-MIN_UNROLL = 2  # keys that a thread reads before it computes; as many as the block has query heads, if more
-MAX_HEADS = 4  # query heads of a block, whose sums are in registers
+# Keys that a thread reads before it computes: as many as the block has query heads, within these bounds. Both
+# numbers take registers. A thread has 255 on CUDA, where 4 and 4 were measured. On Apple's GPUs it has some
+# 128, and nobody has measured there. What does not fit goes to memory, which costs more than late keys.
+MIN_UNROLL = 2
+MAX_UNROLL = {"cuda": 4, "metal": 2}
+MAX_HEADS = {"cuda": 4, "metal": 4}  # query heads of a block, whose sums are in registers
 MAX_DIM = 512  # numbers of a key or value
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Where the tokens of a forward's rows lie. `tables` int32 [rows, columns]: page i of a row is in column
-    i % columns; `lengths` int32 [rows]: tokens, the newest included, 0 for a dummy row."""
+    """Where the tokens of a forward's rows are.
+
+    `tables` int32 [rows, columns]: page i of a row is in column i % columns. `lengths` int32 [rows]: tokens
+    with the newest included, 0 for a dummy row.
+    """
 
     tables: mx.array
     lengths: mx.array
@@ -64,7 +71,7 @@ def attend_pages(
     queries: mx.array, keys: mx.array, values: mx.array, rows: PagedRows, rule: LogitRule
 ) -> mx.array:
     """Attention of `queries` [rows, heads, 1, D] to `keys` and `values` [pages * PAGE, KV heads, D], as
-    [rows, heads, 1, D], zeros for dummy rows. NotRaggedError where the kernel does not cover the shape."""
+    [rows, heads, 1, D]. Dummy rows get zeros. NotRaggedError if the kernel does not cover the shape."""
     (count, heads), columns = queries.shape[:2], rows.tables.shape[1]
     shape = _describe_shape(queries, keys, values, rule)
     if not can_attend(heads, shape.kv_heads, shape.key_dim, shape.value_dim, shape.turn_dim):
@@ -145,7 +152,7 @@ def _list_constants(shape: _Shape) -> list[tuple[str, Any]]:
         "KEYS_A_WARP": 32 // lanes,
         "WARPS": WARPS,
         "TEAMS": _count_teams(shape),
-        "UNROLL": max(MIN_UNROLL, heads),
+        "UNROLL": max(MIN_UNROLL, min(heads, MAX_UNROLL[shape.backend])),
         "PAGE_TOKENS": PAGE,
         "WINDOW": shape.window,
         "SINKS": int(shape.sinks),
@@ -175,7 +182,7 @@ def _count_parts(shape: _Shape) -> int:
     """Blocks that share a KV head's query heads: as few as registers and shared memory allow."""
     group = shape.heads // shape.kv_heads
     most = kernel_source.SHARED_NUMBERS[shape.backend] // (WARPS * (shape.value_dim + 2))
-    heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= min(MAX_HEADS, most))
+    heads = max(n for n in range(1, group + 1) if group % n == 0 and n <= min(MAX_HEADS[shape.backend], most))
     return group // heads
 
 

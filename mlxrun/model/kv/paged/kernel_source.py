@@ -1,15 +1,14 @@
 """The source of the paged attention kernel, one text for CUDA and Metal.
 
-Each language's header defines what the other one spells differently. The macros LATENT and CAPPED are 1 or 0,
-SCALE and CAP numbers; attention_kernel.py defines them for each shape.
+Each language's header defines what the other one spells differently. attention_kernel.py defines macros for
+each shape: LATENT and CAPPED are 1 or 0; SCALE and CAP are numbers.
 
-Two kernels: the first attends to the tokens of a page, for one row and some heads that share a KV head; the
-second joins what a row's blocks found, as in Flash-Decoding (Dao et al., 2023). Which thread sums which
-tokens follows from a token's position in its row alone, so a row's result does not depend on the rows beside
-it.
+The first kernel attends to the tokens of a page, for one row and some heads that share a KV head. The second
+one joins the results of a row's blocks, as in Flash-Decoding (Dao et al., 2023). A token's position in its
+row alone decides which thread sums it, so no row's result depends on the rows beside it.
 
-The latent form (multi-head latent attention, DeepSeek-V2, 2024): a token has a latent vector, which is key
-and value of all heads, and a rotary part, whose product with `positions` is added to its logit.
+In the latent form (multi-head latent attention, DeepSeek-V2, 2024) a token has a latent vector, which is key
+and value of all heads. The product of its rotary part and `positions` is added to its logit.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Which pages hold the tokens of which row: pure bookkeeping, for all layers with the same window.
 
-Pages are numbered from 1; page 0 takes what dummy rows write. A row's pages are in the order of its tokens;
-those before its window are free again once no step can read them. Rows whose prompts begin alike share the
-pages of what they have in common, where there is no window: nothing is ever written to these again.
+Pages are numbered from 1; dummy rows write to page 0. A row's pages are in the order of its tokens. Pages
+before its window are freed once no step can read them. Rows whose prompts begin alike share pages if there is
+no window. Nothing is ever written to shared pages.
 
-Such pages have the same key: a digest of all content up to the page's end, as its keys and values depend on
-all of it. What an image shows is content, as in the prefix cache; of an image that a page ends in, all of it
-is.
+Shared pages have the same key: a digest of all content up to the page's end, as keys and values depend on all
+of it. Image content counts, as in the prefix cache. If a page ends inside an image, the whole image counts.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ FEWEST_COLUMNS = 4  # of a table, whose number of columns is a power of two: the
 
 
 def round_pages(pages: int) -> int:
-    """The size of a pool that holds so many pages: 4, 5, 6 or 7 times a power of two. Few sizes, as a forward
-    is compiled, and kept, for each."""
+    """The size of a pool for this many pages: 4, 5, 6 or 7 times a power of two. Sizes are few, since a
+    forward is compiled, and kept, for each."""
     step = 1 << max(pages.bit_length() - 3, 0)
     return -(-pages // step) * step
 
@@ -47,7 +46,7 @@ class _RowPages:
 
 
 class PageTable:
-    """`window`: tokens that these layers attend to; None: all."""
+    """The pages of all rows. `window`: tokens that these layers attend to; None: all."""
 
     def __init__(self, window: int | None) -> None:
         self.window = window
@@ -65,7 +64,7 @@ class PageTable:
         return self.capacity - len(self._free)
 
     def count_missing(self, rows: Sequence[tuple[int, Sequence[bytes]]]) -> int:
-        """Pages that have to be added before new rows can be: the tokens and the page keys of each."""
+        """How many pages must be added before new rows fit. `rows`: the tokens and page keys of each."""
         needed = sum(self._find_last(n) - self._find_first(n) + 1 for n, _ in rows)
         if self.window is None:
             keys = [key for _, keys in rows for key in keys]
@@ -73,14 +72,14 @@ class PageTable:
         return max(needed - len(self._free), 0)
 
     def add_capacity(self, pages: int) -> None:
-        """So many pages have been added to the pools."""
+        """Note that this many pages were added to the pools."""
         for page in range(self.capacity, self.capacity + pages):
             heapq.heappush(self._free, page)
         self.capacity += pages
 
     def add_row(self, rid: str, length: int, keys: Sequence[bytes] = ()) -> int:
-        """Take pages for a row of so many tokens, those within its window only. `keys` of its first pages.
-        Returns how many of its tokens are in pages that it shares with earlier rows."""
+        """Take pages for the tokens of a row that are within its window. `keys`: of its first pages. Returns
+        how many of its tokens are in pages shared with earlier rows."""
         first = self._find_first(length)
         shared = [] if self.window is not None else [self._shared.get(key) for key in keys]
         known = [page for page in shared if page is not None]  # the first ones: keys name all tokens before
@@ -93,7 +92,7 @@ class PageTable:
         return len(known) * PAGE
 
     def remove_row(self, rid: str) -> None:
-        """Free a row's pages, but those that other rows share."""
+        """Free a row's pages, except for those that other rows share."""
         row = self._rows.pop(rid)
         for page, key in itertools.zip_longest(row.pages, row.keys):
             self._holders[page] -= 1
@@ -105,12 +104,12 @@ class PageTable:
                 self.shared_tokens -= PAGE
 
     def find_outgrown(self, lengths: Mapping[str, int]) -> dict[str, int]:
-        """Of these rows and their next lengths, those whose pages have to change for it."""
+        """Of these rows and their next lengths, those whose pages must change."""
         rows = self._rows
         return {rid: n for rid, n in lengths.items() if n > rows[rid].limit}
 
     def count_missing_for_step(self, lengths: Mapping[str, int]) -> int:
-        """Pages that have to be added before rows can have so many tokens."""
+        """How many pages must be added before rows can have these lengths."""
         needed = sum(
             max(self._find_last(n) - row.first - len(row.pages) + 1, 0)
             for rid, n in lengths.items()
@@ -119,7 +118,7 @@ class PageTable:
         return max(needed - len(self._free), 0)
 
     def extend_row(self, rid: str, length: int) -> None:
-        """Give a row the pages for so many tokens, and free those before its window."""
+        """Give a row the pages for `length` tokens, and free those before its window."""
         row = self._rows[rid]
         missing = self._find_last(length) - row.first - len(row.pages) + 1
         for _ in range(missing):
@@ -131,14 +130,14 @@ class PageTable:
         row.limit = self._find_limit(row)
 
     def list_slots(self, rid: str, start: int, stop: int) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Where a row's tokens `start` to `stop` are in the pools."""
+        """Where a row's tokens [start, stop) are in the pools."""
         row = self._rows[rid]
         pages = np.array(row.pages, dtype=np.int32)[:, None] * PAGE
         slots = (pages + np.arange(PAGE, dtype=np.int32)).reshape(-1).astype(np.int32)
         return slots[start - row.first * PAGE : stop - row.first * PAGE]
 
     def list_columns(self, rids: Sequence[str]) -> list[list[int]]:
-        """The pages of these rows, page i in column i % columns; all rows have equally many columns."""
+        """The pages of these rows, page i in column i % columns. All rows have equally many columns."""
         most = max((len(self._rows[rid].pages) for rid in rids), default=1)
         columns = max(1 << (most - 1).bit_length(), FEWEST_COLUMNS)
         tables = []
@@ -151,7 +150,7 @@ class PageTable:
         return tables
 
     def compact(self) -> list[int]:
-        """Renumber the pages in use from 1; returns their old numbers, page 0's first."""
+        """Renumber the pages in use from 1. Returns their old numbers, page 0's first."""
         old = [0, *dict.fromkeys(page for row in self._rows.values() for page in row.pages)]
         new = {page: number for number, page in enumerate(old)}
         for row in self._rows.values():
@@ -178,10 +177,13 @@ class PageTable:
 
 
 def compute_page_keys(request: Request, adapter: int, grid: int = 1) -> tuple[bytes, ...]:
-    """The names of the full pages of a prompt, which an adapter of this number computes; none where tokens
-    were left out, or the content of images is not known. `grid`: only tokens up to a multiple of it, before
-    the newest one and not inside an image, count; the rest may have other bytes in each row. A name covers
-    where the page's last chunk ends: at a multiple of it, or before an image."""
+    """The keys of the full pages of a prompt that is computed with the adapter of this number. Empty if
+    tokens were left out, or if the content of images is unknown.
+
+    `grid`: only tokens up to a multiple of it count, before the newest one and not inside an image. The other
+    tokens may have other bytes in each row. A key covers where the page's last chunk ends: at a multiple of
+    `grid`, or before an image.
+    """
     if request.positions or not has_known_content(request):
         return ()
     prompt, spans = request.prompt, request.image_spans

@@ -1,9 +1,9 @@
 """The decode batch in pages: all rows attend in one launch a layer, and no row is ever moved or padded.
 
-Has the members of ragged.decode_batch.DecodeBatch. Beside them, a row may take several tokens in one forward
-(drafts): each is a row of the forward of its own, with the same pages and a length that is longer by one, so
-that its result is that of a step for each token; recurrent layers see to that in ragged/drafted_state.py.
-`accept` then gives the rejected ones back.
+It has the members of ragged.decode_batch.DecodeBatch. Besides, a row may take several tokens in one forward
+(drafts). Each token is a row of the forward, with the same pages and a length that is greater by one. So its
+result equals that of a step for each token. Recurrent layers need hooks/drafted_state.py for that. `accept`
+then gives rejected tokens back.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ COMPILE_AFTER = 32
 
 
 class PagedDecodeBatch:
-    """`template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
-    the forward is compiled, for each of a few widths; not for models with recurrent states. `recurrence`:
-    see ComputeMethods. `attend`: in place of the kernel. `compiled_at_once`: in the first step,
-    not after some in the same shapes."""
+    """Decodes rows from pages.
+
+    `template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
+    compile the forward, for each of a few widths; not for models with recurrent states. `recurrence`: see
+    ComputeMethods. `attend`: replaces the kernel. `compiled_at_once`: compile in the first step, not after
+    some in the same shapes.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class PagedDecodeBatch:
 
     @property
     def shared_tokens(self) -> int:
-        """Tokens of rows, in the layers that keep all of them, whose memory another row counts."""
+        """Tokens in the layers that keep all of them, whose memory another row counts."""
         return self._tables[None].shared_tokens if None in self._tables else 0
 
     @property
@@ -94,7 +97,7 @@ class PagedDecodeBatch:
         self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
     ) -> None:
         """Remove rows that are not in `keep` and add `joining`. `expected`: rows that will join later, so
-        that the pools have pages for them at once."""
+        that the pools get pages for them at once."""
         before = self.ids
         leaving = [rid for rid in before if rid not in keep]
         if not leaving and not joining:
@@ -160,8 +163,8 @@ class PagedDecodeBatch:
         positions: Sequence[int],
         counts: Sequence[int] | None = None,
     ) -> mx.array:
-        """Logits [tokens, V] of `tokens` at these rotary positions, one for each row, or `counts[i]` for row
-        i, one row after the other. Each is added to its row."""
+        """Logits [tokens, V] of `tokens` at these rotary positions. Row i has one token, or `counts[i]`
+        consecutive ones. Each is added to its row."""
         ids, ends = self.ids, [n + 1 for n in self._lengths.values()]
         if counts is None:
             self._lengths = dict(zip(ids, ends, strict=True))
@@ -249,8 +252,9 @@ class PagedDecodeBatch:
         return few or -(-rows // ROW_STEP) * ROW_STEP
 
     def accept(self, lengths: Mapping[str, int]) -> None:
-        """Let rows have so many tokens, at most as many as they have: the newest ones were rejected. With
-        recurrent states, at least one more than before the last forward. ValueError otherwise."""
+        """Cut rows to these lengths, since their newest tokens were rejected. ValueError for more tokens than
+        a row has. With recurrent states, a row must keep at least one token of the last forward; ValueError
+        otherwise."""
         for rid, length in lengths.items():
             if not 0 < length <= self._lengths[rid]:
                 raise ValueError(f"row {rid} has {self._lengths[rid]} tokens, not {length}")
@@ -279,7 +283,7 @@ class PagedDecodeBatch:
     # -- reading ----------------------------------------------------------------------------------------
 
     def view_row(self, rid: str) -> tuple[int, RowView]:
-        """The tokens in a row's cache, and a lazy copy of what it holds."""
+        """The number of tokens in a row's cache, and a lazy copy of its content."""
         length = self._lengths[rid]
         layers = self._states.view_row(self.ids.index(rid))
         slots = {

@@ -1,4 +1,4 @@
-"""What a model sees as its cache and keys while rows decode from pages, and the numbers of a step's rows."""
+"""What a model sees as its cache and keys while rows decode from pages, and the step's numbers of rows."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PagedKeys(RowKeys):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """[rows, H, places of the tables, D]: what a padded array would have."""
+        """[rows, H, places of the tables, D], the shape of a padded array."""
         rows, columns = self._rows.tables.shape
         _, heads, width = self._keys.shape
         return (rows, heads, columns * PAGE, width)
@@ -47,10 +47,10 @@ class PagedKeys(RowKeys):
 
 
 class PagedCache(RowKeysCache):
-    """One KV or WINDOW layer in a step; the members are those of the libraries' caches.
+    """One KV or WINDOW layer in a step. Its members are those of the libraries' caches.
 
-    `offset` int32 [rows]: the new tokens' positions. Nothing here is a Python number that changes from step
-    to step, because a compiled forward would keep it.
+    `offset` int32 [rows]: the new tokens' positions. No Python number here changes from step to step, because
+    a compiled forward would keep it.
     """
 
     def __init__(self, pool: PagePool, window: int | None, attend: Attend) -> None:
@@ -60,7 +60,7 @@ class PagedCache(RowKeysCache):
         self.offset: mx.array = mx.array([], dtype=mx.int32)
 
     def begin_step(self, rows: PagedRows, slots: mx.array, offsets: mx.array) -> None:
-        """Start a step: `slots` int32 [rows] are those of the new tokens, `offsets` their positions."""
+        """Start a step. `slots` int32 [rows]: of the new tokens; `offsets`: their positions."""
         self._rows, self._slots, self.offset = rows, slots, offsets
 
     def end_step(self) -> None:
@@ -68,7 +68,7 @@ class PagedCache(RowKeysCache):
         self._fetched = None
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[RowKeys, RowKeys]:
-        """Add one token [rows, H, 1, D] to every row."""
+        """Add one token [rows, H, 1, D] to every row. NotRaggedError for several tokens a row."""
         if keys.shape[2] != 1:
             raise NotRaggedError("a batch of pages takes one token a row")
         self._pool.append(keys, values, self._slots)
@@ -77,15 +77,15 @@ class PagedCache(RowKeysCache):
 
 
 class PagePool:
-    """`keys` and `values` [pages * PAGE, KV heads, D]; None until the first row shows the shapes. A token's
-    slot is its page's number times PAGE and its place in it."""
+    """The pages of one layer. `keys` and `values` [pages * PAGE, KV heads, D]; None until the first row shows
+    the shapes. A token's slot is its page's number times PAGE plus its place in the page."""
 
     def __init__(self) -> None:
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
 
     def resize(self, pages: int, like: RowKeysValues | None) -> None:
-        """Make the pool as large as that; `like` has the shapes of a row, for a pool that is empty."""
+        """Make the pool hold this many pages. `like`: a row, for the shapes of an empty pool."""
         if self.keys is None or self.values is None:
             assert like is not None
             self.keys, self.values = (
@@ -95,7 +95,7 @@ class PagePool:
             self.keys, self.values = (_grow(a, pages * PAGE) for a in (self.keys, self.values))
 
     def select(self, pages: mx.array) -> None:
-        """Keep these pages only, in this order."""
+        """Keep only these pages, in this order."""
         if self.keys is not None and self.values is not None:
             self.keys, self.values = (
                 a.reshape(-1, PAGE, *a.shape[1:])[pages].reshape(-1, *a.shape[1:])
@@ -103,7 +103,7 @@ class PagePool:
             )
 
     def write_rows(self, rows: Sequence[RowKeysValues], slots: mx.array) -> None:
-        """Copy rows into `slots`, those of all rows one after the other."""
+        """Copy rows into `slots`, which has the slots of all rows, row after row."""
         assert self.keys is not None and self.values is not None
         if not slots.size:
             return
@@ -117,7 +117,7 @@ class PagePool:
         self.values[slots] = values.reshape(-1, *self.values.shape[1:])
 
     def read_row(self, slots: mx.array) -> RowKeysValues:
-        """Copy of the tokens in these slots, lazy."""
+        """A lazy copy of the tokens in these slots."""
         assert self.keys is not None and self.values is not None
         keys, values = (a[slots].transpose(1, 0, 2)[None] for a in (self.keys, self.values))
         return RowKeysValues(keys, values, int(slots.size))
@@ -140,13 +140,12 @@ def _join_tokens(rows: Sequence[mx.array]) -> mx.array:
 
 
 class StepNumbers:
-    """int32 numbers of a forward's rows that grow by one from step to step, or stay as they are, kept on the
-    device.
+    """int32 numbers of a forward's rows, kept on the device. From step to step they grow by one or stay.
 
-    An array made from Python's numbers lies in memory that CUDA shares between host and device. The first
-    kernel that reads it waits until its page has moved, and so does the host when it writes there again; an
-    array of 8 bytes never moves, and each read of it takes a microsecond or more. So what a step needs is
-    computed from what the last one had, where that is possible, and has at least FEWEST numbers.
+    CUDA shares the memory of an array that Python made between host and device. The first kernel that reads
+    it waits until its page has moved, and so does the host when it writes there again. An array of 8 bytes
+    never moves, and each read of it takes a microsecond or more. So a step's numbers are computed from the
+    last ones where possible, and are at least FEWEST.
     """
 
     def __init__(self) -> None:
@@ -156,8 +155,8 @@ class StepNumbers:
         self._steps = 0
 
     def follow(self, values: Sequence[int], growing: int) -> mx.array:
-        """The numbers as an array [max(len(values), FEWEST)] with zeros at its end. The first `growing` ones
-        may have grown since the last call; the others are those of dummy rows."""
+        """The numbers as an array [max(len(values), FEWEST)], filled with zeros. The first `growing` ones may
+        have grown since the last call; the others are those of dummy rows."""
         values = [*values, *[0] * (FEWEST - len(values))]
         last, self._values = self._values, values
         if values == last:

@@ -1,1 +1,1 @@
-"""Rows of any lengths in one decode batch: row groups, the attention seam and the models' layer caches."""
+"""Rows of any lengths in one decode batch: row groups, their buffers, and the models' layer caches."""

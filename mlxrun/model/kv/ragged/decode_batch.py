@@ -1,6 +1,6 @@
 """The decode batch: rows of any lengths, in groups of similar length, decoded in one forward.
 
-`update` changes the rows of the batch, `forward` computes one token for each row. Memory and time follow the
+`update` changes the rows of the batch; `forward` computes one token for each row. Memory and time follow the
 sum of the lengths, not rows x longest. Rows are ordered by group (see `ids`); only `update` changes the
 order.
 """
@@ -33,14 +33,15 @@ DecodeCall = Callable[
 
 
 def find_bucket(length: int, shortest: int | None = None) -> int:
-    """The bucket of a length: lengths differ by less than a factor of 2, or are below 2 * `shortest`."""
+    """The bucket of a length. In a bucket, lengths differ by less than a factor of 2, or are below 2 *
+    `shortest`."""
     return max(length, shortest or SHORTEST_BUCKET).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class JoiningRow:
     """A prefilled row that joins the batch: `length` tokens in single-row caches. `page_keys`: see
-    paged.page_table."""
+    compute_page_keys."""
 
     id: str
     length: int
@@ -56,12 +57,12 @@ class ExpectedRow(NamedTuple):
 
 
 class DecodeBatch:
-    """All rows of one forward.
+    """Decodes rows in groups.
 
     `template`: an empty cache list of the model, for its shape and classes. `one_pass`: all rows in one
     forward with RaggedCache; else one forward a group with GroupCache, for models that look inside.
     `split_rows`: each row is a group, so that no row's arithmetic depends on another's length. `width`: pad
-    the forward to this many rows. `shortest`: in place of SHORTEST_BUCKET. `quantization`: of long rows; only
+    the forward to this many rows. `shortest`: replaces SHORTEST_BUCKET. `quantization`: of long rows, only
     with `one_pass`.
     """
 
@@ -108,9 +109,7 @@ class DecodeBatch:
         self, keep: Collection[str], joining: Sequence[JoiningRow], expected: Sequence[ExpectedRow] = ()
     ) -> None:
         """Remove rows that are not in `keep`, add `joining`, and move rows that outgrew their group.
-
-        `expected`: rows that will join later, so that buffers have space for them at once.
-        """
+        `expected`: rows that will join later, so that buffers get space for them at once."""
         if not joining and self._is_unchanged(keep):
             return
         before = self.ids
@@ -195,7 +194,7 @@ class DecodeBatch:
     # -- the step ---------------------------------------------------------------------------------------
 
     def forward(self, decode: DecodeCall, tokens: mx.array, positions: Sequence[int]) -> mx.array:
-        """Add one token to every row, `tokens` [rows] at these rotary positions; returns logits [rows, V]."""
+        """Add one token to every row, `tokens` [rows] at these rotary positions. Returns logits [rows, V]."""
         for group in self.groups:
             group.advance()
         passes = [self.groups] if self._one_pass else [[group] for group in self.groups]
@@ -231,8 +230,8 @@ class DecodeBatch:
         return layer_caches.unflatten_caches(self._template, layers)
 
     def view_row(self, rid: str) -> tuple[int, RowView] | None:
-        """The tokens in a row's cache, and what it holds; valid until the next `update` or `forward`. None
-        for a quantized row, since what it holds is not what its tokens would give alone."""
+        """The number of tokens in a row's cache, and its content, valid until the next `update` or `forward`.
+        None for a quantized row, whose content differs from what its tokens would give alone."""
         group, index = next((g, g.ids.index(rid)) for g in self.groups if rid in g.ids)
         if group.bucket > QUANTIZED:
             return None
@@ -251,9 +250,8 @@ class DecodeBatch:
 
 class RowByRowBatch:
     """Rows decoded one by one with the library's own single-row caches, for models that take no array offset.
-
-    Has the members of DecodeBatch. It is the slowest method, and as exact as the library itself. Rows are in
-    the order in which they joined."""
+    It has the members of DecodeBatch. It is the slowest method, and as exact as the library. Rows are in the
+    order in which they joined."""
 
     shared_tokens = 0  # no row holds what another one has
 

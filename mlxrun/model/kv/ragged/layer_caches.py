@@ -1,8 +1,8 @@
-"""The libraries' single-row caches, seen as a flat list of layer caches of three kinds.
+"""The libraries' single-row caches as a flat list of layer caches of three kinds.
 
-A model has one cache a layer; CacheList packs several. The decode batch only needs to know, for each layer
-cache, whether it keeps all keys (KV), the newest `max_size` (WINDOW) or a recurrent state (STATE). Anything
-else is OTHER, and such a model decodes row by row with the library's own caches.
+A model has one cache a layer; CacheList packs several. For each layer cache, the decode batch must know what
+it keeps: all keys (KV), the newest `max_size` (WINDOW) or a recurrent state (STATE). Anything else is OTHER,
+and such a model decodes row by row with the library's own caches.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _LIBRARIES = ("mlx_lm.models.cache", "mlx_vlm.models.cache")
 
 
 class LayerKind(enum.Enum):
+    """What a layer cache keeps."""
+
     KV = "kv"
     WINDOW = "window"
     STATE = "state"
@@ -37,7 +39,8 @@ def flatten_caches(cache: Sequence[Any]) -> list[Any]:
 
 
 def unflatten_caches(cache: Sequence[Any], layers: Sequence[Any]) -> list[Any]:
-    """A list shaped like `cache` with these layer caches; a real list, as models slice and extend it."""
+    """A list shaped like `cache` with these layer caches. It is a real list, as models slice and extend
+    it."""
     return _fill(cache, iter(layers))
 
 
@@ -55,7 +58,7 @@ def _fill(cache: Sequence[Any], layers: Iterator[Any]) -> list[Any]:
 
 
 def get_kind(layer: Any) -> LayerKind:
-    """Exact classes only: the fields of a subclass may mean something else."""
+    """The kind of a layer cache. Subclasses are OTHER, since their fields may mean something else."""
     if _is_class(layer, "KVCache"):
         return LayerKind.KV
     if _is_class(layer, "RotatingKVCache") and layer.keep == 0:
@@ -64,7 +67,7 @@ def get_kind(layer: Any) -> LayerKind:
 
 
 def get_window(layer: Any) -> int | None:
-    """Tokens that a WINDOW layer keeps; None for the others."""
+    """The number of tokens that a WINDOW layer keeps; None for other layers."""
     return int(layer.max_size) if get_kind(layer) is LayerKind.WINDOW else None
 
 
@@ -82,8 +85,8 @@ LayerView = Any
 
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """A row as the snapshots see it, layer by layer. Use it before the row computes on: nothing is copied,
-    and the arrays are written in place."""
+    """A row as the snapshots see it, layer by layer. It must be used before the row computes on: nothing is
+    copied, and the arrays are written in place."""
 
     layers: tuple[LayerView, ...]
 
@@ -101,7 +104,7 @@ def _view_layer(layer: Any) -> LayerView:
 
 
 def reserve_capacity(cache: Sequence[Any], tokens: int) -> list[Any]:
-    """Let KV layers grow by that many tokens at once: a prompt's length is known, and allocating is slow."""
+    """Make KV layers grow by this many tokens at once. A prompt's length is known, and allocating is slow."""
     for layer in flatten_caches(cache):
         if get_kind(layer) is LayerKind.KV:
             layer.step = round_up(tokens)
@@ -109,7 +112,7 @@ def reserve_capacity(cache: Sequence[Any], tokens: int) -> list[Any]:
 
 
 def list_arrays(layer: Any) -> list[mx.array]:
-    """All arrays of a layer cache, which have to be evaluated after a chunk."""
+    """All arrays of a layer cache, which must be evaluated after a chunk."""
     if get_kind(layer) is LayerKind.STATE:
         return [a for a in layer.cache if a is not None]
     return [a for _, a in tree_flatten(layer.state) if isinstance(a, mx.array)]
@@ -122,8 +125,9 @@ def list_all_arrays(cache: Sequence[Any]) -> list[mx.array]:
 def split_row(cache: Sequence[Any], index: int, length: int, *, copied: bool = True) -> list[Any]:
     """Row `index` of caches that several rows filled together, trimmed to its first `length` tokens.
 
-    Only for caches that were filled from empty or stacked, unpadded or padded on the right. Without `copied`
-    the row keeps the arrays of all rows alive: for a row that joins the decode batch in the next step.
+    It works only for caches that were filled from empty or stacked, unpadded or padded on the right. Without
+    `copied`, the row keeps the arrays of all rows alive: for a row that joins the decode batch in the next
+    step.
     """
     layers = []
     for layer in flatten_caches(cache):
@@ -140,8 +144,8 @@ def split_row(cache: Sequence[Any], index: int, length: int, *, copied: bool = T
 
 
 def stack_rows(caches: Sequence[Sequence[Any]], new_tokens: int) -> list[Any]:
-    """Caches of several rows, all of KV and STATE layers that hold equally many tokens, as one cache with
-    space for `new_tokens` more. Nothing is shared with the rows."""
+    """Caches of several rows as one cache with space for `new_tokens` more tokens. All layers must be KV or
+    STATE, and hold equally many tokens. Nothing is shared with the rows."""
     stacked = []
     for layers in zip(*map(flatten_caches, caches), strict=True):
         joined = copy.copy(layers[0])

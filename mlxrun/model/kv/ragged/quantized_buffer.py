@@ -1,9 +1,9 @@
 """Keys and values in 8 or 4 bits, for rows of the decode batch, and the attention over them.
 
-A row is prefilled in its model's own precision and quantized when it joins a group of quantized rows; each
-token that it decodes is quantized before it is attended to, as mlx-lm's QuantizedKVCache does. Values are
+A row is prefilled in its model's own precision, and quantized when it joins a group of quantized rows. Each
+token that it decodes is quantized before it is attended to, as in mlx-lm's QuantizedKVCache. Values are
 quantized along the head size, each token by itself, so a row never depends on the others. Packed values are
-moved as they are, never quantized twice.
+moved unchanged, never quantized twice.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ GROUP_SIZES = (64, 32)  # values that share a scale: tried in this order where t
 
 
 class KVQuantization(NamedTuple):
-    """`bits` of each value; values of a head that share a scale and a bias; a row is quantized once its cache
-    holds `start` tokens."""
+    """How rows are quantized. `bits`: of each value; `group_size`: values of a head that share a scale and a
+    bias; `start`: a row is quantized once its cache has this many tokens."""
 
     bits: int
     group_size: int
     start: int = 0
 
     def quantize(self, array: mx.array) -> QuantizedArray:
-        """[rows, H, tokens, D], packed along D."""
+        """An array [rows, H, tokens, D], packed along D."""
         return QuantizedArray(self, *mx.quantize(array, self.group_size, self.bits))
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedArray:
-    """[rows, H, tokens, D] in packed form; the members are those that attention reads off an array."""
+    """[rows, H, tokens, D] in packed form. It has the members that attention reads of an array."""
 
     form: KVQuantization
     packed: mx.array
@@ -57,7 +57,7 @@ class QuantizedArray:
         return replace(self, scales=self.scales.astype(dtype), biases=self.biases.astype(dtype))
 
     def multiply(self, vectors: mx.array, *, transpose: bool) -> mx.array:
-        """`vectors` times this, or its transpose."""
+        """`vectors` times this array, or its transpose."""
         bits, group_size, _ = self.form
         return mx.quantized_matmul(
             vectors, *self.parts, transpose=transpose, group_size=group_size, bits=bits
@@ -65,7 +65,7 @@ class QuantizedArray:
 
 
 class QuantizedRow(NamedTuple):
-    """A row that moves: keys and values of each part of the packed form."""
+    """A row that moves between groups: keys and values of each part of the packed form."""
 
     parts: tuple[RowKeysValues, ...]
     length: int
@@ -73,7 +73,7 @@ class QuantizedRow(NamedTuple):
 
 class QuantizedBuffer:
     """Keys and values of one layer for the rows of a group, with the members of KVBuffer. Each part of the
-    packed form is in a KVBuffer of its own, so that rows are kept in one way only."""
+    packed form has its own KVBuffer."""
 
     window = None
 
@@ -82,7 +82,7 @@ class QuantizedBuffer:
         self._parts = (KVBuffer(None), KVBuffer(None), KVBuffer(None))
 
     def append(self, keys: mx.array, values: mx.array, width: int) -> tuple[QuantizedArray, QuantizedArray]:
-        """As KVBuffer.append; the new tokens are quantized."""
+        """As KVBuffer.append. The new tokens are quantized."""
         for buffer, k, v in zip(self._parts, *self._quantize(keys, values), strict=True):
             buffer.append(k, v, width)
         return self.view(width)
@@ -93,22 +93,22 @@ class QuantizedBuffer:
         return QuantizedArray(self._form, *keys), QuantizedArray(self._form, *values)
 
     def copy_row(self, index: int, width: int) -> QuantizedRow:
-        """Copy of one row's newest `width` tokens, in packed form."""
+        """A copy of one row's newest `width` tokens, in packed form."""
         return QuantizedRow(tuple(buffer.copy_row(index, width) for buffer in self._parts), width)
 
     def add_rows(self, rows: Sequence[RowKeysValues | QuantizedRow], width: int, expected: int = 0) -> None:
-        """As KVBuffer.add_rows; rows that are not in packed form yet are quantized."""
+        """As KVBuffer.add_rows. Rows that are not packed yet are quantized."""
         packed = [row if isinstance(row, QuantizedRow) else self._quantize_row(row) for row in rows]
         for part, buffer in enumerate(self._parts):
             buffer.add_rows([row.parts[part] for row in packed], width, expected)
 
     def remove_row(self, index: int) -> None:
-        """Drop a row; the last row takes its place."""
+        """Drop a row. The last row takes its place."""
         for buffer in self._parts:
             buffer.remove_row(index)
 
     def trim(self, width: int) -> None:
-        """Give memory back where most rows have left."""
+        """Release memory if most rows have left."""
         for buffer in self._parts:
             buffer.trim(width)
 
@@ -136,8 +136,8 @@ def attend_quantized(
 ) -> mx.array:
     """Attention of one token a row, [rows, Hq, 1, D] -> [rows, Hq, 1, Dv], over packed keys and values.
 
-    `mask`: bool [rows, 1, 1, tokens]. `sinks`: [Hq], a logit of each head that no value belongs to. On a CPU
-    it computes in float32, since its quantized products are slow and coarse in half precision.
+    `mask`: bool [rows, 1, 1, tokens]. `sinks` [Hq]: a logit of each head that belongs to no value. On a CPU
+    it computes in float32, since quantized products are slow and coarse there in half precision.
     """
     if mx.default_device() == mx.cpu and queries.dtype != mx.float32:
         keys, values = keys.astype(mx.float32), values.astype(mx.float32)

@@ -1,6 +1,6 @@
 """Recurrent states of all rows of a decode batch: one plain batch [rows, ...] for each STATE layer.
 
-After a forward with drafts it has the states after each token of a row until `accept` chooses one of them.
+After a forward with drafts, it has the states after each token of a row until `accept` chooses one of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mlxrun.model.kv.ragged.layer_caches import LayerKind, LayerView, flatten_ca
 
 
 class RecurrentStates:
-    """`layers`: all layer caches of the model, empty; those of kind STATE are held here, by their index."""
+    """Holds the states. `layers`: all layer caches of the model, empty; those of kind STATE are held by their
+    index."""
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._states = {i: layer for i, layer in enumerate(layers) if get_kind(layer) is LayerKind.STATE}
@@ -34,13 +35,14 @@ class RecurrentStates:
 
     @property
     def counts(self) -> Sequence[int]:
-        """Tokens that each row has in a forward with drafts from which `accept` may choose; empty: none."""
+        """The tokens of each row in a forward with drafts from which `accept` may choose; empty if there is
+        none."""
         return () if self._layout is None else self._layout.counts
 
     def reorder(
         self, before: Sequence[str], after: Sequence[str], joining: Mapping[str, Sequence[Any]]
     ) -> None:
-        """Bring the rows `before` and the caches of `joining` into the order of `after`; others leave."""
+        """Bring the rows `before` and the caches of `joining` into the order of `after`. Other rows leave."""
         if not self._states:
             return
         self.accept()
@@ -54,7 +56,7 @@ class RecurrentStates:
             ]
 
     def make_layers(self, first: int, count: int, padding: int) -> dict[int, Any]:
-        """The layer caches of rows `first` to `first + count` and of so many dummy rows, by index."""
+        """The layer caches, by index, of rows [first, first + count) and of `padding` dummy rows."""
         self.accept()
         layers = {}
         for i, state in self._states.items():
@@ -69,7 +71,7 @@ class RecurrentStates:
         return {i: [a if a is None else a[:count] for a in layers[i].cache] for i in self._states}
 
     def replace(self, parts: Sequence[Mapping[int, list[mx.array | None]]]) -> None:
-        """Take over what `read` gave, one part after the other."""
+        """Replace the states by results of `read`, one part after the other."""
         for i, state in self._states.items():
             slots = zip(*(part[i] for part in parts), strict=True)
             state.cache = [concatenate_filled(slot) for slot in slots]
@@ -81,14 +83,14 @@ class RecurrentStates:
         return {i: DraftedState(layer, layout, self._updaters) for i, layer in layers.items()}
 
     def hold_drafted(self, layers: Mapping[int, DraftedState], layout: DraftLayout) -> None:
-        """Take over the states after a forward over `make_drafted`."""
+        """Keep the states of a forward over `make_drafted`."""
         for layer in layers.values():
             layer.end_forward()
         self._drafted, self._layout = dict(layers), layout
 
     def accept(self, kept: Sequence[int] = ()) -> None:
-        """Let each row go on from its state after its first `kept` tokens of the forward before; empty: after
-        all. Nothing remains of the others. ValueError for a row that would keep none."""
+        """Make each row continue from its state after its first `kept` tokens of the last forward; empty:
+        after all. The other states are dropped. ValueError for a row that would keep no token."""
         if min(kept, default=1) < 1:
             raise ValueError("a recurrent state cannot go back behind the forward before")
         if self._layout is None:

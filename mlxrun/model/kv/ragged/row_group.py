@@ -34,7 +34,7 @@ class RowKeysValues(NamedTuple):
     length: int
 
     def drop_first(self, tokens: int) -> RowKeysValues:
-        """Without its first tokens; lazy."""
+        """This row without its first `tokens` tokens; lazy."""
         if not tokens:
             return self
         return RowKeysValues(self.keys[:, :, tokens:], self.values[:, :, tokens:], self.length - tokens)
@@ -51,7 +51,7 @@ class KVBuffer:
         self.end = 0
 
     def append(self, keys: mx.array, values: mx.array, width: int) -> KeysValues:
-        """Add one token [rows, H, 1, D] to each row; returns the newest `width` tokens of all rows."""
+        """Add one token [rows, H, 1, D] to each row. Returns the newest `width` tokens of all rows."""
         assert self.keys is not None and self.values is not None
         if self.end == self.keys.shape[2]:
             self._rebuild([], width - 1, self.end)
@@ -67,7 +67,7 @@ class KVBuffer:
         return self.keys[: self.rows, :, span], self.values[: self.rows, :, span]
 
     def copy_row(self, index: int, width: int) -> RowKeysValues:
-        """Copy of one row's newest `width` tokens."""
+        """A copy of one row's newest `width` tokens."""
         keys, values = (mx.contiguous(x[index : index + 1]) for x in self.view(width))
         return RowKeysValues(keys, values, width)
 
@@ -83,7 +83,7 @@ class KVBuffer:
             self._write_rows(rows)
 
     def remove_row(self, index: int) -> None:
-        """Drop a row; the last row takes its place."""
+        """Drop a row. The last row takes its place."""
         assert self.keys is not None and self.values is not None
         self.rows -= 1
         if index != self.rows:
@@ -91,7 +91,7 @@ class KVBuffer:
             self.values[index] = self.values[self.rows]
 
     def trim(self, width: int) -> None:
-        """Give memory back where most rows have left."""
+        """Release memory if most rows have left."""
         if self.keys is not None and self.keys.shape[0] > 2 * (
             self.rows + self._count_spare_rows(self.rows, width)
         ):
@@ -127,12 +127,12 @@ class KVBuffer:
 
 
 def round_up(tokens: int) -> int:
-    """The capacity of a buffer that holds so many tokens."""
+    """The capacity of a buffer that holds this many tokens."""
     return -(-tokens // BUFFER_STEP) * BUFFER_STEP
 
 
 class RowGroup:
-    """The rows of one length bucket and their buffers, one a KV or WINDOW layer of the model.
+    """The rows of one length bucket and their buffers, one for each KV or WINDOW layer of the model.
 
     `ids` and `lengths` (tokens in the cache, the one being computed included) are in row order.
     `make_buffer`: makes the buffer of a layer with this window.
@@ -151,12 +151,12 @@ class RowGroup:
         self._masks: dict[tuple[int | None, int], mx.array | None] = {}
 
     def add_row(self, rid: str, length: int) -> None:
-        """Register a row; its keys are added to the buffers."""
+        """Register a row. Its keys are added to the buffers separately."""
         self.ids.append(rid)
         self.lengths.append(length)
 
     def remove_row(self, index: int) -> None:
-        """Drop a row; the last one takes its place."""
+        """Drop a row. The last row takes its place."""
         for buffer in self.buffers:
             buffer.remove_row(index)
         self.ids[index], self.lengths[index] = self.ids[-1], self.lengths[-1]
@@ -164,26 +164,24 @@ class RowGroup:
         self.lengths.pop()
 
     def trim(self) -> None:
-        """Give memory back after rows have left."""
+        """Release memory after rows have left."""
         for buffer in self.buffers:
             if self.ids:
                 buffer.trim(self.get_width(buffer.window))
 
     def advance(self) -> None:
-        """Every row gets one token in this step."""
+        """Count one more token in every row."""
         self.lengths = [n + 1 for n in self.lengths]
         self._masks.clear()
 
     def get_width(self, window: int | None) -> int:
-        """Tokens that the longest row attends to in a layer with this window."""
+        """The number of tokens that the longest row attends to in a layer with this window."""
         longest = max(self.lengths, default=0)
         return longest if window is None else min(longest, window)
 
     def make_mask(self, width: int, window: int | None) -> mx.array | None:
-        """Bool [rows, 1, 1, width], True where a row attends; None if all attend everywhere.
-
-        `window`: the model's own limit for this layer, which may be tighter than its cache's.
-        """
+        """Bool [rows, 1, 1, width], True where a row attends; None if all attend everywhere. `window`: the
+        model's own limit for this layer, which may be tighter than its cache's."""
         key = window if window is not None and window < width else None
         if (key, width) not in self._masks:
             seen = [min(n, width if key is None else key) for n in self.lengths]

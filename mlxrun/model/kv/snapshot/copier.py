@@ -1,6 +1,6 @@
 """Copies rows for the prefix cache: rows that prefill, decode or end.
 
-A copy that fails is logged and left out: no request may suffer from what is only cached for others.
+A copy that fails is logged and left out, since no request may suffer for the cache.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class SnapshotCopier:
     def copy_rows(
         self, requests: Sequence[SnapshotRequest], find_view: Callable[[str], tuple[int, RowView] | None]
     ) -> list[SnapshotResult]:
-        """A lazy copy for each request; no payload if the row does not hold what is requested.
-
-        `find_view`: the number of tokens in a row's caches and what they hold; None if it never started.
-        """
+        """A lazy copy for each request; its payload is None if the row does not hold what is requested.
+        `find_view`: the number of tokens in a row's caches and their content, None if the row never
+        started."""
         views = {rid: find_view(rid) for rid in {request.request_id for request in requests}}
         return [
             SnapshotResult(request, self._copy(request, views[request.request_id])) for request in requests
@@ -52,7 +51,7 @@ class SnapshotCopier:
         return None
 
     def restore(self, hit: CacheHit, capacity: int, new_cache: list[Any]) -> list[Any] | None:
-        """Caches that hold a hit's tokens; None if they cannot be restored and have to be computed."""
+        """Caches that hold a hit's tokens. None if they cannot be restored; they must be computed then."""
         try:
             return self._codec.restore(hit, capacity, new_cache)
         except Exception as error:  # see the module's docstring
@@ -60,13 +59,13 @@ class SnapshotCopier:
             return None
 
     def list_arrays(self, snapshots: Iterable[SnapshotResult]) -> list[mx.array]:
-        """The arrays that have to be evaluated."""
+        """The arrays that must be evaluated."""
         payloads = [s.payload for s in snapshots if s.payload is not None]
         return [a for payload in payloads for a in self._codec.list_arrays(payload)]
 
 
 class DueSnapshots:
-    """The snapshots that a step takes of rows that prefill in it."""
+    """The snapshots that a step takes of its prefilling rows."""
 
     def __init__(self, requests: Sequence[SnapshotRequest]) -> None:
         self._due: dict[RowPosition, list[SnapshotRequest]] = {}
@@ -75,11 +74,11 @@ class DueSnapshots:
 
     @property
     def forward_ends(self) -> set[RowPosition]:
-        """Where a forward has to end, because a state can be copied at exactly that position only."""
+        """Where a forward must end, because a state can be copied only at exactly its position."""
         kinds = {position: {r.kind for r in requests} for position, requests in self._due.items()}
         return {position for position, found in kinds.items() if SnapshotKind.STATE in found}
 
     def pop_ready(self, request_id: str, cached: int) -> list[SnapshotRequest]:
-        """The requests that a row of so many tokens fulfils, in the order of their positions."""
+        """The requests that a row of `cached` tokens fulfils, by position."""
         ready = sorted(p for p in self._due if p[0] == request_id and p[1] <= cached)
         return [request for position in ready for request in self._due.pop(position)]

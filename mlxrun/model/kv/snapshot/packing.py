@@ -1,14 +1,11 @@
-"""Packs the arrays of one row into few arrays with memory of their own: arrays of equal shape are stacked.
+"""Packs the arrays of one row into few arrays with their own memory: arrays of equal shape are stacked.
 
-Packing is lazy, and packed arrays share no memory with the row once they are evaluated. Keys and values may
-be stored in 8 or 4 bits (`Quantizer`); recurrent states and windows are stored exactly.
+Packing is lazy. Evaluated packed arrays share no memory with the row. Keys and values may be stored in 8 or 4
+bits (`Quantizer`); recurrent states and windows are stored exactly.
 
-Caches of other classes are copied through what the libraries promise of each: `state` and `from_state`. A
-class may leave something out of its state, so `can_round_trip` tries a filled cache before the class is
-trusted. A state is a tree of arrays and plain values: the tree is stored as JSON, the arrays beside it.
-
-`serialize_array` waits for an array, and makes bytes of it, which may leave the engine thread.
-`deserialize_array` raises ValueError unless there are exactly the bytes that the dtype and the shape need.
+Caches of other classes are copied through `state` and `from_state`, as the libraries promise. A class may
+leave something out of its state, so `can_round_trip` tries a filled cache first. A state is a tree of arrays
+and plain values. The tree is stored as JSON, with the arrays beside it.
 """
 
 from __future__ import annotations
@@ -46,8 +43,8 @@ _NAMES = {dtype: name for name, (dtype, _) in _DTYPES.items()}
 
 
 class ArrayLayout(NamedTuple):
-    """Shape and type of an array [1, ...] of a row. `window`: the most tokens that its axis 2 holds; 0: as
-    many as the row has; None: its shape is always the same."""
+    """Shape and type of an array [1, ...] of a row. `window`: the most tokens on its axis 2; 0: as many as
+    the row has; None: the shape never changes."""
 
     shape: tuple[int, ...]
     dtype: mx.Dtype
@@ -58,7 +55,7 @@ class ArrayLayout(NamedTuple):
         return ArrayLayout(tuple(array.shape), array.dtype, window)
 
     def get_shape(self, tokens: int) -> tuple[int, ...]:
-        """The shape when the row has so many tokens."""
+        """The shape when the row has this many tokens."""
         if self.window is None:
             return self.shape
         return (*self.shape[:2], min(tokens, self.window or tokens), *self.shape[3:])
@@ -69,7 +66,7 @@ class ArrayLayout(NamedTuple):
 
 
 class StackPacker:
-    """Stacks arrays of these layouts: equal layouts share a stack. `bits`: of each value, None for exact."""
+    """Stacks arrays: those of equal layout share a stack. `bits`: of each value, None for exact."""
 
     def __init__(self, layouts: Sequence[ArrayLayout], bits: int | None = None) -> None:
         self.layouts = tuple(layouts)
@@ -83,7 +80,7 @@ class StackPacker:
         self._quantizers = [None if bits is None else Quantizer.for_layout(first, bits) for first in firsts]
 
     def pack(self, arrays: Sequence[mx.array], tokens: int) -> tuple[Stack, ...]:
-        """The arrays as stacks. ValueError if they are not what a row of so many tokens has."""
+        """The arrays as stacks. ValueError if a row of `tokens` tokens has other shapes or types."""
         for array, layout in zip(arrays, self.layouts, strict=True):
             expected = (layout.get_shape(tokens), layout.dtype)
             if (tuple(array.shape), array.dtype) != expected:
@@ -102,19 +99,19 @@ class StackPacker:
         ]
 
     def unstack(self, stacks: Sequence[mx.array]) -> list[mx.array]:
-        """New array objects [1, ...] in the order of `layouts`, that share memory with `stacks`."""
+        """New array objects [1, ...] in the order of `layouts`. They share memory with `stacks`."""
         found: dict[int, mx.array] = {}
         for members, stack in zip(self.groups, stacks, strict=True):
             found |= {index: stack[i : i + 1] for i, index in enumerate(members)}
         return [found[i] for i in range(len(self.layouts))]
 
     def fits(self, stacks: Sequence[Stack], tokens: int) -> bool:
-        """Whether these are stacks of a row of exactly so many tokens."""
+        """Whether these are stacks of a row of exactly this many tokens."""
         found = [[(tuple(a.shape), a.dtype) for a in stack] for stack in stacks]
         return found == self._list_expected(tokens)
 
     def count_bytes(self, tokens: int) -> int:
-        """Bytes of the stacks of a row of so many tokens."""
+        """Bytes of the stacks of a row of this many tokens."""
         arrays = [array for stack in self._list_expected(tokens) for array in stack]
         return sum(math.prod(shape) * dtype.size for shape, dtype in arrays)
 
@@ -129,7 +126,7 @@ class StackPacker:
 
 @dataclass(frozen=True, slots=True)
 class Quantizer:
-    """Stores [layouts, H, n, D] in groups of `group` values of D, or of H * D where D alone is too small."""
+    """Stores [layouts, H, n, D] in groups of `group` values of D, or of H * D if D is too small."""
 
     bits: int
     group: int
@@ -140,7 +137,7 @@ class Quantizer:
 
     @staticmethod
     def for_layout(layout: ArrayLayout, bits: int) -> Quantizer:
-        """ConfigError if the model's dimensions allow none."""
+        """The quantizer of arrays of a layout. ConfigError if the dimensions allow none."""
         _, heads, _, size = layout.shape
         if layout.dtype in _FLOATS and size > 0:
             for joined, last in ((False, size), (True, heads * size)):
@@ -165,7 +162,7 @@ class Quantizer:
         return exact.astype(self.dtype)
 
     def list_shapes(self, shape: tuple[int, ...]) -> list[tuple[tuple[int, ...], mx.Dtype]]:
-        """What `quantize` makes of a stack of this shape."""
+        """The shapes and types that `quantize` makes of a stack of this shape."""
         count, _, tokens, _ = shape
         lead = (count, tokens) if self.joined else (count, self.heads, tokens)
         last = self.heads * self.size if self.joined else self.size
@@ -174,7 +171,7 @@ class Quantizer:
 
 
 def copy_stacked(arrays: Sequence[mx.array]) -> mx.array:
-    """The arrays concatenated along the first axis, in new memory, even if there is only one."""
+    """The arrays concatenated along the first axis, in new memory even for a single array."""
     if len(arrays) > 1:
         return mx.concatenate(list(arrays), axis=0)
     # Concatenating one array returns that array, and `contiguous` may return a view; `take` always copies.
@@ -190,7 +187,7 @@ class LibraryCacheState:
 
 
 def capture_state(cache: Any) -> LibraryCacheState:
-    """Copies of all that a cache holds. ValueError if it holds what cannot be stored."""
+    """A copy of a cache's state. ValueError if it contains something that cannot be stored."""
     arrays: list[mx.array] = []
     meta = [cache.meta_state] if hasattr(type(cache), "meta_state") else []
     tree = _encode_tree([cache.state, *meta], arrays)
@@ -207,7 +204,7 @@ def restore_cache(template: Any, state: LibraryCacheState) -> Any:
 
 
 def can_round_trip(cache: Any) -> bool:
-    """Whether a filled cache is restored as it was, with all its attributes."""
+    """Whether a filled cache is restored unchanged, with all its attributes."""
     try:
         state = capture_state(cache)
         restored = restore_cache(cache, state)
@@ -221,7 +218,7 @@ def can_round_trip(cache: Any) -> bool:
 
 
 def has_same_layout(state: LibraryCacheState, template: LibraryCacheState) -> bool:
-    """Whether both may be states of one cache: as many arrays, of the same types, of one row each."""
+    """Whether both may be states of one cache: as many arrays, of the same types, each of one row."""
     return len(state.arrays) == len(template.arrays) and all(
         a.dtype == b.dtype and a.ndim == b.ndim and a.shape[:1] == b.shape[:1]
         for a, b in zip(state.arrays, template.arrays, strict=True)
@@ -254,7 +251,8 @@ def _decode_tree(node: Any, arrays: Sequence[mx.array]) -> Any:
 
 
 def serialize_array(array: mx.array) -> SerializedTensor:
-    """The array's bytes. ValueError if safetensors has no name for its dtype."""
+    """The array's bytes, which may leave the engine thread. Waits for the array. ValueError if safetensors
+    has no name for its dtype."""
     if array.dtype not in _NAMES:
         raise ValueError(f"arrays of {array.dtype} cannot be stored")
     raw = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
@@ -262,7 +260,8 @@ def serialize_array(array: mx.array) -> SerializedTensor:
 
 
 def deserialize_array(tensor: SerializedTensor) -> mx.array:
-    """The array, in memory of its own."""
+    """The array, in its own memory. ValueError unless the bytes are exactly those that dtype and shape
+    need."""
     if tensor.dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {tensor.dtype!r}")
     dtype, raw = _DTYPES[tensor.dtype]

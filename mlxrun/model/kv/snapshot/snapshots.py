@@ -1,9 +1,9 @@
-"""Payloads of the prefix cache: copied parts of a row that other rows start from.
+"""Payloads of the prefix cache: copied parts of a row from which other rows start.
 
-A delta holds keys and values of a span of tokens, of the layers that keep all of them; a state holds all the
-rest (windows, recurrent states, caches of other classes) after exactly so many tokens. Both are lazy until
-the caller evaluates `list_arrays(payload)`; from then on they are independent of the row, and rows restored
-from them never write into them. Whatever does not fit raises ValueError or is not usable.
+A delta holds keys and values of a span of tokens, of the layers that keep all of them. A state holds
+everything else (windows, recurrent states, other caches) after an exact number of tokens. Both are lazy until
+the caller evaluates `list_arrays(payload)`. Then they are independent of the row, and rows that are restored
+from them never write into them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Payload = DeltaPayload | StatePayload
 
 
 class SnapshotCodec:
-    """Copies, restores and serialises the rows of a model. `caches` hold a few tokens (run_trial_forward).
+    """Copies, restores and serializes the rows of a model. `caches`: hold a few tokens (run_trial_forward).
 
     `has_deltas`, `has_states`: the parts that this model's rows have. `problem`: why nothing can be cached.
     `stored_bits`: of keys and values in deltas; ConfigError if the model's dimensions do not allow it.
@@ -90,7 +90,7 @@ class SnapshotCodec:
         self._layout = hashlib.blake2b("\n".join(self.describe()).encode(), digest_size=16).hexdigest()
 
     def describe(self) -> list[str]:
-        """Everything except the weights that payloads depend on, for the fingerprint of the cache."""
+        """Everything besides the weights that payloads depend on, for the fingerprint of the cache."""
         if self.problem is not None:
             return [self.problem]
         rows = zip(self._classes, self._kinds, self._slots, strict=True)
@@ -102,13 +102,13 @@ class SnapshotCodec:
     # -- out of a row -----------------------------------------------------------------------------------
 
     def copy_delta(self, view: RowView, start: int, stop: int) -> DeltaPayload:
-        """Copy of tokens [start, stop), which the row holds."""
+        """A copy of tokens [start, stop). ValueError if the row does not hold them."""
         if not 0 <= start < stop:
             raise ValueError(f"no tokens {start} to {stop}")
         return DeltaPayload(stop - start, self._keys.pack(self._slice_keys(view, start, stop), stop - start))
 
     def copy_state(self, view: RowView, length: int) -> StatePayload:
-        """Copy of everything else of a row that holds exactly `length` tokens."""
+        """A copy of everything else of a row. ValueError unless it holds exactly `length` tokens."""
         for row, window in self._list_keys_values(view):
             if row.length != (length if window is None else min(length, window)):
                 raise ValueError(f"the row does not hold {length} tokens")
@@ -116,7 +116,7 @@ class SnapshotCodec:
         return StatePayload(length, self._rest.pack(arrays, length), self._capture_others(view))
 
     def list_arrays(self, payload: Payload) -> list[mx.array]:
-        """The arrays that have to be evaluated before the payload is cached."""
+        """The arrays that must be evaluated before the payload is cached."""
         others = payload.others if isinstance(payload, StatePayload) else ()
         return [a for s in payload.stacks for a in s] + [a for o in others for a in o.arrays]
 
@@ -158,11 +158,9 @@ class SnapshotCodec:
     # -- into a row -------------------------------------------------------------------------------------
 
     def restore(self, hit: CacheHit, capacity: int, new_cache: Sequence[Any]) -> list[Any]:
-        """`new_cache`, empty single-row caches, filled with the first `hit.length` tokens; keys of `capacity`
-        tokens fit before a buffer grows.
-
-        ValueError if the payloads do not fit the model, the hit or each other.
-        """
+        """Fill `new_cache`, empty single-row caches, with the first `hit.length` tokens. Keys of `capacity`
+        tokens fit before a buffer grows. ValueError if the payloads do not fit the model, the hit or each
+        other."""
         self._check(hit)
         capacity = max(capacity, hit.length + 1)
         cache = layer_caches.reserve_capacity(new_cache, capacity)
@@ -226,16 +224,17 @@ class SnapshotCodec:
     # -- what the cache must know -----------------------------------------------------------------------
 
     def nbytes(self, payload: Payload) -> int:
-        """Bytes of device memory, from shapes alone: nothing is evaluated."""
+        """Bytes of device memory, by the shapes; nothing is evaluated."""
         return sum(a.nbytes for a in self.list_arrays(payload))
 
     def count_min_bytes(self, tokens: int) -> int:
-        """Bytes of a delta of so many tokens and of a state after them: the least that is of use."""
+        """Bytes of a delta of this many tokens and of a state after them, the least useful pair."""
         others = sum(a.nbytes for other in self._others for a in other.arrays)
         return self._keys.count_bytes(tokens) + self._rest.count_bytes(tokens) + others
 
     def is_usable(self, payload: Any, tokens: int) -> bool:
-        """Whether it can be restored: one row, right shapes and types, a delta of `tokens` tokens or more."""
+        """Whether the payload can be restored: one row, with the right shapes and types. `tokens`: the fewest
+        tokens of a delta."""
         if self.problem is not None:
             return False
         if isinstance(payload, DeltaPayload):
@@ -249,7 +248,7 @@ class SnapshotCodec:
         )
 
     def encode(self, payload: Payload) -> SerializedPayload:
-        """The payload as bytes; waits for its arrays."""
+        """The payload as bytes. Waits for its arrays."""
         meta, series = {"layout": self._layout}, {str(i): stack for i, stack in enumerate(payload.stacks)}
         if isinstance(payload, DeltaPayload):
             meta |= {"part": "delta", "tokens": str(payload.tokens)}

@@ -1,1 +1,1 @@
-"""Models as one GGUF file: header, config, tokenizer and weights, in the form that mlx-lm takes."""
+"""Models as one GGUF file: header, config, tokenizer and weights, converted for mlx-lm."""

@@ -1,9 +1,8 @@
-"""The architectures of GGUF files that are read: their configs in mlx-lm's keys, and their weights.
+"""The supported architectures of GGUF files: their configs in mlx-lm's keys, and their weights.
 
-GGUF files have llama.cpp's conventions. The rotary pairs of `llama` files are neighbours
-(`rope_traditional`), since their query and key weights were permuted for that; those of `qwen2` and `qwen3`
-files are not.
-What a file says beyond what is known here is refused by name, where ignoring it would change answers.
+GGUF files have llama.cpp's conventions. In `llama` files rotary pairs are neighbours (`rope_traditional`),
+since query and key weights were permuted for that; in `qwen2` and `qwen3` files they are not. A feature that
+is unknown here is refused by name if ignoring it would change answers.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _SCALINGS = ("none", "linear", "yarn")
 
 
 def check_tensor_types(header: GgufHeader) -> None:
-    """ModelLoadError that names the types of tensors which MLX does not read, or not rightly."""
+    """ModelLoadError that names the types of tensors that MLX does not read, or reads wrongly."""
     types = {tensor.type for tensor in header.tensors.values()} - set(TENSOR_TYPES)
     if types:
         raise ModelLoadError(
@@ -60,7 +59,7 @@ def check_tensor_types(header: GgufHeader) -> None:
 
 
 def make_config(header: GgufHeader) -> dict[str, Any]:
-    """What config.json would say. ModelLoadError for an architecture or a feature that is not known."""
+    """The equivalent of config.json. ModelLoadError for an unknown architecture or feature."""
     name = header.read("general.architecture", str)
     if name not in ARCHITECTURES:
         raise ModelLoadError(
@@ -123,7 +122,8 @@ def _read_rope_scaling(header: GgufHeader, name: str) -> dict[str, Any] | None:
 
 
 def rename_tensor(name: str) -> str:
-    """The name in mlx-lm of a GGUF tensor, or of its scales or biases; unknown names stay as they are."""
+    """The name in mlx-lm of a GGUF tensor, or of its scales or biases. Unknown names are returned
+    unchanged."""
     match name.split("."):
         case ["blk", layer, part, kind] if part in _LAYER_NAMES:
             return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
@@ -133,8 +133,8 @@ def rename_tensor(name: str) -> str:
 
 
 def load_gguf_model(path: Path, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model, quantized where the file is, and the names of tensors that it does not use. ModelLoadError
-    if weights are missing."""
+    """The model, quantized if the file is, and the names of tensors that it does not use. ModelLoadError if
+    weights are missing."""
     from mlx_lm.utils import _get_classes
 
     model_class, args_class = _get_classes(dict(config))

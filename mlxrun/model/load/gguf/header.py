@@ -1,7 +1,7 @@
 """Reads the header of a GGUF file: its metadata, and the name, shape and type of each tensor. No weights.
 
 mx.load reads the same metadata, but only together with all weights, which front ends do not need. It trusts
-what a file says of itself, so that lengths and places are checked here.
+the file, so lengths and places are checked here.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _ALIGNMENT = 32  # of tensors, where `general.alignment` does not say
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor. `shape` as in MLX, rows first; `type` as GGUF calls it, such as F16 or Q4_0."""
+    """One tensor. `shape` as in MLX, rows first; `type`: its name in GGUF, such as F16 or Q4_0."""
 
     shape: tuple[int, ...]
     type: str
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the file; 0 for types that are not read."""
+        """Its bytes in the file; 0 for unsupported types."""
         values, nbytes = _BLOCKS.get(self.type, (1, 0))
         return math.prod(self.shape) // values * nbytes
 
@@ -67,12 +67,13 @@ class GgufHeader:
     tensors: Mapping[str, GgufTensor]
 
     def digest_tokenizer(self) -> str:
-        """sha256 of the metadata that the tokenizer is made of."""
+        """sha256 (hex) of the metadata that the tokenizer is made of."""
         own = {key: value for key, value in self.metadata.items() if key.startswith("tokenizer.")}
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
 
     def read(self, key: str, kind: type, default: Any = None) -> Any:
-        """The metadata under `key` if it is of this type, else ModelLoadError; `default` if it is absent."""
+        """The metadata under `key`; `default` if it is absent. ModelLoadError for another type than
+        `kind`."""
         value = self.metadata.get(key, default)
         if value is default or (isinstance(value, kind) and (kind is bool or not isinstance(value, bool))):
             return value
@@ -80,7 +81,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read a file's header. ModelLoadError if it is not a GGUF file, or damaged."""
+    """Read a file's header. ModelLoadError if it is damaged or not a GGUF file."""
     try:
         if not path.stat().st_size:
             raise ValueError("the file is empty")

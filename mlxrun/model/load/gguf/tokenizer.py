@@ -21,8 +21,8 @@ _NAMES = {
 
 
 def make_tokenizer(header: GgufHeader) -> Any:
-    """A fast tokenizer of transformers, with its special tokens and its chat template. ModelLoadError for a
-    kind of tokenizer that is not known."""
+    """A fast tokenizer of transformers, with its special tokens and its chat template. ModelLoadError for an
+    unknown kind of tokenizer."""
     from transformers import PreTrainedTokenizerFast
 
     kind = header.read("tokenizer.ggml.model", str)

@@ -21,7 +21,10 @@ from mlxrun.core.errors import MlxrunError
 def test_a_report_of_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "report.json"
     sizes = ["--requests", "2", "--output-tokens", "3", "--prompt-words", "5", "--long-words", "250"]
-    assert main(["bench", "report", *sizes, "--set", "scheduler.chunk=32", "--json", str(out)]) == 0
+    assert (
+        main(["bench", "report", *sizes, "--no-families", "--set", "scheduler.chunk=32", "--json", str(out)])
+        == 0
+    )
     report = json.loads(out.read_text())
     assert [level["concurrency"] for level in report["concurrency_results"]] == [1, 8, 16]
     for level in report["concurrency_results"]:
@@ -30,6 +33,7 @@ def test_a_report_of_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFi
     assert (report["framework"], report["model"], report["decode"]) == ("mlxrun", "embedded", "ragged")
     assert report["memory"]["peak"] > 0 and report["versions"]["mlx"] and report["machine"]["cores"]
     assert report["device"]["backend"] == "cpu"
+    assert (report["kernel"], report["families"]) == ([], None) and report["load_check"]["decode"] == "ragged"
     shown = capsys.readouterr()
     assert "| 16 " in shown.out and "peak memory" in shown.out
     # A fast machine has computed the long prompt before the short one comes.
@@ -47,6 +51,17 @@ def test_a_mistake_in_the_config_is_said_first(capsys: pytest.CaptureFixture[str
     assert "scheduler.chunks" in capsys.readouterr().err
 
 
+KERNEL = {
+    "family": "qwen3 8B",
+    "dtype": "float16",
+    "kernel_us": 61.2,
+    "library_us": 90.4,
+    "kernel_error": 2e-4,
+    "library_error": 3e-4,
+}
+FAILED = {"family": "qwen3 8B", "dtype": "float16", "error": "RuntimeError: no [kernel]"}
+
+
 def make_report(**changes: Any) -> dict[str, Any]:
     level = {"concurrency": 8, "output_throughput_tps": 1234.5, "ttft_p50_ms": 20.0, "ttft_p99_ms": None}
     report = {
@@ -55,6 +70,8 @@ def make_report(**changes: Any) -> dict[str, Any]:
         "concurrency_results": [level | {"itl_p50_ms": 1.25, "failed": 1}],
         "interactive": {"alone": 0.05, "behind": 0.3},
         "memory": {"peak": 2_000_000_000},
+        "kernel": [],
+        "families": None,
     }
     return report | changes
 
@@ -65,6 +82,10 @@ def make_report(**changes: Any) -> dict[str, Any]:
         ({}, "50 ms alone, 300 ms behind", "never"),
         ({"interactive": {}}, "was not measured", "alone"),
         ({"memory": None}, "50 ms alone", "peak memory"),
+        ({}, "attention kernel: there is none for this device", "FAILED"),
+        ({"kernel": [KERNEL]}, "qwen3 8B, float16: 61 us, MLX's own 90 us; error 2.0e-04", "FAILED"),
+        ({"kernel": [FAILED]}, "float16: FAILED: RuntimeError: no [kernel]", "there is none"),
+        ({"families": {"results": [], "skipped": "so"}}, "families: not checked: so", "answer as"),
     ],
 )
 def test_the_table_shows_what_was_measured(changes: dict[str, Any], wanted: str, missing: str) -> None:

@@ -1,0 +1,106 @@
+"""The messages of a conversation, and the files that a message names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxrun.core.errors import ConfigError
+
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
+PDF = ".pdf"
+MAX_FILE = 100_000_000  # bytes
+
+
+class Conversation:
+    """Messages as /v1/chat/completions takes them. `system`: the first one, if there is any."""
+
+    def __init__(self, system: str | None = None) -> None:
+        self.system = system
+        self.turns: list[dict[str, Any]] = []
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        return [*first, *self.turns]
+
+    def ask(self, text: str, files: Sequence[Path] = ()) -> None:
+        """Add a question. ConfigError for a file that cannot be read."""
+        content: Any = text
+        if files:
+            content = [*map(read_attachment, files), {"type": "text", "text": text}]
+        self.turns.append({"role": "user", "content": content})
+
+    def answer(self, text: str) -> None:
+        """Add the answer to the last question."""
+        self.turns.append({"role": "assistant", "content": text})
+
+    def undo(self) -> None:
+        """Remove the last question with its answer."""
+        while self.turns and self.turns.pop()["role"] != "user":
+            pass
+
+    def forget_answer(self) -> bool:
+        """Remove the last answer, so that its question can be asked again; whether there was a question."""
+        if self.turns and self.turns[-1]["role"] == "assistant":
+            self.turns.pop()
+        return bool(self.turns)
+
+    def save(self, path: Path) -> None:
+        """Write the messages as JSON. ConfigError if that fails."""
+        try:
+            path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+    def load(self, path: Path) -> None:
+        """Go on with messages that `save` wrote. ConfigError if these are none."""
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        except ValueError as error:
+            raise ConfigError(f"{path} is not a conversation: {error}") from error
+        if not isinstance(found, list) or not found or not all(map(_is_message, found)):
+            raise ConfigError(f"{path} is not a conversation: it has no list of messages")
+        has_system = found[0]["role"] == "system"
+        self.system = found[0]["content"] if has_system else None
+        self.turns = found[1:] if has_system else found
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+
+
+def find_attachments(text: str) -> list[Path]:
+    """The images and PDFs that a question names by path, each as it is typed or dropped into a terminal."""
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an apostrophe is no quotation
+        words = text.split()
+    found = []
+    for word in words:
+        path = Path(word).expanduser()
+        if path.suffix.lower() in (*IMAGES, PDF) and path.is_file():
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def read_attachment(path: Path) -> dict[str, Any]:
+    """The part of a message with the content of an image or a PDF. ConfigError if it cannot be read."""
+    try:
+        if path.stat().st_size > MAX_FILE:
+            raise ConfigError(f"{path} has more than {MAX_FILE:,} bytes")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    if path.suffix.lower() == PDF:
+        return {"type": "file", "file": {"file_data": url, "filename": path.name}}
+    return {"type": "image_url", "image_url": {"url": url}}

@@ -1,0 +1,150 @@
+"""The conversation at the terminal, with a scripted server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.cli.chat.client import ChatClient, ChatError, Part
+from mlxrun.cli.chat.conversation import Conversation
+from mlxrun.cli.chat.session import Session
+from mlxrun.core.terminal import open_console
+
+
+class ScriptedClient(ChatClient):
+    """Answers with the parts of its script, one list for each question. An exception is raised."""
+
+    def __init__(self, *script: Sequence[Part | BaseException]) -> None:
+        super().__init__("http://nowhere")
+        self.script = list(script)
+        self.received: list[tuple[list[Mapping[str, Any]], dict[str, Any]]] = []
+
+    def list_models(self, timeout: float = 1.0) -> list[str]:
+        return ["small", "large"]
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> Generator[Part, None, None]:
+        self.received.append((list(messages), dict(fields)))
+        for part in self.script.pop(0):
+            if isinstance(part, BaseException):
+                raise part
+            yield part
+
+
+def type_lines(*lines: str | BaseException) -> Callable[[str], str]:
+    """What reads these lines, and then the end of the input."""
+    left = list(lines)
+
+    def read(prompt: str) -> str:
+        if not left:
+            raise EOFError
+        line = left.pop(0)
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+    return read
+
+
+def talk(client: ChatClient, *lines: str | BaseException, **options: Any) -> tuple[str, Session]:
+    """What is shown, and the session, after these lines."""
+    shown = io.StringIO()
+    session = Session(client, open_console(shown), Conversation(), **options)
+    session.run(type_lines(*lines))
+    return shown.getvalue(), session
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def test_answers_come_and_the_conversation_grows() -> None:
+    client = ScriptedClient([Part("a"), Part("b"), Part(usage=USAGE)], [Part("c")])
+    shown, session = talk(client, "one", "", "two", shows_stats=True)
+    assert shown.startswith("ab\n9 prompt tokens (4 reused), first token after") and shown.endswith("c\n")
+    said = [(m["role"], m["content"]) for m in client.received[1][0]]
+    assert said == [("user", "one"), ("assistant", "ab"), ("user", "two")]
+    assert session.conversation.turns[-1] == {"role": "assistant", "content": "c"}
+
+
+def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
+    parts = [Part("hm", reasoning=True), Part("so"), Part(" it is")]
+    shown, session = talk(ScriptedClient(parts), "why")
+    assert shown == "hm\n\nso it is\n"
+    assert session.conversation.turns[-1]["content"] == "so it is"
+    shown, _ = talk(ScriptedClient(parts), "/think off", "why")
+    assert shown == "so it is\n"
+
+
+def test_an_error_is_shown_and_its_question_forgotten() -> None:
+    client = ScriptedClient([ChatError("too long")], [Part("fine")])
+    shown, _ = talk(client, "one", "two")
+    assert shown == "too long\nfine\n"
+    assert [m["content"] for m in client.received[1][0]] == ["two"]
+
+
+def test_an_interrupt_keeps_what_has_come_and_the_session() -> None:
+    client = ScriptedClient([Part("half"), KeyboardInterrupt()], [Part("whole")])
+    shown, session = talk(client, "one", KeyboardInterrupt(), "two")
+    assert shown == "half\nstopped\nwhole\n"
+    assert [m["content"] for m in session.conversation.turns] == ["one", "half", "two", "whole"]
+
+
+def test_commands(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    client = ScriptedClient(*([Part(text)] for text in "abcd"))
+    shown, session = talk(
+        client,
+        *(
+            "/system be brief",
+            "/set temperature=0.5",
+            "one",
+            "/retry",
+            "/undo",
+            "two",
+            f"/save {path}",
+            "/new",
+        ),
+        *(f"/load {path}", "three", "/model large", "/set", "/set temperature=null", "/sve x", "/model x"),
+        *("/set temperature=[", "/load none.json", "/bye", "never"),
+    )
+    asked = [[m["content"] for m in messages] for messages, _ in client.received]
+    assert asked[0] == asked[1] == ["be brief", "one"]
+    assert asked[2] == ["be brief", "two"] and asked[3] == ["be brief", "two", "c", "three"]
+    assert client.received[0][1] == {"temperature": 0.5} and session.fields == {"model": "large"}
+    assert "did you mean 'save'?" in shown and "the server has no model x" in shown
+    assert "temperature=0.5, model=large" in shown and "this is not YAML" in shown
+    assert "none.json cannot be read" in shown
+
+
+def test_several_lines_in_quotation_marks() -> None:
+    client = ScriptedClient([Part("a")])
+    talk(client, '"""one', "", 'two"""')
+    assert client.received[0][0][0]["content"] == "one\n\ntwo"
+
+
+def test_files_in_a_question_are_attached(tmp_path: Path) -> None:
+    (tmp_path / "my photo.png").write_bytes(b"PNG")
+    (tmp_path / "b.pdf").write_bytes(b"PDF")
+    client = ScriptedClient([Part("a")], [Part("b")])
+    shown, _ = talk(
+        client, f"What is '{tmp_path}/my photo.png' and {tmp_path}/b.pdf?", f"{tmp_path}/b.pdf it's"
+    )
+    parts = client.received[0][0][0]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "text"], "b.pdf? is no path"
+    assert parts[0]["image_url"]["url"] == "data:image/png;base64,UE5H"
+    file = client.received[1][0][-1]["content"][0]["file"]
+    assert file == {"file_data": "data:application/pdf;base64,UERG", "filename": "b.pdf"}
+    assert "with my photo.png\n" in shown
+
+
+@pytest.mark.parametrize("text", ["3", "[]", "[1]", '[{"role": 1, "content": ""}]', "{", '{"a": 1}'])
+def test_what_is_no_conversation_is_not_loaded(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(text)
+    shown, session = talk(ScriptedClient(), f"/load {tmp_path}/a")
+    assert "is not a conversation" in shown
+    assert session.conversation.turns == []

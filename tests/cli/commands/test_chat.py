@@ -1,0 +1,93 @@
+"""`mlxrun chat` with the built-in model, in this process and over HTTP."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlxrun.cli.chat.client import ChatClient, ChatError
+from mlxrun.cli.chat.local_server import run_local_server
+from mlxrun.cli.main import main
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import ConfigError
+
+QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", "http://127.0.0.1:9")
+
+
+def test_one_question(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is\n"))
+    assert main(["chat", "-p", "2 + 3?", "--set", "sampling.temperature=0"]) == 0
+    found = capsys.readouterr()
+    assert "5" in found.out and "loading embedded" in found.err
+
+
+def test_a_server_is_used_where_there_is_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client says what the server refuses. A model that cannot be loaded is an error as elsewhere."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    with run_local_server(Config()) as url:
+        monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", url)
+        assert main(["chat", "-p", "What is 2 + 3?"]) == 0
+        assert f"{url}: embedded" in capsys.readouterr().err
+        client = ChatClient(f"{url}/v1/")
+        parts = list(client.stream(QUESTION, {"temperature": 0}))
+        assert "5" in "".join(part.text for part in parts)
+        assert parts[-1].usage is not None and parts[-1].usage["completion_tokens"] >= 1
+        with pytest.raises(ChatError, match="temperature"):
+            list(client.stream(QUESTION, {"temperature": -1}))
+        assert main(["chat", "-p", "a", "--url", url, "--set", "log.level=debug"]) == 2
+    with pytest.raises(ChatError, match="does not answer"):
+        client.list_models()
+    assert main(["chat", "--url", "http://127.0.0.1:9", "-p", "a"]) == 1
+
+
+def test_what_prevents_the_server_is_raised() -> None:
+    from dataclasses import replace
+
+    config = Config()
+    config = replace(config, model=replace(config.model, path="/nothing"))
+    with pytest.raises((ConfigError, Exception), match="nothing"), run_local_server(config):
+        raise AssertionError("it runs")
+
+
+@pytest.mark.slow
+def test_at_a_terminal(tmp_path: Path) -> None:
+    """An answer comes, /bye ends the session, and what was typed is kept."""
+    code = (
+        "import sys; from mlxrun.cli.commands import chat; from mlxrun.cli.main import main;"
+        "chat.LOCAL = 'http://127.0.0.1:9'; sys.exit(main())"
+    )
+    environ = os.environ | {"XDG_DATA_HOME": str(tmp_path), "TERM": "dumb"}
+    screen, end = pty.openpty()
+    command = [sys.executable, "-c", code, "chat", "--set", "sampling.temperature=0"]
+    process = subprocess.Popen(
+        command, stdin=end, stdout=end, stderr=end, env=environ, start_new_session=True
+    )
+    os.close(end)
+    shown = ""
+
+    def wait_for(text: str, typed: str) -> None:
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(screen, 4096).decode(errors="replace")
+        shown = shown.partition(text)[2]
+        os.write(screen, typed.encode())
+
+    wait_for(">>> ", "What is 2 + 3?\n")
+    wait_for("5", "")
+    wait_for(">>> ", "/bye\n")
+    assert process.wait(60) == 0
+    os.close(screen)
+    assert "What is 2 + 3?" in (tmp_path / "mlxrun" / "chat_history").read_text()
