@@ -23,7 +23,7 @@ class ChatError(MlxrunError):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class AnswerDelta:
     """What has come: text of the answer, or of its `reasoning`. The last one has the `usage`."""
 
     text: str = ""
@@ -49,7 +49,7 @@ class ChatClient:
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
-    ) -> Generator[Part, None, None]:
+    ) -> Generator[AnswerDelta, None, None]:
         """The answer to the messages, as it comes. `fields`: of the request's body, such as temperature.
         ChatError if the server refuses it, or breaks off."""
         options = {"stream": True, "stream_options": {"include_usage": True}}
@@ -83,7 +83,7 @@ class ChatClient:
         return answer
 
 
-def _read_stream(answer: http.client.HTTPResponse) -> Generator[Part, None, None]:
+def _read_stream(answer: http.client.HTTPResponse) -> Generator[AnswerDelta, None, None]:
     """The parts in the events of the stream (server-sent events, as OpenAI has them)."""
     for line in answer:
         if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
@@ -94,11 +94,11 @@ def _read_stream(answer: http.client.HTTPResponse) -> Generator[Part, None, None
         for choice in event.get("choices", ()):
             delta = choice.get("delta", {})
             if text := delta.get("reasoning_content"):
-                yield Part(text, reasoning=True)
+                yield AnswerDelta(text, reasoning=True)
             if text := delta.get("content"):
-                yield Part(text)
+                yield AnswerDelta(text)
         if usage := event.get("usage"):
-            yield Part(usage=usage)
+            yield AnswerDelta(usage=usage)
 
 
 def _read_json(data: bytes) -> dict[str, Any]:

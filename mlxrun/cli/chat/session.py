@@ -36,7 +36,7 @@ ReadLine = Callable[[str], str]
 
 
 @dataclass(slots=True)
-class Session:
+class ChatSession:
     """One conversation with the server of `client`. `fields`: of each request; `console`: of the answers."""
 
     client: ChatClient

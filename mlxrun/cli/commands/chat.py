@@ -23,7 +23,7 @@ from mlxrun.core.terminal import open_console
 
 if TYPE_CHECKING:
     from mlxrun.cli.chat.client import ChatClient
-    from mlxrun.cli.chat.session import Session
+    from mlxrun.cli.chat.session import ChatSession
 
 LOCAL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "MLXRUN_API_KEY"
@@ -63,7 +63,7 @@ def command(
 ) -> None:
     """Talk with a model at the terminal."""
     from mlxrun.cli.chat.conversation import Conversation
-    from mlxrun.cli.chat.session import Session
+    from mlxrun.cli.chat.session import ChatSession
 
     if url is not None and (model is not None or config_path is not None or sets):
         raise click.UsageError("--url names a server, which has its model: give no MODEL, -c or --set")
@@ -71,7 +71,7 @@ def command(
     with _open_client(
         url or (_find_server(key) if is_free else None), key, model, config_path, sets
     ) as client:
-        session = Session(client, open_console(), Conversation(system), shows_stats=stats)
+        session = ChatSession(client, open_console(), Conversation(system), shows_stats=stats)
         if prompt is not None or not sys.stdin.isatty():
             piped = "" if sys.stdin.isatty() else sys.stdin.read()
             session.ask("\n\n".join(filter(None, (piped.strip(), prompt))))
@@ -110,7 +110,7 @@ def _open_client(
         yield ChatClient(found)
 
 
-def _converse(session: Session) -> None:
+def _converse(session: ChatSession) -> None:
     """Read from the terminal, with what was typed before. Each Ctrl-C ends one answer or one line."""
     history = _load_history()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cli.chat.client import ChatClient, ChatError, Part
+from mlxrun.cli.chat.client import AnswerDelta, ChatClient, ChatError
 from mlxrun.cli.chat.conversation import Conversation
-from mlxrun.cli.chat.session import Session
+from mlxrun.cli.chat.session import ChatSession
 from mlxrun.core.terminal import open_console
 
 
 class ScriptedClient(ChatClient):
     """Answers with the parts of its script, one list for each question. An exception is raised."""
 
-    def __init__(self, *script: Sequence[Part | BaseException]) -> None:
+    def __init__(self, *script: Sequence[AnswerDelta | BaseException]) -> None:
         super().__init__("http://nowhere")
         self.script = list(script)
         self.received: list[tuple[list[Mapping[str, Any]], dict[str, Any]]] = []
@@ -28,7 +28,7 @@ class ScriptedClient(ChatClient):
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
-    ) -> Generator[Part, None, None]:
+    ) -> Generator[AnswerDelta, None, None]:
         self.received.append((list(messages), dict(fields)))
         for part in self.script.pop(0):
             if isinstance(part, BaseException):
@@ -51,10 +51,10 @@ def type_lines(*lines: str | BaseException) -> Callable[[str], str]:
     return read
 
 
-def talk(client: ChatClient, *lines: str | BaseException, **options: Any) -> tuple[str, Session]:
+def talk(client: ChatClient, *lines: str | BaseException, **options: Any) -> tuple[str, ChatSession]:
     """What is shown, and the session, after these lines."""
     shown = io.StringIO()
-    session = Session(client, open_console(shown), Conversation(), **options)
+    session = ChatSession(client, open_console(shown), Conversation(), **options)
     session.run(type_lines(*lines))
     return shown.getvalue(), session
 
@@ -63,7 +63,9 @@ USAGE = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"
 
 
 def test_answers_come_and_the_conversation_grows() -> None:
-    client = ScriptedClient([Part("a"), Part("b"), Part(usage=USAGE)], [Part("c")])
+    client = ScriptedClient(
+        [AnswerDelta("a"), AnswerDelta("b"), AnswerDelta(usage=USAGE)], [AnswerDelta("c")]
+    )
     shown, session = talk(client, "one", "", "two", shows_stats=True)
     assert shown.startswith("ab\n9 prompt tokens (4 reused), first token after") and shown.endswith("c\n")
     said = [(m["role"], m["content"]) for m in client.received[1][0]]
@@ -72,7 +74,7 @@ def test_answers_come_and_the_conversation_grows() -> None:
 
 
 def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
-    parts = [Part("hm", reasoning=True), Part("so"), Part(" it is")]
+    parts = [AnswerDelta("hm", reasoning=True), AnswerDelta("so"), AnswerDelta(" it is")]
     shown, session = talk(ScriptedClient(parts), "why")
     assert shown == "hm\n\nso it is\n"
     assert session.conversation.turns[-1]["content"] == "so it is"
@@ -81,14 +83,14 @@ def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
 
 
 def test_an_error_is_shown_and_its_question_forgotten() -> None:
-    client = ScriptedClient([ChatError("too long")], [Part("fine")])
+    client = ScriptedClient([ChatError("too long")], [AnswerDelta("fine")])
     shown, _ = talk(client, "one", "two")
     assert shown == "too long\nfine\n"
     assert [m["content"] for m in client.received[1][0]] == ["two"]
 
 
 def test_an_interrupt_keeps_what_has_come_and_the_session() -> None:
-    client = ScriptedClient([Part("half"), KeyboardInterrupt()], [Part("whole")])
+    client = ScriptedClient([AnswerDelta("half"), KeyboardInterrupt()], [AnswerDelta("whole")])
     shown, session = talk(client, "one", KeyboardInterrupt(), "two")
     assert shown == "half\nstopped\nwhole\n"
     assert [m["content"] for m in session.conversation.turns] == ["one", "half", "two", "whole"]
@@ -96,7 +98,7 @@ def test_an_interrupt_keeps_what_has_come_and_the_session() -> None:
 
 def test_commands(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    client = ScriptedClient(*([Part(text)] for text in "abcd"))
+    client = ScriptedClient(*([AnswerDelta(text)] for text in "abcd"))
     shown, session = talk(
         client,
         *(
@@ -112,9 +114,9 @@ def test_commands(tmp_path: Path) -> None:
         *(f"/load {path}", "three", "/model large", "/set", "/set temperature=null", "/sve x", "/model x"),
         *("/set temperature=[", "/load none.json", "/bye", "never"),
     )
-    asked = [[m["content"] for m in messages] for messages, _ in client.received]
-    assert asked[0] == asked[1] == ["be brief", "one"]
-    assert asked[2] == ["be brief", "two"] and asked[3] == ["be brief", "two", "c", "three"]
+    sent = [[m["content"] for m in messages] for messages, _ in client.received]
+    assert sent[0] == sent[1] == ["be brief", "one"]
+    assert sent[2] == ["be brief", "two"] and sent[3] == ["be brief", "two", "c", "three"]
     assert client.received[0][1] == {"temperature": 0.5} and session.fields == {"model": "large"}
     assert "did you mean 'save'?" in shown and "the server has no model x" in shown
     assert "temperature=0.5, model=large" in shown and "this is not YAML" in shown
@@ -122,7 +124,7 @@ def test_commands(tmp_path: Path) -> None:
 
 
 def test_several_lines_in_quotation_marks() -> None:
-    client = ScriptedClient([Part("a")])
+    client = ScriptedClient([AnswerDelta("a")])
     talk(client, '"""one', "", 'two"""')
     assert client.received[0][0][0]["content"] == "one\n\ntwo"
 
@@ -130,7 +132,7 @@ def test_several_lines_in_quotation_marks() -> None:
 def test_files_in_a_question_are_attached(tmp_path: Path) -> None:
     (tmp_path / "my photo.png").write_bytes(b"PNG")
     (tmp_path / "b.pdf").write_bytes(b"PDF")
-    client = ScriptedClient([Part("a")], [Part("b")])
+    client = ScriptedClient([AnswerDelta("a")], [AnswerDelta("b")])
     shown, _ = talk(
         client, f"What is '{tmp_path}/my photo.png' and {tmp_path}/b.pdf?", f"{tmp_path}/b.pdf it's"
     )
