@@ -6,7 +6,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 REPRODUCE_ARGS ?=
 
-.PHONY: demo test test-all test-slice test-examples test-product test-fast clients pin-clients lint format bench reproduce plots cast pictures \
+.PHONY: demo test test-all test-slice test-examples test-product test-mac test-fast clients pin-clients lint format bench reproduce plots cast pictures \
   generate docs clean system-packages wheel check-wheel formula container
 .DEFAULT_GOAL := test
 
@@ -36,6 +36,10 @@ PRODUCT := helpers/test_environment.py parity/test_text.py parity/test_prefix_ca
   jobs/run/test_job_run.py server/test_app.py
 test-product: .venv/.installed-dev
 	env -u OPENBLAS_NUM_THREADS -u OPENBLAS_CORETYPE TEST_ENVIRONMENT=product $(BIN)/pytest -q $(PYTEST_ARGS) -m 'not sweep and not slow' $(addprefix tests/,$(PRODUCT))
+
+# As far as Linux can show a Mac: no /proc, and a Metal device that is there and refuses to compute.
+test-mac: .venv/.installed-dev
+	$(BIN)/pytest -q $(PYTEST_ARGS) --pretend-mac
 
 # The quick tests: no servers, no kills, no evals, no generated cases, and no sweeps over families, formats and fields.
 test-fast: .venv/.installed-dev

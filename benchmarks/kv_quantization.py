@@ -22,7 +22,7 @@ from mlxrun.model.hooks.attention import use_engine_attention
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.quantized_buffer import GROUP_SIZES, KVQuantization
 from mlxrun.model.load.footprint import PADDING_FACTOR, measure_footprint
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
 from mlxrun.model.run.model_caller import ModelCaller
@@ -49,7 +49,7 @@ def run_kv_bench(
     size = prompt + steps + 1
     if len(ids) < rows * size:
         raise ConfigError(f"{text} has {len(ids)} tokens, and {rows} rows take {rows * size}")
-    caller = load_adapter(config, info)
+    caller = load_caller(config, info)
     stretches = []
     for row in range(rows):
         say(f"prompt {row + 1} of {rows}")

@@ -195,11 +195,11 @@ def _run_peer(config: Config, items: Sequence[ChoiceItem]) -> LogprobRun:
     import mlx.nn as nn
     from mlx_lm.models.cache import make_prompt_cache
 
-    from mlxrun.model.load.loader import load_adapter
+    from mlxrun.model.load.loader import load_caller
     from mlxrun.model.load.model_info import load_model_info
     from mlxrun.model.machine import device
 
-    network = load_adapter(config, load_model_info(config.model, weights=True)).model
+    network = load_caller(config, load_model_info(config.model, weights=True)).model
     device.start_measuring(drop_pool=True)
     start, cpu, scores = time.perf_counter(), time.process_time(), []
     for item in items:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.helpers.child_start import platform_pretence
+
 if TYPE_CHECKING:
     from anthropic import Anthropic
     from openai import OpenAI
@@ -39,7 +41,21 @@ if PINNED and platform.machine() == "x86_64":
     # random weights of gemma2 amplify to 1e-4: the library then differs from itself by the prefill step.
     os.environ["OPENBLAS_CORETYPE"] = "Sandybridge"
 
+# Before mlxrun is imported, and in the environment, for the processes of xdist and of tests.
+if "--pretend-mac" in sys.argv:
+    os.environ[platform_pretence.VARIABLE] = "1"
+PRETENDS_MAC = bool(os.environ.get(platform_pretence.VARIABLE))
+if PRETENDS_MAC:
+    platform_pretence.pretend_mac()
+
 importlib.import_module("mlxrun.model")  # as the product does: OpenBLAS has to be there before MLX
+
+# The same device everywhere: what a GPU computes is compared by the load check, on each machine.
+_core = importlib.import_module("mlx.core")
+if _core.default_device() == _core.gpu or PRETENDS_MAC:
+    folders = (platform_pretence.__file__.rpartition("/")[0], os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+_core.set_default_device(_core.cpu)
 
 # Steps of any length: how a prompt is split must not depend on how busy this machine is.
 if PINNED:
@@ -66,6 +82,9 @@ _WITH_PROCESSES = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep-slice", help="of the sweep only these tests: K/N, or auto/N by the day")
+    parser.addoption(
+        "--pretend-mac", action="store_true", help="no /proc, and a Metal device that refuses to compute"
+    )
     parser.addoption("--night", type=int, default=0, help="other random numbers for the storms of robustness")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import mlxrun
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.model_fixtures import Zoo
 
@@ -73,7 +73,7 @@ def test_every_hook_is_in_the_table_in_its_order() -> None:
 @pytest.mark.parametrize(("family", "names"), FAMILIES)
 def test_the_hooks_of_a_family_are_those_of_the_table(zoo: Zoo, family: str, names: str) -> None:
     config = Config(model=ModelSettings(path=str(zoo.text(family))))
-    hooks = load_adapter(config, load_model_info(config.model, weights=True)).hooks
+    hooks = load_caller(config, load_model_info(config.model, weights=True)).hooks
     assert ", ".join(hook.name for hook in hooks) == names
 
 

@@ -51,7 +51,7 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
     else:
         steps = path.split(".")
         info = list_fields().get(".".join(steps[:2])) or list_fields().get(steps[0])
-        yield ConfigProblem.at(node.origin, path, describe_error(error, info))
+        yield ConfigProblem.at(node.origin, path, describe_schema_error(error, info))
 
 
 def _check_sizes(tree: ConfigNode, wrong: set[str]) -> Iterator[ConfigProblem]:
@@ -87,7 +87,7 @@ def _find_meant_key(key: str, section: str) -> str | None:
     return find_closest(key, _list_keys(section)) or (elsewhere[other] if other else None)
 
 
-def describe_error(error: jsonschema.ValidationError, info: SettingField | None) -> str:
+def describe_schema_error(error: jsonschema.ValidationError, info: SettingField | None) -> str:
     """Say what is wrong with one value."""
     value: Any = error.instance
     limit: Any = error.validator_value

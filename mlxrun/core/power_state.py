@@ -1,6 +1,6 @@
-"""What macOS says of the power and the heat of the machine, both of which slow a model down.
+"""Reads the power and thermal state of a Mac, both of which slow a model down.
 
-`pmset` and `notifyutil` are asked, which need no rights. Elsewhere there is nothing to read.
+`pmset` and `notifyutil` are asked, which need no rights. On other systems there is nothing to read.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import choose_quantization
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.choose import choose_methods
 from mlxrun.model.load_check.report import LoadCheckReport
@@ -47,7 +47,7 @@ def load_model(
 ) -> LoadedModel:
     """Load the model. Raises ModelLoadError or ConfigError. `load_check`: its report, if it was already
     compared."""
-    caller = load_adapter(config, info)
+    caller = load_caller(config, info)
     hooks = caller.hooks
     if config.prefill.sparse != "off":
         caller = make_positioned(caller)

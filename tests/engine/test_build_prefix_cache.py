@@ -17,7 +17,7 @@ from mlxrun.engine.build import build_prefix_cache, compute_fingerprint
 from mlxrun.engine.prefix_cache.prefix_cache import PrefixCache
 from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.run.model_caller import run_trial_forward
 from tests.helpers import engine_driver
@@ -31,7 +31,7 @@ class Parts:
         self.folder = folder
         config = engine_driver.make_config(folder)
         self.model_info: LoadedModelInfo = load_model_info(config.model, weights=True)
-        self.cache = run_trial_forward(load_adapter(config, self.model_info))[0]
+        self.cache = run_trial_forward(load_caller(config, self.model_info))[0]
 
     def make_config(self, **options: Any) -> Config:
         return engine_driver.make_config(self.folder, **options)

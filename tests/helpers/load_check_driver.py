@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load_check.choose import choose_methods
 from mlxrun.model.load_check.report import LoadCheckReport
@@ -18,9 +18,9 @@ def probe_model(folder: Path, **options: object) -> LoadCheckReport:
     """What the load check finds. `options`: as in engine_driver.make_config."""
     config = resolve_config(make_config(folder, **options))
     info = load_model_info(config.model, weights=True)
-    adapter = load_adapter(config, info)
-    _, vocab = run_trial_forward(adapter)
-    return choose_methods(adapter, vocab, config, info)
+    caller = load_caller(config, info)
+    _, vocab = run_trial_forward(caller)
+    return choose_methods(caller, vocab, config, info)
 
 
 def find_failed(folder: Path, **options: object) -> list[str]:

@@ -9,7 +9,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.request import Request
 from mlxrun.core.step_plan import Admission, PrefillChunk, StepPlan, StepResult
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
@@ -18,7 +18,7 @@ from mlxrun.model.run.runner import ModelRunner
 
 def load_tiny_caller(folder: Path) -> ModelCaller:
     config = Config(model=ModelSettings(path=str(folder)))
-    return load_adapter(config, load_model_info(config.model, weights=True))
+    return load_caller(config, load_model_info(config.model, weights=True))
 
 
 def make_runner(folder: Path, methods: ComputeMethods) -> ModelRunner:

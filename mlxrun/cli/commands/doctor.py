@@ -41,8 +41,8 @@ def command(
     """Check this machine and the model.
 
     "note" marks what works but could be better, "off" what must be fixed.
-    The exit code is 0, or 1 if something is off. With a mistake in the config, such as a model.path that is
-    not the folder of a model, nothing is checked and the exit code is 2.
+    The exit code is 0, or 1 if something is off. A mistake in the config, such as a model.path that is not
+    the folder of a model, ends it with exit code 2. Nothing is checked then.
     """
     config = load_command_config(config_path, name_model(model, sets)).config
     findings = list(list_findings(config, with_model=loads_model))

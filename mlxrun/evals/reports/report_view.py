@@ -9,6 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mlxrun.evals.reports.charts import draw_interval
+from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, WRONG
 from mlxrun.evals.reports.report_runs import (
     FailureReason,
     ReportRun,
@@ -272,10 +273,10 @@ def count_states(runs: ReportRuns) -> list[tuple[str, str, int]]:
     """List the filters of the table, each with its number of lines. Filters without lines are left out."""
     rows = runs.rows
     found = [
-        ("wrong", "wrong", sum(bool(row.marks & {"w", "p"}) for row in rows)),
-        ("failed", "failed", sum("f" in row.marks for row in rows)),
-        ("cut", "cut", sum(any(each.flags & 1 for each in row.answers.values()) for row in rows)),
-        ("empty", "empty", sum(any(each.flags & 2 for each in row.answers.values()) for row in rows)),
+        ("wrong", "wrong", sum(bool(row.marks & {WRONG, PARTLY}) for row in rows)),
+        ("failed", "failed", sum(FAILED in row.marks for row in rows)),
+        ("cut", "cut", sum(any(each.flags & CUT for each in row.answers.values()) for row in rows)),
+        ("empty", "empty", sum(any(each.flags & EMPTY for each in row.answers.values()) for row in rows)),
         ("flip", "differ between runs", sum(row.is_flip for row in rows)),
     ]
     return [("all", "all", len(rows)), *(each for each in found if each[2])]

@@ -15,7 +15,7 @@ from typing import Any, cast
 import jsonschema
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
-from mlxrun.config.validation import describe_error
+from mlxrun.config.validation import describe_schema_error
 from mlxrun.config.yaml_source import YamlError, parse_yaml
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import find_closest, suggest_word
@@ -144,7 +144,7 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
             if key not in node.value:
                 yield ConfigProblem.at(node.key_origin or node.origin, _join(steps), f"`{key}` is missing")
     else:
-        yield ConfigProblem.at(node.origin, _join(steps), describe_error(error, None))
+        yield ConfigProblem.at(node.origin, _join(steps), describe_schema_error(error, None))
 
 
 def _join(steps: Sequence[Step]) -> str:

@@ -57,7 +57,8 @@ def is_hub_id(text: str) -> bool:
 
 
 def list_cached_models() -> list[CachedModel]:
-    """The models in the local cache by id; those without a config.json are no models, or not complete."""
+    """The models in the local cache, sorted by id. Those without a config.json are skipped: they are no
+    models, or incomplete."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -46,9 +46,9 @@ _OF_FILES = (
 )
 
 
-def load_adapter(config: Config, info: LoadedModelInfo) -> ModelCaller:
-    """The model with its hooks installed and its weights evaluated. ModelLoadError or ConfigError if it
-    cannot be loaded."""
+def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
+    """Load the model, install its hooks, and evaluate its weights. ModelLoadError or ConfigError if it cannot
+    be loaded."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
@@ -190,7 +190,7 @@ def load_small_model(config: Config, model_info: LoadedModelInfo, draft: LoadedM
     own = make_draft_settings(config.model)
     log_weights(own, draft.folder)
     with name_draft():
-        caller = load_adapter(replace(config, model=own), draft)
+        caller = load_caller(replace(config, model=own), draft)
         cache, width = run_trial_forward(caller)
     model = SmallModel(caller, draft, cache, width)
     if width <= max(model_info.tokenizer.get_vocab().values()):

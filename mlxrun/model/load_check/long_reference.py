@@ -53,7 +53,7 @@ class LongReference(Reference):
 
     def copy_start(self, index: int) -> tuple[list[Any], int]:
         copied = copy_cache(self._starts[index])
-        assert copied is not None  # `choose_tokens` refuses such caches
+        assert copied is not None  # `choose_length` refuses such caches
         return copied, self._held[index]
 
     def _choose_limits(self, dtype: mx.Dtype) -> None:
@@ -71,7 +71,7 @@ def make_long_reference(short: Reference, vocab: int, context: int | None) -> Lo
     the source. `context`: the most tokens of the model, None if unknown."""
     source = short.copy_filled(max(range(len(short.prompts)), key=lambda i: len(short.prompts[i])))
     try:
-        tokens = choose_tokens(short.caller.make_cache(), source, context)
+        tokens = choose_length(short.caller.make_cache(), source, context)
         made = LongReference(short.caller, vocab, source, tokens, short.attention_check)
         if any(mx.any(mx.isnan(row)).item() for row in made.logits.values()):
             raise ValueError("the library computes NaN from keys and values that were filled in")
@@ -81,7 +81,7 @@ def make_long_reference(short: Reference, vocab: int, context: int | None) -> Lo
     return made
 
 
-def choose_tokens(empty: Sequence[Any], source: Sequence[Any], context: int | None) -> int:
+def choose_length(empty: Sequence[Any], source: Sequence[Any], context: int | None) -> int:
     """How many tokens the long row begins with: nearly as many as the largest window that is crossed.
     ValueError if the model's caches cannot be filled, or a row takes too much memory."""
     layers = layer_caches.flatten_caches(source)

@@ -35,7 +35,7 @@ IN_CHUNKS = (
 )
 LIBRARY_ATTENTION = "the library's attention"
 QUANTIZED = "decode quantized"
-PROBED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
+CHECKED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
 SLOWER_DECODE: dict[DecodeMethod, str] = {
     "compiled": "a forward that is not compiled",
     "paged": "attention by groups of rows of similar length",
@@ -155,7 +155,7 @@ class TextLadder:
         )
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
-        short, runs = quantization._replace(start=min(quantization.start, PROBED_START)), self._sides[0]
+        short, runs = quantization._replace(start=min(quantization.start, CHECKED_START)), self._sides[0]
         run, expected = partial(runs.decode, "ragged", 0, short), partial(runs.round_rows, short)
         self.checks.append(self._reference.check(QUANTIZED, run, expected))
 

@@ -1,8 +1,7 @@
-"""Decides by the machine and the model: the form of quantized weights, how the attention kernel is accepted,
-and the limits of memory. Each function takes numbers, asks no device, and gives its reason.
+"""Decides by the machine and the model: the form of weights, the use of the kernel, and limits of memory.
 
-docs/machines.md is made from them. In reproducible mode no decision that changes bits depends on a timing, or
-on what other programs use.
+Each function takes numbers, asks no device, and gives its reason. docs/machines.md is made from them. In
+reproducible mode no decision that changes bits depends on a timing, or on what other programs use.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ POOL_SHARE = 0.125
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Bytes. `total`: what the device has, or this process may have of it; `recommended`: what the device
-    itself advises, 0 on a CPU; `free`: what is free or this process has already, 0 if unknown."""
+    """The memory of a machine, in bytes. `total`: what the device has, or this process may use of it;
+    `recommended`: the device's own advice, 0 on a CPU; `free`: free or already in this process, 0 if
+    unknown."""
 
     backend: Backend
     total: int
@@ -43,15 +43,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeights:
-    """Bytes that a model's quantized weights take `dequantized`, without those that stay quantized in any
-    case, such as experts on a GPU; 0: nothing else is quantized."""
+    """A model's quantized weights. `dequantized`: the bytes that they take as plain numbers. Experts on a GPU
+    are not counted, as they stay quantized. 0: nothing else is quantized."""
 
     dequantized: int
 
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[Value]):
-    """What was decided, and why, in words."""
+    """A decision, and its reason in words."""
 
     value: Value
     reason: str
@@ -85,8 +85,8 @@ def decide_pool(machine: Machine, limit: int) -> Decision[int | None]:
 def decide_wired(machine: Machine, limit: int) -> Decision[int | None]:
     """Bytes that the system must not move out of memory; None: they are not limited, or cannot be.
 
-    More than the memory limit takes other programs' memory for good; less, and macOS may compress weights
-    between two requests, so that the first token waits for them."""
+    More than the memory limit takes other programs' memory for good. With less, macOS may compress weights
+    between two requests, and the first token waits for them."""
     if machine.backend != "metal":
         return Decision(None, "only Metal wires memory")
     if not limit or limit >= machine.recommended:
@@ -134,9 +134,10 @@ def decide_weights(
 def decide_kernel(
     backend: Backend, reproducible: bool = False, load_check: bool = True
 ) -> Decision[KernelUse]:
-    """How the attention kernel of pages is accepted, which has to give what the library's attention gives.
+    """How the attention kernel of pages is accepted. Its results must equal those of the library's attention.
 
-    Wrong, and each decoded token takes up to twice as long at many rows; no answer is wrong by it."""
+    A wrong choice makes each decoded token take up to twice as long at many rows, but no answer wrong.
+    """
     if backend == "cpu":
         return Decision("none", "it is for GPUs")
     if not load_check:

@@ -35,7 +35,7 @@ _HELD = _HeldDevice()
 
 @contextmanager
 def hold_device(settings: EngineSettings) -> Iterator[None]:
-    """Compute on the device of these settings meanwhile. ConfigError as of `use_device`."""
+    """Within the block, compute on the device of these settings. ConfigError as `use_device`."""
     use_device(settings)
     with _HELD.lock:
         _HELD.holders += 1

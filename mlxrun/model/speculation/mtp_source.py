@@ -55,7 +55,7 @@ class MTPSource:
         launch_first: bool = False,
         compiled: bool = False,
     ) -> None:
-        self._caller, self._tapped = caller, hook.apply(caller)
+        self._caller, self._recording_caller = caller, hook.apply(caller)
         self._hook = hook
         self._vocab = vocab
         self.max_tokens = max_tokens
@@ -110,7 +110,7 @@ class MTPSource:
     def make_decode(self, numbers: Iterable[int]) -> Callable[..., mx.array]:
         """As `ModelCaller.make_decode`, with the hidden states after the logits, [B, 1, V + D], so that a
         compiled forward returns both."""
-        plain = self._tapped.make_decode(numbers)
+        plain = self._recording_caller.make_decode(numbers)
         if self._decodes is None or self._decodes[0] != plain:  # a compiled forward knows it by its identity
 
             def decode(*args: Any) -> mx.array:

@@ -1,7 +1,7 @@
 """Compiles kernels by clang++, once: programs are kept by the digest of all that they are made of.
 
-They are in the user's cache (`$XDG_CACHE_HOME`, else ~/.cache), in mlxrun-tests/metal; what was not used for a
-month is deleted. A text that does not compile is kept too, as its error.
+They are in the user's cache (`$XDG_CACHE_HOME`, else ~/.cache), in mlxrun-tests/metal; what was not used for
+a month is deleted. A text that does not compile is kept too, as its error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KEPT_SECONDS = 30 * 24 * 3600
 FLAGS = (
     *("-std=c++20", "-O1", "-ffp-contract=off", "-ftrivial-auto-var-init=pattern"),
     *("-fsanitize=undefined", "-fno-sanitize=vptr,function", "-fsanitize-trap=all"),
-    *("-Wall", "-Wextra", "-Werror", "-Wdouble-promotion", "-Wuninitialized"),
+    *("-Wall", "-Wextra", "-Werror", "-Wuninitialized"),
     *("-Wno-unknown-attributes", "-Wno-unused-parameter", "-Wno-unused-variable", "-Wno-unknown-pragmas"),
     *("-Wno-pass-failed", "-Wno-unused-function", "-Wno-psabi"),
 )

@@ -1,6 +1,6 @@
 """Stands in for `mx.fast.metal_kernel` where there is no Metal: kernels run on an emulated GPU, on a CPU.
 
-What a GPU of Apple's may refuse is an EmulatorError: more threadgroup memory, or threads, than every chip has.
+What one of Apple's GPUs may refuse is an EmulatorError: more threadgroup memory or threads than all have.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORDERS: tuple[Order, ...] = ("forward", "backward", "random")
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of a kernel. `memory`: bytes of threadgroup memory; `exchanges` and `barriers`: of all threads."""
+    """One call of a kernel. `memory`: bytes of threadgroup memory; the counts are of all threads."""
 
     name: str
     memory: int
@@ -40,8 +40,8 @@ class Launch:
 
 @dataclass
 class Emulator:
-    """`order`: in which a threadgroup's threads take turns. `guard`: whether buffers end where memory faults, or
-    begin there."""
+    """`order`: in which a threadgroup's threads take turns. `guard`: whether buffers end where memory faults,
+    or begin there."""
 
     order: Order = "forward"
     guard: Literal["begin", "end"] = "end"

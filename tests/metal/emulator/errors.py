@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class EmulatorError(Exception):
-    """A kernel that Metal would not compile or run, or that does what no kernel may do; the message says what."""
+    """A kernel that Metal would not compile or run, or that does what no kernel may do."""

@@ -1,8 +1,8 @@
 """The text of a custom Metal kernel as MLX itself makes it, and as clang++ takes it.
 
-MLX prints the text of a kernel (`verbose`) when a call is exported, also where there is no Metal. Two forms are
-made of it: `Program.runnable`, with a table of its buffers for machine.cpp, and `Program.checked`, of which only
-the address spaces are verified.
+MLX prints the text of a kernel (`verbose`) when a call is exported, also where there is no Metal. Two forms
+are made of it: `Program.runnable`, with a table of its buffers for machine.cpp, and `Program.checked`, of
+which only the address spaces are verified.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _DOUBLE = re.compile(r"(?<![\w.])\d+(?:\.\d*(?:[eE][-+]?\d+)?|[eE][-+]?\d+)(?![\
 _ATTRIBUTES = {
     "thread_position_in_threadgroup": "position",
     "threadgroup_position_in_grid": "machine::group",
+    "thread_position_in_grid": "machine::place_in_grid(position)",
     "threads_per_threadgroup": "machine::group_size",
     "threadgroups_per_grid": "machine::groups",
     "threads_per_grid": "machine::grid",
@@ -129,6 +130,6 @@ def _make_table(name: str, text: str) -> tuple[tuple[str, ...], str]:
     return tuple(names), (
         f'\n#line 1 "table"\nconst unsigned kernel_buffers = {len(names)};\n'
         f"const unsigned char kernel_writes[] = {{{', '.join(writes)}}};\n"
-        "void kernel_thread([[maybe_unused]] unsigned char** buffers, [[maybe_unused]] machine::Place position) {\n"
+        "void kernel_thread(unsigned char** buffers, machine::Place position) {\n"
         f"  {name}({', '.join(given)});\n}}\n"
     )

@@ -23,11 +23,11 @@ extern "C" unsigned char __stop_threadgroup_memory[] __attribute__((weak));
 
 namespace machine {
 
-Place group, group_size, groups, grid;
+Place group, group_start, group_size, groups, grid;
 
 namespace {
 
-constexpr size_t STACK = 256 << 10, PAGE = 4096, WIDEST = 16;
+constexpr size_t STACK = 256 << 10, PAGE = 4096, WIDEST = 16, GUARD = 64 << 20;
 enum Order { FORWARD, BACKWARD, RANDOM };
 
 struct Simdgroup {
@@ -59,9 +59,10 @@ std::vector<unsigned char*> buffers;
   _exit(3);
 }
 
-void report_signal(int number) {
-  fail(number == SIGSEGV || number == SIGBUS ? "memory outside of a buffer"
-                                             : "undefined behaviour: misaligned, out of bounds, or an overflow");
+void report_signal(int number, siginfo_t* info, void*) {
+  const bool fault = number == SIGSEGV || number == SIGBUS;
+  if (fault && info->si_code == SI_KERNEL) fail("a misaligned vector");
+  fail(fault ? "memory outside of a buffer" : "undefined behaviour: misaligned, out of bounds, or an overflow");
 }
 
 void catch_signals() {
@@ -71,8 +72,8 @@ void catch_signals() {
   own.ss_size = sizeof(stack);
   sigaltstack(&own, nullptr);
   struct sigaction action = {};
-  action.sa_handler = report_signal;
-  action.sa_flags = SA_ONSTACK;
+  action.sa_sigaction = report_signal;
+  action.sa_flags = SA_ONSTACK | SA_SIGINFO;
   for (int number : {SIGSEGV, SIGBUS, SIGILL, SIGTRAP, SIGFPE}) sigaction(number, &action, nullptr);
 }
 
@@ -87,7 +88,6 @@ void run_fibre() {
   ++progress;
   Simdgroup& simd = simdgroups[running->index / SIMD];
   --simd.alive;
-  for (auto& sites : simd.sites) sites[running->index % SIMD] = nullptr;
   if (simd.arrived) fail("a thread has returned while its simdgroup exchanges");
   if (at_barrier) fail("a thread has returned while others wait at a barrier");
   _longjmp(scheduler, 1);
@@ -105,8 +105,8 @@ void resume(Fibre& fibre) {
   setcontext(&fibre.first);
 }
 
-unsigned char* map(size_t size) {
-  void* found = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+unsigned char* map(size_t size, int access = PROT_READ | PROT_WRITE) {
+  void* found = mmap(nullptr, size, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (found == MAP_FAILED) fail("no memory");
   return static_cast<unsigned char*>(found);
 }
@@ -137,7 +137,7 @@ unsigned long count_generations() {
 void run_group(Order order, std::mt19937& random) {
   const unsigned count = group_size.x * group_size.y * group_size.z;
   make_fibres(count);
-  if (__start_threadgroup_memory)
+  if (__start_threadgroup_memory)  // absent where a kernel has none
     memset(__start_threadgroup_memory, 0xff, __stop_threadgroup_memory - __start_threadgroup_memory);
   std::vector<unsigned> turns(count);
   for (unsigned i = 0; i < count; i++) turns[i] = order == BACKWARD ? count - 1 - i : i;
@@ -153,10 +153,9 @@ void run_group(Order order, std::mt19937& random) {
 
 unsigned char* make_buffer(size_t size, bool guard_end) {
   const size_t whole = (size + PAGE - 1) / PAGE * PAGE;
-  unsigned char* start = map(whole + 2 * PAGE);
-  mprotect(start, PAGE, PROT_NONE);
-  mprotect(start + PAGE + whole, PAGE, PROT_NONE);
-  return start + PAGE + (guard_end ? (whole - size) / 16 * 16 : 0);  // Metal's buffers are aligned to 16 at least
+  unsigned char* start = map(GUARD + whole + GUARD, PROT_NONE) + GUARD;
+  mprotect(start, whole, PROT_READ | PROT_WRITE);
+  return start + (guard_end ? (whole - size) / 16 * 16 : 0);  // Metal's buffers are aligned to 16 at least
 }
 
 size_t load_buffer(const std::string& path, bool guard_end, bool output) {
@@ -183,8 +182,9 @@ void run_grid(Order order) {  // as Metal's dispatchThreads: the last threadgrou
     for (unsigned y = 0; y < groups.y; y++)
       for (unsigned x = 0; x < groups.x; x++) {
         group = {x, y, z};
-        group_size = {std::min(most.x, grid.x - x * most.x), std::min(most.y, grid.y - y * most.y),
-                      std::min(most.z, grid.z - z * most.z)};
+        group_start = {x * most.x, y * most.y, z * most.z};
+        group_size = {std::min(most.x, grid.x - group_start.x), std::min(most.y, grid.y - group_start.y),
+                      std::min(most.z, grid.z - group_start.z)};
         run_group(order, random);
       }
 }
@@ -205,6 +205,7 @@ void exchange(void* value, unsigned size, unsigned partner, const void* site) {
   if (++simd.arrived == simd.alive) {
     simd.arrived = 0;
     ++simd.generation;
+    memset(simd.sites[1 - half], 0, sizeof(simd.sites[0]));  // all have read it; who has returned gives no more
   }
   while (simd.generation == own) pause();
   if (simd.sites[half][partner] != site) fail("threads of a simdgroup exchange at different places");

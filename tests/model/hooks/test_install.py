@@ -8,14 +8,14 @@ import pytest
 
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.model.hooks.install import InstalledHook
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.model_fixtures import Zoo
 
 
 def load_hooks(folder: Path) -> dict[str, InstalledHook]:
     config = Config(model=ModelSettings(path=str(folder)))
-    hooks = load_adapter(config, load_model_info(config.model, weights=True)).hooks
+    hooks = load_caller(config, load_model_info(config.model, weights=True)).hooks
     return {hook.name: hook for hook in hooks}
 
 

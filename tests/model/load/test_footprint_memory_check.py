@@ -13,7 +13,7 @@ from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.engine import build
 from mlxrun.model.load import footprint
 from mlxrun.model.load.footprint import check_memory, count_weight_bytes
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.machine.memory_limits import MACHINE, MemoryLimit
 from tests.helpers import gguf_files
@@ -45,7 +45,7 @@ def test_the_sum_has_all_weights_of_a_model(
         monkeypatch.setattr(footprint, "explain_shortage", lambda size, *_: needed.append(size))  # noqa: B023
         monkeypatch.setattr(footprint, "CHECK_TOKENS", 0)
         check_memory(config, info)
-        model = load_adapter(config, info).model
+        model = load_caller(config, info).model
         vocab = footprint._read_vocab_size(info)
         rows = config.scheduler.max_running * vocab * 16
         converted = sum(a.nbytes for _, a in tree_flatten(model.parameters())) // 2 if path == file else 0

@@ -19,7 +19,7 @@ from PIL import Image
 from benchmarks.tiny.byte_tokenizer import EOS, PAD, write_json
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import MediaError, ModelLoadError
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_facts import DEFAULT_CONTEXT
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models, vision_models
@@ -293,7 +293,7 @@ def test_weights_are_loaded_once(
     mx.clear_cache()
     before = mx.get_active_memory()
     mx.reset_peak_memory()
-    caller = load_adapter(Config(model=ModelSettings(path=str(path), kind=read_as)), made)
+    caller = load_caller(Config(model=ModelSettings(path=str(path), kind=read_as)), made)
     active = mx.get_active_memory() - before
     assert calls == ["mlx_vlm.utils" if kind == "vision" and read_as == "auto" else "mlx_lm.utils"]
     assert active > 100_000

@@ -16,7 +16,7 @@ import pytest
 from mlxrun.engine.engine import Engine
 from mlxrun.model.hooks import attention
 from mlxrun.model.kv.ragged import decode_batch, layer_caches, recurrent_states, row_group
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load_check import reference, rounding
 from mlxrun.model.load_check.choose import choose_methods
@@ -288,7 +288,7 @@ def test_the_tolerance_where_a_gpu_shortens_float32(
 def test_rounding_of_quantized_layers_in_half_precision(zoo: Zoo) -> None:
     """Attention of a CPU rounds otherwise than the library's, and each quantized layer adds to that."""
     config = resolve_config(engine_driver.make_config(zoo.text("llama"), dtype="bfloat16"))
-    caller = load_adapter(config, load_model_info(config.model, weights=True))
+    caller = load_caller(config, load_model_info(config.model, weights=True))
     nn.quantize(caller.model, group_size=32, bits=4)
     _, vocab = run_trial_forward(caller)
     found = choose_methods(caller, vocab, config)

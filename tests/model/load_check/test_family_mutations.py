@@ -15,7 +15,7 @@ from mlxrun.model.hooks import attention
 from mlxrun.model.kv.ragged import recurrent_states, row_group
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load_check.choose import choose_methods
 from mlxrun.model.load_check.report import LoadCheckReport
@@ -145,7 +145,7 @@ class Family:
         self.has_axes = False  # of positions
 
     def load_check(self) -> LoadCheckReport:
-        caller = load_adapter(self._config, self._info)
+        caller = load_caller(self._config, self._info)
         _, vocab = run_trial_forward(caller)
         self.has_axes = isinstance(caller, VisionModelCaller) and caller.embedder.mrope
         return choose_methods(caller, vocab, self._config, self._info)

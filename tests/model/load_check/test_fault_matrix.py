@@ -12,7 +12,7 @@ import pytest
 
 from mlxrun.model.hooks import attention
 from mlxrun.model.kv.ragged import recurrent_states, row_group
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load_check.choose import choose_methods
 from mlxrun.model.load_check.text_ladder import RefusedModelError
@@ -144,7 +144,7 @@ EXPECTED: Mapping[str, set[str]] = {
 def find_failed(folder: Path, dtype: str, bits: int | None = None) -> list[str]:
     config = resolve_config(make_config(folder, dtype=dtype))
     info = load_model_info(config.model, weights=True)
-    caller: ModelCaller = load_adapter(config, info)
+    caller: ModelCaller = load_caller(config, info)
     if bits is not None:
         nn.quantize(caller.model, group_size=32, bits=bits, class_predicate=can_quantize)
     _, vocab = run_trial_forward(caller)

@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.model.kv.ragged import layer_caches, row_group
 from mlxrun.model.load_check import long_reference
-from mlxrun.model.load_check.long_reference import CHUNK, PLAIN_TOKENS, choose_tokens, repeat_tokens
+from mlxrun.model.load_check.long_reference import CHUNK, PLAIN_TOKENS, choose_length, repeat_tokens
 from tests.helpers import text_models
 from tests.helpers.load_check_driver import find_failed, probe_model
 from tests.helpers.model_fixtures import Zoo
@@ -30,16 +30,16 @@ def make_source(window: int | None) -> tuple[list[Any], list[Any]]:
 
 
 def test_a_row_begins_just_before_it_fills_the_largest_window() -> None:
-    assert choose_tokens(*make_source(1024), context=None) == 1020
-    assert choose_tokens(*make_source(1024), context=500) == 500 - long_reference.NEW
-    assert choose_tokens(*make_source(1024), context=9000) == 1020
-    assert choose_tokens(*make_source(100_000), context=None) == PLAIN_TOKENS
+    assert choose_length(*make_source(1024), context=None) == 1020
+    assert choose_length(*make_source(1024), context=500) == 500 - long_reference.NEW
+    assert choose_length(*make_source(1024), context=9000) == 1020
+    assert choose_length(*make_source(100_000), context=None) == PLAIN_TOKENS
 
 
 def test_rows_that_take_too_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_reference, "MAX_BYTES", 1000)
     with pytest.raises(ValueError, match="1020 tokens takes"):
-        choose_tokens(*make_source(1024), context=None)
+        choose_length(*make_source(1024), context=None)
 
 
 def test_repeated_tokens_fill_each_kind_of_cache() -> None:

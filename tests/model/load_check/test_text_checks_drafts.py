@@ -18,7 +18,7 @@ from benchmarks.tiny.random_models import read_vision_info, write_text_model, wr
 from mlxrun.config.settings import Config, SpeculationSettings
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.load_check import choose
 from mlxrun.model.load_check.reference import Reference
@@ -129,7 +129,7 @@ def test_bits_are_compared_with_the_products_of_steps(
 def test_all_forwards_of_a_fixed_width_are_as_wide(zoo: Zoo, monkeypatch: Patch) -> None:
     """Also where a step has fewer rows than the drafts that are compared."""
     config = resolve_config(make_config(zoo.text("llama")))
-    caller = load_adapter(config, load_model_info(config.model, weights=True))
+    caller = load_caller(config, load_model_info(config.model, weights=True))
     widths, original = set(), PagedDecodeBatch._compute
 
     def compute(self: PagedDecodeBatch, tokens: mx.array, *more: Any) -> Any:
@@ -152,7 +152,7 @@ def load_family(kind: str, family: str, folder: Path) -> tuple[ModelCaller, Conf
     config = resolve_config(make_config(folder, speculation=SpeculationSettings("auto"), reproducible=True))
     is_text = kind == "text"
     info = load_model_info(config.model, weights=True) if is_text else read_vision_info(family, folder)
-    return load_adapter(config, info), config
+    return load_caller(config, info), config
 
 
 @pytest.mark.sweep

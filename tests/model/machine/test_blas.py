@@ -14,6 +14,7 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.model.machine import blas
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="asks Linux for the libraries of a process")
 def test_openblas_is_loaded_before_mlx_and_never_after(monkeypatch: pytest.MonkeyPatch) -> None:
     """Importing the model package loads a library and nothing else."""
     code = (

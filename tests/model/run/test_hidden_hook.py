@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from mlxrun.model.load.loader import load_adapter
+from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.run import hidden_hook
 from mlxrun.model.run.hidden_hook import HiddenStateHook, find_hidden_hook
@@ -26,7 +26,7 @@ ALONE = ("idefics3", "smolvlm")  # their layers and head are one module
 
 def load(folder: Any) -> ModelCaller:
     config = engine_driver.make_config(folder)
-    return load_adapter(config, load_model_info(config.model, weights=True))
+    return load_caller(config, load_model_info(config.model, weights=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", *PATHS])

@@ -1,0 +1,1 @@
+"""What every Python process of the tests does first: this folder is on its PYTHONPATH."""

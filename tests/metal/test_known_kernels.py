@@ -1,0 +1,71 @@
+"""Every custom kernel of the package is one that the tests of this folder run. A new one fails here first."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mlxrun
+from tests.metal import conftest
+
+PACKAGE = Path(mlxrun.__file__).parent
+MAKERS = {"metal_kernel", "cuda_kernel", "precompiled_cuda_kernel"}
+# Where kernels are made, and the test file that runs them; then how their names begin.
+KNOWN_PLACES = {"model/kv/paged/attention_kernel.py": "tests/metal/test_paged_attention.py"}
+KNOWN_NAMES = {"paged_split_", "paged_join_"}
+
+
+def uses_a_maker(tree: ast.AST) -> bool:
+    """Whether MLX's functions that make kernels are named, also as a text for `getattr`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name):
+                found = name
+            case ast.Constant(value=str(name)):
+                found = name
+            case _:
+                continue
+        if found in MAKERS:
+            return True
+    return False
+
+
+def list_names(tree: ast.AST) -> Iterator[str]:
+    """How the names of kernels begin: of all calls with both `name` and `source`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            if "source" in given and "input_names" in given:
+                name = given["name"]
+                first = name.values[0] if isinstance(name, ast.JoinedStr) else name
+                assert isinstance(first, ast.Constant), "a kernel's name begins with a constant"
+                yield str(first.value)
+
+
+def test_every_kernel_of_the_package_is_tested() -> None:
+    trees = {
+        str(path.relative_to(PACKAGE)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    places = [path for path, tree in trees.items() if uses_a_maker(tree)]
+    assert places == list(KNOWN_PLACES), "test the new kernel in tests/metal, then name it here"
+    assert {name for path in places for name in list_names(trees[path])} == KNOWN_NAMES
+    assert all((PACKAGE.parent / test).is_file() for test in KNOWN_PLACES.values())
+
+
+@pytest.mark.parametrize("source", ["mx.fast.metal_kernel(name='a')", "from x import cuda_kernel"])
+def test_a_new_kernel_is_seen(source: str) -> None:
+    assert uses_a_maker(ast.parse(source)) and not uses_a_maker(ast.parse("attend_pages(kernel)"))
+    made = ast.parse("make(name=f'new_{x}', input_names=[], output_names=[], source=S)")
+    assert list(list_names(made)) == ["new_"]
+
+
+def test_without_a_compiler_the_tests_say_why_they_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(conftest, "find_compiler", lambda: None)
+    with pytest.raises(pytest.skip.Exception, match=r"emulated on Linux, with clang\+\+-19"):
+        request.getfixturevalue("emulator")
