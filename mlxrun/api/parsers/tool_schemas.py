@@ -65,12 +65,12 @@ def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) ->
     ):
         return word
     if "integer" in types and _INTEGER.fullmatch(bare):
-        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _normalise_number(bare)
+        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _normalize_number(bare)
     if types & {"number", "integer"} or (guess and not types):
         if NUMBER.fullmatch(bare):
             return bare
         if types and _FLOAT.fullmatch(bare):
-            return _normalise_number(bare)
+            return _normalize_number(bare)
     if bare.startswith(("[", "{", '"', "'", "(") if types else ("[", "{")) and (
         not types or types & {"object", "array"}
     ):
@@ -118,7 +118,7 @@ def repair_value(value: Any, schema: ValueSchema) -> Any:
     return value
 
 
-def _normalise_number(number: str) -> str:
+def _normalize_number(number: str) -> str:
     """Rewrite a number as JSON allows it: without plus, leading zeros and bare point."""
     if _INTEGER.fullmatch(number):
         return str(int(number.split(".")[0])) if len(number) < 4000 else encode_json(number)

@@ -263,7 +263,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     hermes.QWEN3_CODER,
     hermes.ERNIE45,
     hermes.HERMES,
-    # These recognise no template. `auto` takes the last where no other family matches.
+    # These recognize no template. `auto` takes the last where no other family matches.
     python_calls.UI_TARS,
     json_objects.PLAIN_JSON,
 )
