@@ -1,1 +1,1 @@
-"""The HTTP server: one aiohttp application before the engine, one module an API surface."""
+"""The HTTP server: one aiohttp application in front of the engine, one module for each API surface."""

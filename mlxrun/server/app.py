@@ -1,6 +1,7 @@
 """The aiohttp application: the surfaces that the config switches on, behind one middleware.
 
-What handlers need is in the application by typed keys, each defined beside its class: CONFIG, ENGINE, ....
+Handlers find their objects in the application by typed keys, such as CONFIG and ENGINE. Each key is defined
+beside its class.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _MODULES = (openai, responses, anthropic, embeddings, tokenize, batches, anthrop
 
 
 def list_surfaces() -> list[Surface]:
-    """Every surface, switched on or off."""
+    """List every surface, switched on or off."""
     return [module.SURFACE for module in _MODULES]
 
 
@@ -57,9 +58,8 @@ def make_app(
     surfaces: Sequence[Surface] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> web.Application:
-    """The application of a config; to be run with `handler_cancellation`. `surfaces`: other than all.
-
-    Raises ConfigError if server.allowed_hosts has an item that is not a host name.
+    """Make the application of a config. It must run with aiohttp's `handler_cancellation`. `surfaces`: None
+    takes all. ConfigError if server.allowed_hosts has an item that is not a host name.
     """
     surfaces = list_surfaces() if surfaces is None else surfaces
     switches = asdict(config.apis)

@@ -1,4 +1,4 @@
-"""The engine as requests find it: loading, ready, draining or dead; and its newest statistics."""
+"""The state of the engine for requests (loading, ready, draining or dead), and its newest statistics."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """An engine with a model, and what turns request bodies into requests for it. `facts`: the versions and
-    the device that /v1/status shows."""
+    """An engine with a model. `context`: turns bodies into Requests. `facts`: the versions and the device
+    that /v1/status shows."""
 
     client: EngineClient
     context: ApiContext
@@ -52,14 +52,14 @@ class LoadedEngine:
 
 
 def list_tasks(model: ModelInfo) -> list[str]:
-    """What the model is for: `generate`, `embed`, `score`."""
+    """List the tasks of a model: `generate`, `embed`, `score`."""
     pooled = model.pooled
     generates = ["generate"] if pooled is None or pooled.generates else []
     return generates if pooled is None else [*generates, pooled.task]
 
 
 class EngineState:
-    """Handlers take `client`, `context` and `model` from here; they raise NotReady until the model is loaded.
+    """The engine of one server. `client`, `context` and `model` raise NotReady until the model is loaded.
 
     `clock` returns seconds, for all times of the server.
     """
@@ -73,7 +73,7 @@ class EngineState:
         self.active = ActiveCount()  # of requests that need the engine, before their bodies are read
 
     def attach(self, loaded: LoadedEngine) -> None:
-        """The model is loaded: requests are served from now on."""
+        """Set the loaded engine. Requests are served from now on."""
         self._loaded, self.facts = loaded, loaded.facts or self.facts
 
     @property
@@ -89,7 +89,7 @@ class EngineState:
         return self.context.model_info
 
     def find_model(self) -> ModelInfo | None:
-        """The model; None while it is being loaded."""
+        """Return the model; None until it is loaded."""
         return None if self._loaded is None else self._loaded.context.model_info
 
     def _get_loaded(self) -> LoadedEngine:
@@ -98,7 +98,7 @@ class EngineState:
         return self._loaded
 
     def describe_model(self) -> Mapping[str, Any] | None:
-        """The model for /v1/status; None while it is being loaded."""
+        """Describe the model for /v1/status; None until it is loaded."""
         if self._loaded is None:
             return None
         model = self.model
@@ -110,7 +110,7 @@ class EngineState:
         }
 
     def find_unavailability(self) -> MlxrunError | None:
-        """The error of requests that need the engine while it cannot serve them; None while it can."""
+        """Return the error of requests that need the engine; None if the engine can serve them."""
         if self._loaded is not None and self._loaded.client.dead_error is not None:
             return EngineDead(str(self._loaded.client.dead_error))
         if self.draining:
@@ -118,11 +118,11 @@ class EngineState:
         return None if self._loaded is not None else NotReady("the model is being loaded: try again soon")
 
     def read_cache_counts(self) -> Mapping[str, int]:
-        """The counters of the prefix cache; empty until the model is loaded."""
+        """Return the counters of the prefix cache; empty until the model is loaded."""
         return self._loaded.client.read_cache_counters() if self._loaded is not None else {}
 
     def read_stats(self) -> tuple[Mapping[str, Any], float | None]:
-        """The engine's statistics and their age in seconds, None until the model is loaded."""
+        """Return the engine's statistics, and their age in seconds; None until the model is loaded."""
         if self._loaded is None:
             return UNREAD_STATS, None
         stats = self._loaded.client.read_stats()
@@ -133,7 +133,7 @@ ENGINE = web.AppKey("engine", EngineState)
 
 
 class ActiveCount:
-    """`count`: blocks of `hold` that run now."""
+    """Counts the blocks of `hold` that run now, waits for them, and ends them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -144,7 +144,7 @@ class ActiveCount:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Have `wait_idle` wait for the block, and `end_all` end it. A task has one block at a time."""
+        """Count the block while it runs. A task has one block at a time."""
         task = asyncio.current_task()
         assert task is not None
         self.count += 1
@@ -164,7 +164,7 @@ class ActiveCount:
                 self._idle.set()
 
     def end_all(self, error: Exception) -> None:
-        """Have all blocks raise this error where they wait."""
+        """Make all blocks raise this error where they wait."""
         for task in self._tasks - self._ended.keys():
             self._ended[task] = error
             task.cancel()

@@ -1,6 +1,6 @@
-"""From a live request to the deltas of its choices, which are generated and streamed at the same time.
+"""Turns a live request into the deltas of its choices, which are generated at the same time.
 
-Token events become deltas by the choice they belong to (api/choice.py), here and nowhere else in the server.
+Only this module of the server turns token events into deltas; see api/choice.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ ChoiceEvents = AsyncGenerator[tuple[Choice, TokenEvent], None]
 
 
 async def stream_deltas(live: LiveRequest) -> AsyncGenerator[ChoiceDeltas, None]:
-    """The deltas of all choices as they come; a choice that has ended comes with its `finish_reason` set.
+    """Yield the deltas of all choices as they come. A choice that has ended has its `finish_reason` set.
 
-    Raises what the engine raises. Then, and when it is closed, everything that still runs is aborted.
+    Raises the engine's errors. Then, and when the generator is closed, all that still runs is aborted.
     """
     requests: Sequence[Request] = live.prepared.requests
     if live.key_name:  # policy `fair` shares among the server's keys, or else among the bodies' users
@@ -53,7 +53,7 @@ async def stream_deltas(live: LiveRequest) -> AsyncGenerator[ChoiceDeltas, None]
 
 
 async def collect_choices(live: LiveRequest) -> list[Choice]:
-    """All choices, once all have ended."""
+    """Wait until all choices have ended, and return them. Raises the engine's errors."""
     found: dict[int, Choice] = {}
     async with aclosing(stream_deltas(live)) as stream:
         async for choice, _ in stream:

@@ -1,7 +1,7 @@
-"""From start to exit code: listen, load the model, serve, drain.
+"""Runs the server: it listens, loads the model, serves and drains.
 
-The server answers 503 until the model is loaded. SIGINT or SIGTERM drains it: new requests get 503, running
-ones finish within a time limit, the prefix cache is flushed. A second signal exits at once.
+The server answers 503 until the model is loaded. SIGINT or SIGTERM drains it. Then new requests get 503,
+running ones finish within a time limit, and the prefix cache is flushed. A second signal exits at once.
 """
 
 from __future__ import annotations
@@ -82,15 +82,15 @@ http_log.addFilter(_shorten_client_errors)
 
 
 def make_url(host: str, port: int) -> str:
-    """The URL of a server that listens there, for a client on this machine."""
+    """Make the URL of a server that listens there, for a client on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 @asynccontextmanager
 async def listen(app: web.Application, settings: ServerSettings | None = None) -> AsyncIterator[str]:
-    """Serve the application at the yielded URL. ConfigError if the address cannot be used. `settings`: other
-    than those of its config."""
+    """Serve the application at the yielded URL. ConfigError if the address cannot be used. `settings`: None
+    takes those of the application's config."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS)
     await runner.setup()
     settings = settings or app[CONFIG].server
@@ -131,7 +131,7 @@ async def _create_listener(
 
 @contextmanager
 def handle_signals(stop: asyncio.Event, say: Say) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets `stop`, the second ends the process at once."""
+    """Within the block the first SIGINT or SIGTERM sets `stop`, and the second ends the process at once."""
 
     def handle(number: int) -> None:
         if stop.is_set():
@@ -150,9 +150,9 @@ def handle_signals(stop: asyncio.Event, say: Say) -> Iterator[None]:
 
 
 async def run(app: web.Application, load: LoadEngine, say: Say, *, stop: asyncio.Event | None = None) -> int:
-    """Serve until a signal (exit code 0) or until the engine dies (3). Tests set `stop` instead of a signal.
+    """Serve until a signal or `stop` (exit code 0), or until the engine dies (3). Return the exit code.
 
-    ModelLoadError or ConfigError if the model cannot be loaded, or the address cannot be used.
+    ModelLoadError if the model cannot be loaded; ConfigError if the address cannot be used.
     """
     signalled = asyncio.Event()
     for category in (BadContentDispositionHeader, BadContentDispositionParam):
@@ -233,7 +233,7 @@ async def _wait_for_end(client: EngineClient, stop: asyncio.Event, stay: bool) -
 
 
 async def drain(app: web.Application) -> None:
-    """Refuse new requests, let running ones finish within server.drain_timeout, then abort them."""
+    """Refuse new requests. Let running ones finish within server.drain_timeout, then abort them."""
     engine, live = app[ENGINE], app[LIVE_REQUESTS]
     engine.draining = True
     queue = app.get(BATCH_QUEUE)
@@ -261,7 +261,7 @@ async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
 
 
 def format_welcome(app: web.Application, url: str) -> tuple[str, str]:
-    """What is served, and the first request to try: a line each."""
+    """Write two lines: what is served, and a first request to try."""
     model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
     kind = "images and text" if model.vision else "text"
     keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
@@ -293,8 +293,8 @@ def _warn_without_template(app: web.Application) -> None:
 
 
 def list_served(app: web.Application) -> list[str]:
-    """The keys of `apis` whose paths are served; `batches` needs a folder that no other process holds,
-    `embeddings` a model that gives them."""
+    """List the keys of `apis` whose paths are served. `batches` needs a folder that no other process has
+    locked; `embeddings` needs a model that gives them."""
     names = dict.fromkeys(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
     model = app[ENGINE].find_model()
     queue = app.get(BATCH_QUEUE)

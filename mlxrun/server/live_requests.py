@@ -1,7 +1,7 @@
-"""The requests in flight, as /v1/status shows them and as cancelling, time limits and shutdown end them.
+"""The requests in flight. /v1/status shows them; cancelling, time limits and shutdown end them.
 
-A `LiveRequest` is open from its validated body to the last byte of its answer. When it closes, whatever the
-engine still does for it is aborted. What it took is counted for /metrics, to which status.py adds the gauges.
+A `LiveRequest` is open from its validated body to the last byte of its answer. When it closes, the engine's
+work for it is aborted. Its time and its tokens are counted for /metrics; status.py adds the gauges.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15
 
 
 class RequestMetrics:
-    """What requests write, in a registry of each server's own."""
+    """The metrics that requests write. Each server has a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
@@ -48,7 +48,7 @@ class RequestMetrics:
         ProcessCollector(registry=self.registry)  # memory, CPU and open files, on Linux
 
     def count_answer(self, seconds: float, **tokens: int) -> None:
-        """Count a request that has ended: how long it took, and its tokens by kind."""
+        """Count a request that has ended: its seconds, and its tokens by kind."""
         self._duration.observe(seconds)
         for kind, count in tokens.items():
             self._tokens.labels(kind).inc(count)
@@ -63,7 +63,7 @@ ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
 
 
 class LiveRequest:
-    """One request of a client, all its choices together. Times are seconds of the engine state's clock."""
+    """A client's request with all its choices. Times are seconds of the engine state's clock."""
 
     def __init__(
         self, requests: LiveRequests, rid: str, surface: str, key: str, prepared: PreparedRequest
@@ -94,22 +94,22 @@ class LiveRequest:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that are computed or cached; the choices of a prompt count once."""
+        """The prompt tokens that are computed or cached. A prompt counts once for all its choices."""
         return min(self.prompt_tokens, sum(self._computed.values()))
 
     @property
     def age(self) -> float:
-        """Seconds since it was opened."""
+        """The seconds since it was opened."""
         return self.engine.clock() - self._opened
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Output tokens a second since the first one."""
+        """The output tokens per second since the first one; None if there are fewer than two."""
         seconds = self._last_token - self._first_token
         return (self.output_tokens - 1) / seconds if self.output_tokens > 1 and seconds > 0 else None
 
     def describe_progress(self) -> str:
-        """The phase and its progress for people: `prefill 2048/16384`."""
+        """Describe the phase and its progress for people: `prefill 2048/16384`, in tokens."""
         if self.phase == "queued":
             return "queued"
         if self.phase == "prefill":
@@ -118,7 +118,7 @@ class LiveRequest:
 
     @contextmanager
     def run_choice(self, engine_id: str) -> Iterator[None]:
-        """List a choice as running in the engine. Raises the error that ended the request before."""
+        """List a choice as running in the engine within the block. Raises the error of `fail`, if any."""
         if self.aborted_by is not None:
             raise self.aborted_by
         self._running.add(engine_id)
@@ -159,18 +159,18 @@ class LiveRequest:
         self._last_token = now
 
     def fail(self, error: MlxrunError) -> None:
-        """End it from outside: its handler gets `error` as if the engine had raised it."""
+        """End the request from outside. Its handler gets `error` as if the engine had raised it."""
         if self.aborted_by is None:
             self.aborted_by = error
             for engine_id in tuple(self._running):
                 self.engine.client.fail(engine_id, error)
 
     def cancel(self) -> None:
-        """End it with Cancelled."""
+        """End the request with Cancelled."""
         self.fail(Cancelled("the request was cancelled"))
 
     def close(self) -> None:
-        """The handler is done: abort what the engine still does, and count the request."""
+        """Abort the engine's remaining work for the request, and count the request."""
         for engine_id in tuple(self._running):
             self.engine.client.abort(engine_id)
         self._running.clear()
@@ -179,7 +179,7 @@ class LiveRequest:
         )
 
     def describe(self) -> dict[str, Any]:
-        """Its entry in /v1/status."""
+        """Build the request's entry in /v1/status."""
         rate = self.tokens_per_second
         return {
             "id": self.id,
@@ -199,7 +199,7 @@ class LiveRequest:
 
 
 class LiveRequests:
-    """All requests in flight, by their ids."""
+    """All requests in flight, by id."""
 
     def __init__(self, config: Config, engine: EngineState, metrics: RequestMetrics) -> None:
         self.config = config
@@ -218,7 +218,7 @@ class LiveRequests:
 
     @contextmanager
     def open(self, request: web.Request, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
-        """List a request while the block runs; whatever is left of it in the engine is then aborted.
+        """List a request while the block runs. Afterwards the engine's remaining work for it is aborted.
 
         PromptTooLong if a prompt is longer than server.max_prompt_tokens.
         """
@@ -232,7 +232,7 @@ class LiveRequests:
 
     @contextmanager
     def open_as(self, rid: str, key: str, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
-        """The same for what outlives its HTTP request. `rid` is its id, `key` the name of the API key."""
+        """The same for a request that outlives its HTTP request. `rid`: its id; `key`: the API key's name."""
         settings = self.config.server
         check_prompt_lengths(prepared, settings.max_prompt_tokens)
         live = LiveRequest(self, rid, surface, key, prepared)

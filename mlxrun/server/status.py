@@ -1,4 +1,4 @@
-"""What a server is doing at the moment, for /v1/status and for the gauges of /metrics."""
+"""The present state of a server, for /v1/status and for the gauges of /metrics."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _HITS = ("exact", "prefix", "supersequence", "lcp", "miss")
 
 
 def describe_limits(app: web.Application) -> Mapping[str, int]:
-    """How many requests may run, and how many may wait; the next one is refused."""
+    """Return how many requests may run, and how many more may wait."""
     settings = app[CONFIG].scheduler
     return {"max_running": settings.max_running, "max_queue": settings.max_queue}
 
 
 def describe_batches(app: web.Application) -> Mapping[str, Any]:
-    """The batch that runs, and how many wait."""
+    """Describe the running batch, and count the waiting ones."""
     queue = app.get(BATCH_QUEUE)
     return {"running": None, "waiting": 0} if queue is None else queue.describe()
 
 
 def describe_files(app: web.Application) -> Mapping[str, int]:
-    """The number and bytes of stored files; 0 until the storage is open."""
+    """Return the number and bytes of stored files, and the limit of bytes; 0 until the storage is open."""
     queue = app.get(BATCH_QUEUE)
     count, used = (0, 0) if queue is None else (len(queue.storage.list_files()), queue.storage.used_bytes)
     return {"count": count, "bytes": used, "max_bytes": app[CONFIG].server.files_max_bytes}
 
 
 def count_phases(app: web.Application) -> dict[str, int]:
-    """Clients' requests by phase."""
+    """Count clients' requests by phase."""
     phases = [live.phase for live in app[LIVE_REQUESTS]]
     return {phase: phases.count(phase) for phase in ("queued", "prefill", "decode")}
 
 
 class StatusCollector(Collector):
-    """The metrics that are read at the moment of a scrape."""
+    """The metrics that are read when Prometheus asks for them."""
 
     def __init__(self, app: web.Application) -> None:
         self._app = app

@@ -58,7 +58,7 @@ EMBEDDING = BodySchema(
     },
     _HARMLESS,
     {
-        "normalize": "the model's own files decide whether embeddings are normalised",
+        "normalize": "the model's own files decide whether embeddings are normalized",
         "task": "name one of the model's prompts with prompt_name",
         "input_type": "name one of the model's prompts with prompt_name",
         "truncate": _TRUNCATE,

@@ -1,6 +1,6 @@
-"""The parser of one answer: text up to an opener, then the family's reader of what that opens.
+"""The parser of one answer: it passes text on up to an opener, then runs the family's reader.
 
-Plain text costs one test for the first characters of markers and makes one delta; no reader runs for it.
+Plain text costs one test for the first characters of markers, and makes one delta. No reader runs for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _AFTER_MENTION = frozenset(" \t.,;:!?)]}'\"`")
 class AnswerParser:
     """Splits one answer into content, reasoning and tool calls (see `delta.Parser`).
 
-    `tools`: the request's, as OpenAI's API has them; without any, no calls are looked for. `opened`: the
-    prompt ends within reasoning. Reasoning that is not closed is never content.
+    `tools`: the request's tools in OpenAI's format; if there are none, calls are text. `opened`: the prompt
+    ends within reasoning. Reasoning that is not closed is never content.
+
     `reads` counts how often a reader had to look at text; plain text does not increase it.
     """
 
@@ -63,7 +64,7 @@ class AnswerParser:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts of special tokens that the detokenizer must not drop."""
+        """The texts of special tokens that the detokenizer must not drop."""
         families = [family for family in (self._family, self._reasoning) if family is not None]
         return tuple(dict.fromkeys(marker for family in families for marker in family.markers))
 
@@ -93,7 +94,7 @@ class AnswerParser:
         return (Delta(self._kind, text),) if text else ()
 
     def finish(self) -> Sequence[Delta]:
-        """Return the rest."""
+        """Return the deltas that were withheld."""
         self._stream.ended = True
         self._read("")
         out = self._out

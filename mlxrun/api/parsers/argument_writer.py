@@ -1,8 +1,8 @@
-"""The JSON arguments of one call, written as they come, which can be closed at any moment.
+"""Writes the JSON arguments of one call as they come. They can be closed at any moment.
 
-Nothing is written before it is certain to stay: a key with the beginning of its value, the opening brace with
-the first member. So the arguments of a call that is cut off, once closed, have the members that were complete
-and as much of an open string, array or object as had come.
+Text is written only when it is certain to stay. So a key is written with the beginning of its value, and the
+opening brace with the first member. The arguments of a call that is cut off can be closed. Then they have all
+complete members, and the beginning of an open string, array or object.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mlxrun.api.parsers.value_schema import ValueSchema
 
 
 class ArgumentWriter:
-    """Writes the arguments of the call of tool `name`, whose JSON Schema is `schema`, into `out`.
+    """Writes the arguments of a call of tool `name` into `out`. `schema`: of the arguments.
 
     `on_progress` is called after each write, with True when the call is closed. `id`: the model's own id of
-    the call; without it a new one is made.
+    the call; if it is empty, a new one is made.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ArgumentWriter:
         self.write_value(value)
 
     def open_text_member(self, key: str) -> None:
-        """Begin a string argument, which `write_text` continues and `close_innermost` ends."""
+        """Begin a string argument. `write_text` continues it, and `close_innermost` ends it."""
         self._open_root()
         self.write_key(key)
         self.open_string()
@@ -60,7 +60,7 @@ class ArgumentWriter:
             self.write_escaped(encode_json(text)[1:-1])
 
     def close(self) -> None:
-        """Close all that is open; without any member the arguments are `{}`."""
+        """Close all that is open. Without members the arguments are `{}`."""
         self._open_root()
         while self._closers:
             self.close_innermost()
@@ -82,7 +82,7 @@ class ArgumentWriter:
         self._empty.append(True)
 
     def write_key(self, key: str) -> None:
-        """Write the key of the next member; it goes out with the member's value."""
+        """Write the key of the next member. It is held back until the member's value."""
         self._pending += f"{'' if self._empty[-1] else ', '}{encode_json(key)}: "
         self._empty[-1] = False
 

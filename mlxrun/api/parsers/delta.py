@@ -4,9 +4,9 @@
 text was split, the deltas of each kind concatenate to the same text. Text that cannot begin a marker is
 returned at once.
 
-White space between reasoning, content and calls only separates them and is dropped: what ends a section is
-held back until its kind continues, what begins one is skipped. Sections of one kind are joined by a line
-feed. An answer's own first and last white space stays.
+White space between reasoning, content and calls only separates them, and is dropped. At the beginning of a
+section it is skipped; at the end it is held back until the same kind continues. Sections of one kind are
+joined by a line feed. The first and last white space of an answer stays.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SPACE = " \t\r\n"
 class Delta:
     """One increment of an answer.
 
-    `content` and `reasoning`: `text` continues the answer text or the reasoning. `call`: the first delta of a
-    tool call has its `id` and `name` (and may have arguments); in all deltas of call `index` (counted from 0
-    in each answer) `text` is a fragment of the arguments, which concatenate to one JSON object.
+    `kind` content or reasoning: `text` continues the answer text or the reasoning. `kind` call: `text` is a
+    fragment of the arguments of the call number `index`, from 0 in each answer. The fragments of a call
+    concatenate to one JSON object. Its first delta has `id` and `name`.
     """
 
     kind: DeltaKind
@@ -38,17 +38,17 @@ class Delta:
 
 
 class Parser(Protocol):
-    """The parser of one answer. Not used again after `finish`."""
+    """The parser of one answer. It is of no use after `finish`."""
 
     @property
     def markers(self) -> Collection[str]:
-        """Texts of special tokens that the parser reads: the detokenizer must not drop them."""
+        """The texts of special tokens that the parser reads. The detokenizer must not drop them."""
 
     def feed(self, text: str) -> Sequence[Delta]:
         """Return the deltas that `text` makes certain."""
 
     def finish(self) -> Sequence[Delta]:
-        """Return the rest: an incomplete marker is text, a tool call that was cut off is closed."""
+        """Return the rest. An incomplete marker becomes text; a tool call that was cut off is closed."""
 
 
 class PlainParser:
@@ -86,7 +86,7 @@ class DeltaBuilder:
 
     @property
     def at_line_start(self) -> bool:
-        """Whether content that comes now begins a line or a section."""
+        """Whether content that is added now begins a line or a section."""
         return self.fresh or any("\n" in space for space in self.space)
 
     def add(self, kind: TextKind, text: str) -> None:
@@ -112,7 +112,7 @@ class DeltaBuilder:
             self.space.append(text)
 
     def continues(self, kind: TextKind) -> bool:
-        """Whether text of this kind would be added as it is, but for white space at its end."""
+        """Tell whether text of this kind would be added unchanged, except for white space at its end."""
         return kind == self.kind and not self.skip and not (self.fresh and kind == "content")
 
     def end_section(self) -> None:
@@ -120,7 +120,7 @@ class DeltaBuilder:
         self.space, self.skip, self.fresh = [], True, True
 
     def begin_call(self, name: str, id: str = "") -> int:
-        """Begin a call and return its index. `id`: the model's own, used if no earlier call has it."""
+        """Begin a call and return its index. `id`: the model's own; if it is repeated, a new one is made."""
         self.end_section()
         if not id or id in self._ids:
             id = self._new_id()
@@ -136,13 +136,13 @@ class DeltaBuilder:
         self._parts.append(fragment)
 
     def finish(self) -> None:
-        """End the answer: white space at its very end is its own."""
+        """End the answer. White space at its end stays."""
         if self.space and not self.skip:
             self._append(self.kind, "".join(self.space))
         self.space = []
 
     def take(self) -> list[Delta]:
-        """Return the deltas since the last time."""
+        """Return the deltas since the last call."""
         self._close()
         done, self._done = self._done, []
         return done

@@ -17,24 +17,24 @@ Detector = Callable[[str, frozenset[str]], bool]
 
 
 def is_shown(*texts: str) -> Detector:
-    """Detect each of `texts` in the template or among the tokens."""
+    """Detect formats of which each of `texts` is in the template or among the tokens."""
     return lambda template, tokens: all(text in template or text in tokens for text in texts)
 
 
 def in_template(*texts: str, without: tuple[str, ...] = ()) -> Detector:
-    """Detect a template that has all of `texts`, and none of the texts that it must be `without`."""
+    """Detect a template that has all of `texts`, and none of `without`."""
     return lambda template, tokens: (
         all(text in template for text in texts) and not any(text in template for text in without)
     )
 
 
 def in_tokens(*texts: str) -> Detector:
-    """Detect all of `texts` among the tokens."""
+    """Detect formats of which all `texts` are among the tokens."""
     return lambda template, tokens: tokens.issuperset(texts)
 
 
 def any_of(*detectors: Detector) -> Detector:
-    """Detect what any of these detects."""
+    """Detect all formats that one of `detectors` detects."""
     return lambda template, tokens: any(detect(template, tokens) for detect in detectors)
 
 
@@ -43,11 +43,12 @@ class ToolCallFamily:
     """A format of tool calls.
 
     `openers` begin a call anywhere in the text; `read` gets the stream behind one, and the opener. `bare` are
-    texts that begin a call without a marker, and much else: they are not looked for in reasoning, and
-    `read_bare` reads what stands behind one.
-    `read_start` is tried where text begins, with "" as the opener: for formats without one. Both begin a call
-    (`TextStream.begin_call`), or return without: then the opener is text, and what follows it is read again.
-    `read_answer` replaces all of that, and the reasoning family: for formats that structure the whole answer.
+    plain texts that may begin a call, but often do not. They do not count in reasoning, and `read_bare` reads
+    behind one. `read_start` is for formats without an opener: it is tried where text begins, with "".
+
+    These readers either begin a call (`TextStream.begin_call`), or the opener becomes text and the text
+    behind it is read again. `read_answer` is for formats that structure the whole answer. It replaces the
+    other readers, and the reasoning family.
     """
 
     name: str
@@ -74,7 +75,7 @@ class ToolCallFamily:
     adapt: Callable[[frozenset[str]], ToolCallFamily] | None = None
 
     def get_call_prefix_suffix(self, name: str) -> tuple[str, str] | None:
-        """Return the text before and after the JSON arguments of a call of tool `name`; None: no JSON."""
+        """Return the texts around the JSON arguments of a call of tool `name`; None if there is no JSON."""
         if not self.call:
             return None
         names = {"name": name, "json_name": encode_json(name)}
@@ -84,10 +85,10 @@ class ToolCallFamily:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFamily:
-    """A format of reasoning: `pairs` of an opening tag and the tags that may close it.
+    """A format of reasoning. `pairs`: an opening tag and the tags that may close it.
 
-    `anywhere`: the opening tag counts in the middle of text too (special tokens); else where text begins:
-    at the start, behind reasoning or behind a call.
+    `anywhere`: the opening tag, a special token, counts in the middle of text too. Else it counts only where
+    text begins: at the start, behind reasoning or behind a call.
     """
 
     name: str
@@ -103,5 +104,5 @@ class ReasoningFamily:
     adapt: Callable[[frozenset[str]], ReasoningFamily] | None = None  # as above
 
     def is_opened_by(self, prompt: str) -> bool:
-        """Whether a rendered prompt ends with the opening tag, so that the answer begins within reasoning."""
+        """Tell whether a rendered prompt ends with the opening tag, so the answer begins in reasoning."""
         return prompt.rstrip(SPACE).endswith(self.pairs[0][0])

@@ -1,7 +1,6 @@
-"""How a model's families are found: by name, or from its chat template and added tokens.
+"""Finds a model's families by name, or by its chat template and added tokens.
 
-`auto` takes the first family of a table that recognises the template. A new family is one record in
-`families/tool_calls.py` or `families/reasoning.py`.
+`auto` takes the first family in `families/tool_calls.py` or `families/reasoning.py` that recognizes them.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ F = TypeVar("F", bound=ToolCallFamily | ReasoningFamily)
 
 
 def detect_formats(template: str | None, tokenizer: Any, settings: ParserSettings) -> ModelFormats:
-    """Find the formats of a model, as the config says. Raises ConfigError for an unknown name."""
+    """Find the formats of a model with the config's settings. ConfigError for an unknown name."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder().values()
     return choose_formats(template, [token.content for token in added], settings.tools, settings.reasoning)
 
@@ -35,10 +34,10 @@ def detect_formats(template: str | None, tokenizer: Any, settings: ParserSetting
 def choose_formats(
     template: str | None, tokens: Iterable[str], tools: str = AUTO, reasoning: str = AUTO
 ) -> ModelFormats:
-    """Choose the families: "auto", "none" or a name each. Raises ConfigError for an unknown name.
+    """Choose the families. `tools` and `reasoning`: "auto", "none" or a name; ConfigError for an unknown one.
 
-    `tokens`: the texts of the tokenizer's added tokens. Where no family recognises the template, tool calls
-    are read as plain JSON, and reasoning is not separated.
+    `tokens`: the texts of the tokenizer's added tokens. If no family recognizes the template, tool calls are
+    read as plain JSON, and reasoning is not separated.
     """
     known = frozenset(tokens)
     calls = _choose(tools, TOOL_CALL_FAMILIES, "tool parser", template or "", known)
@@ -70,10 +69,10 @@ def _find_family(name: str, families: Sequence[F], what: str) -> F:
 
 
 def find_tool_call_family(name: str) -> ToolCallFamily:
-    """Find a format of tool calls by its name or an alias. Raises ConfigError for an unknown name."""
+    """Find a format of tool calls by its name or an alias. ConfigError for an unknown name."""
     return _find_family(name, TOOL_CALL_FAMILIES, "tool parser")
 
 
 def find_reasoning_family(name: str) -> ReasoningFamily:
-    """Find a format of reasoning by its name or an alias. Raises ConfigError for an unknown name."""
+    """Find a format of reasoning by its name or an alias. ConfigError for an unknown name."""
     return _find_family(name, REASONING_FAMILIES, "reasoning parser")

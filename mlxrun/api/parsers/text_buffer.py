@@ -1,8 +1,8 @@
-"""Text of which more comes: characters that can be looked at, and taken, without seeing how it was split.
+"""Text of which more comes. Readers look at its characters and take them, and do not see how it was split.
 
-A scanner finds any of several markers in it. Of markers that begin at the same character the longest counts,
-and the first character wins. Both are decided only when no further text can change them, so the result does
-not depend on how the text was split.
+A scanner finds the first of several markers in it. Of markers that begin at the same character, the longest
+counts. A marker is found only when no further text can change the result, so the result does not depend on
+how the text was split.
 """
 
 from __future__ import annotations
@@ -21,16 +21,15 @@ Step = Generator[None, None, T]
 
 
 class Malformed(Exception):
-    """The text is not a call, or is one no longer."""
+    """The text is no call, or the rest of it is not the call that it began."""
 
 
 class StreamCut(Exception):
-    """The text has ended in the middle of a call."""
+    """The text ends in the middle of a call."""
 
 
 class TextBuffer:
-    """The text that has come and is not yet taken. Its readers are generators, which `yield` to wait for
-    more."""
+    """The text that was received and not taken. Readers are generators, which `yield` to wait for more."""
 
     def __init__(self) -> None:
         self.ended = False
@@ -44,8 +43,9 @@ class TextBuffer:
         return self._text[self._at : self._at + count]
 
     def peek_while(self, accepts: Callable[[str], bool], start: int = 0, required: bool = True) -> Step[str]:
-        """Return the characters from `start` on up to the first that `accepts` refuses, without taking them.
-        Raises StreamCut if the text ends before that and one is `required`, Malformed at MAX_NAME of them."""
+        """Return the characters from `start` up to the first that `accepts` refuses, without taking them.
+
+        StreamCut if the text ends before a `required` one; Malformed if there are MAX_NAME characters."""
         end = start
         while True:
             seen = yield from self.peek(end + 1)
@@ -66,7 +66,7 @@ class TextBuffer:
         return taken
 
     def skip_space(self) -> Step[str]:
-        """Take white space; return the character after it, which is not taken, or "" at the end."""
+        """Take white space. Return the character behind it without taking it; "" at the end."""
         while True:
             char = yield from self.peek()
             if not char or char not in SPACE:
@@ -74,7 +74,7 @@ class TextBuffer:
             self._at += 1
 
     def take_literal(self, *texts: str) -> Step[str]:
-        """Take whichever of `texts` comes now, the longest of several, and return it; "" if none does."""
+        """Take and return the longest of `texts` that comes now; "" if none does."""
         longest = sorted(texts, key=len, reverse=True)
         while True:
             for text in longest:
@@ -88,18 +88,19 @@ class TextBuffer:
             yield
 
     def skip(self, *texts: str) -> Step[str]:
-        """Take white space, then whichever of `texts` comes, and return that; "" if none does."""
+        """Take white space. Then take and return one of `texts` as take_literal does."""
         yield from self.skip_space()
         return (yield from self.take_literal(*texts))
 
     def skip_all(self, *texts: str) -> Step[None]:
-        """Take white space and `texts` as often as they come: models repeat tags."""
+        """Take white space and `texts` as often as they come, since models repeat tags."""
         while (yield from self.skip(*texts)):
             pass
 
     def read_name(self, *markers: str, strip: bool = True) -> Step[tuple[str, str]]:
-        """Take a name up to the next of `markers`, and the marker; return both. Raises StreamCut at the end,
-        and Malformed if the text is too long for a name: it shall not hold back the rest of the answer."""
+        """Take and return a name up to the next of `markers`, and the marker. StreamCut at the text's end.
+
+        Malformed if the name is longer than MAX_NAME, since it would hold back the rest of the answer."""
         find = get_scanner(*markers).find
         while True:
             stop, marker = find(self._text, self._at, self.ended)
@@ -113,24 +114,22 @@ class TextBuffer:
             yield
 
     def match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """Match the text that has come, without taking it. More text must not change what the caller does."""
+        """Match the text received so far, without taking it. More text must not change the result."""
         return pattern.match(self._text, self._at)
 
     @property
     def rest(self) -> str:
-        """The text that has come and is not taken."""
+        """The text that was received and not taken."""
         return self._text[self._at :]
 
     def is_drained(self) -> bool:
-        """Whether all text that has come is taken."""
+        """Tell whether all text received so far is taken."""
         return self._at == len(self._text)
 
 
 class MarkerScanner:
-    """Markers, compiled once.
-
-    `is_plain(text)` is a cheap test, true only if `text` cannot hold any part of a marker;
-    `is_plain_string(text)` is true only if the text may also stand in a JSON string as it is.
+    """Finds markers in text. `is_plain(text)` is a cheap test: True only if no part of a marker is in it.
+    `is_plain_string(text)`: True only if the text may also stand unescaped in a JSON string.
     """
 
     def __init__(self, markers: tuple[str, ...]) -> None:
@@ -143,16 +142,16 @@ class MarkerScanner:
         self.is_plain_string = _make_plain_test(self.first_chars + ESCAPED)
 
     def find_partial(self, text: str, at: int = 0) -> int:
-        """Return where the longest ending of `text[at:]` begins that may become a marker, or its end."""
+        """Return where the longest ending of `text[at:]` begins that may become a marker, or the end."""
         for start in range(max(len(text) - self._longest, at), len(text)):
             if text[start] in self.first_chars and text[start:] in self._beginnings:
                 return start
         return len(text)
 
     def find(self, text: str, at: int, ended: bool) -> tuple[int, str | None]:
-        """Return up to where `text[at:]` is no marker, and the marker there.
+        """Return where the plain text that begins at `at` ends, and the marker there.
 
-        None: further text may complete one; if the text has `ended`, there is none and all is plain text.
+        The marker is None if further text may complete one, and if the text has `ended` without one.
         """
         match = self._find(text, at)
         if match is None:
@@ -164,7 +163,7 @@ class MarkerScanner:
 
 @functools.lru_cache(maxsize=256)
 def get_scanner(*markers: str) -> MarkerScanner:
-    """Return the scanner of these markers, which is made once."""
+    """Return the scanner of these markers. It is made once."""
     return MarkerScanner(markers)
 
 

@@ -1,8 +1,8 @@
-"""The text of an answer as a family's reader sees it: readers are generators that `yield` to wait for more.
+"""The text of an answer as a family's reader sees it. Readers are generators that `yield` to wait for more.
 
-A reader takes text through the methods below only. None of them shows where the text was split, so any split
-of the same text gives the same result. If a reader returns without having begun a call, the parser goes back:
-the opener becomes text, and what follows it is read again.
+A reader takes text through these methods only. None of them shows where the text was split, so any split of
+the same text gives the same result. If a reader returns without having begun a call, the parser goes back.
+The opener becomes text, and the text behind it is read again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PassThrough = tuple[TextKind | ArgumentWriter | Callable[[str], None], Callable[
 
 
 class TextStream(TextBuffer):
-    """The text not yet read, and the deltas found so far. `tools`: the tools that the request offers."""
+    """The text that is not read yet, and the deltas found so far. `tools`: the request's tools."""
 
     def __init__(
         self, tools: ToolSchemas, new_id: Callable[[], str] = make_call_id, separates_reasoning: bool = True
@@ -54,8 +54,8 @@ class TextStream(TextBuffer):
     # -- reading ------------------------------------------------------------------------------------
 
     def read_until(self, *markers: str, required: bool = True) -> Step[tuple[str, str]]:
-        """Take the text up to the next of `markers`, and the marker; return both. Raises StreamCut at the end
-        of the answer, where the marker is "" if it is not `required`."""
+        """Take and return the text up to the next of `markers`, and the marker. At the end of the answer
+        StreamCut is raised; if the marker is not `required`, it is "" instead."""
         parts: list[str] = []
         scanner = get_scanner(*markers)
 
@@ -78,9 +78,10 @@ class TextStream(TextBuffer):
         sink: Callable[[str], None],
         get_call: Callable[[], ArgumentWriter | None],
     ) -> Step[str]:
-        """Take a string up to the next of `markers`, which is returned; `sink` gets its text as it comes.
-        Raises StreamCut at the end of the answer, and drops a partial marker of two or more characters there.
-        `get_call` returns the call whose open string may be continued without the sink, or None."""
+        """Take a string up to the next of `markers`, and return the marker. `sink` gets the text as it comes.
+
+        `get_call` returns the call whose open string may be continued without the sink, or None. StreamCut at
+        the end of the answer, where a partial marker of two or more characters is dropped."""
 
         def pass_to_call() -> PassThrough | None:
             call = get_call()
@@ -92,7 +93,7 @@ class TextStream(TextBuffer):
         return marker
 
     def pass_text(self, kind: TextKind, markers: MarkerScanner) -> Step[str]:
-        """Take text up to the next of `markers` into the answer, and return the marker; "" at the end."""
+        """Add text up to the next of `markers` to the answer. Take and return the marker; "" at the end."""
 
         def pass_to_answer() -> PassThrough:
             self._forget_taken()
@@ -124,7 +125,7 @@ class TextStream(TextBuffer):
             self.pass_through = None
 
     def wait_in_string(self, call: ArgumentWriter) -> Step[None]:
-        """Wait for text in an open JSON string, which text without special characters may continue."""
+        """Wait for more text in an open JSON string. Plain text goes to `call` without running the reader."""
         if self.is_drained() and not self.ended:
             self.pass_through = (call, get_scanner().is_plain_string)
             yield
@@ -133,26 +134,26 @@ class TextStream(TextBuffer):
     # -- results ------------------------------------------------------------------------------------
 
     def commit(self) -> None:
-        """Forget what was read. Before an attempt's first call this does nothing: all may still be text."""
+        """Forget what was read. Does nothing before an attempt's first call, since all may still be text."""
         if self._settled:
             self._forget_taken()
 
     def return_as_text(self) -> None:
-        """Add what was read since the last commit to the answer, as text of the kind that it was found in."""
+        """Add what was read since the last commit to the answer, as text of the attempt's kind."""
         for part in (*self._taken, self._text[self._start : self._at]):
             self.out.add(self._kind, part)
         self._settled = True
         self._forget_taken()
 
     def drop(self) -> None:
-        """Leave what was read out of the answer, as it is a marker without a meaning."""
+        """Leave what was read out of the answer."""
         self.out.end_section()
         self._settled = True
         self._forget_taken()
 
     def drop_empty_block(self, opener: str, end: str) -> Step[bool]:
-        """Take `opener` as often as it is repeated. True: a block without a call ended there, and is left
-        out."""
+        """Take `opener` as often as it is repeated. If `end` follows, leave this empty block out of the
+        answer and return True."""
         yield from self.skip_all(opener)
         if not (self.out.at_line_start and (yield from self.take_literal(end))):
             return False
@@ -160,9 +161,9 @@ class TextStream(TextBuffer):
         return True
 
     def begin_call(self, name: str, id: str = "") -> ArgumentWriter:
-        """Return the writer of a call, which is begun by its first argument or by its end.
+        """Return the writer of a call. Its first argument or its end begins the call in the answer.
 
-        `id`: the model's own, where the format has one. Raises Malformed if the tool is not offered."""
+        `id`: the model's own, if the format has one. Malformed if the tool is not offered."""
         name = name if name in self.tools else name.strip()
         if name not in self.tools:
             raise Malformed
@@ -182,12 +183,12 @@ class TextStream(TextBuffer):
     # -- for the parser -----------------------------------------------------------------------------
 
     def begin_attempt(self, opener: str, kind: TextKind = "content") -> None:
-        """Keep `opener` and what is taken from here on, to return it as text of `kind` if it is no call."""
+        """Keep `opener` and all that is taken from now on. If it is no call, it becomes text of `kind`."""
         self._taken, self._start = [opener], self._at
         self._settled, self._kind = False, kind
 
     def abandon_attempt(self, cut: bool) -> None:
-        """Close a call that the reader cannot complete. The rest is text, or is dropped if it was `cut`."""
+        """Close a call that the reader cannot complete. The rest becomes text, or is dropped if `cut`."""
         call, self._call = self._call, None
         if not self._settled:
             return
@@ -203,7 +204,8 @@ class TextStream(TextBuffer):
         self.return_as_text()
 
     def end_attempt(self) -> bool:
-        """Whether the attempt found anything; else the opener becomes text, and reading resumes behind it."""
+        """Return whether the attempt found something. If not, the opener becomes text, and reading resumes
+        behind it."""
         self._call = None
         found = self._settled
         if not found:
@@ -219,7 +221,7 @@ class TextStream(TextBuffer):
         return found
 
     def attempt(self, opener: str, steps: Step[Any], kind: TextKind = "content") -> Step[bool]:
-        """Run a reader behind `opener`. False: it found nothing, and the opener has become text of `kind`."""
+        """Run a reader behind `opener`. False if it found nothing; then `opener` becomes text of `kind`."""
         self.begin_attempt(opener, kind)
         try:
             yield from steps
@@ -228,11 +230,11 @@ class TextStream(TextBuffer):
         return self.end_attempt()
 
     def found_call(self) -> bool:
-        """Whether the attempt found a call, and not only that the text is none."""
+        """Tell whether what the attempt found is a call."""
         return self._kind == "content"
 
     def add_text(self, text: str) -> None:
-        """Add text that has come. Text that was taken is not copied again, however long it is kept."""
+        """Add received text. Taken text is not copied again, however long it is kept."""
         self._keep_taken()
         self._text += text
 

@@ -1,7 +1,7 @@
 """The request's tools, and values typed by their JSON Schema.
 
-Formats that tag each argument write values as bare text: the schema says what `3.0` or `[1]` is. Formats of
-JSON say it themselves; there only what the schema excludes is repaired (an array written as a string).
+Formats that tag each argument write values as bare text: the schema says what `3.0` or `[1]` is. JSON says it
+itself. There only values that the schema excludes are repaired, such as an array written as a string.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 class ToolSchemas:
-    """The tools that a request offers, as OpenAI's API has them. Tools that are no functions are left out."""
+    """The function tools of a request, in OpenAI's format. Other tools are left out."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] | None) -> None:
         self._parameters: dict[str, Any] = {}
@@ -45,11 +45,11 @@ class ToolSchemas:
 
 
 def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) -> str:
-    """Encode a value that a model wrote as bare text as JSON.
+    """Encode as JSON a value that a model wrote as bare text.
 
-    Of the types that the schema admits the most special one that fits counts, a string last; numbers stay as
-    they are written. Without types, arrays and objects are what they look like, with `guess` numbers and
-    words too; all else is a string.
+    The most special type that the schema admits and that fits counts, a string last. Numbers stay as they are
+    written. If the schema has no types, texts that look like arrays and objects are such. With `guess` this
+    holds for numbers and words too. All else is a string.
     """
     types = schema.types
     bare = text.strip()
@@ -65,12 +65,12 @@ def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) ->
     ):
         return word
     if "integer" in types and _INTEGER.fullmatch(bare):
-        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _normalise_number(bare)
+        return bare.split(".")[0].lstrip("+") if NUMBER.fullmatch(bare) else _normalize_number(bare)
     if types & {"number", "integer"} or (guess and not types):
         if NUMBER.fullmatch(bare):
             return bare
         if types and _FLOAT.fullmatch(bare):
-            return _normalise_number(bare)
+            return _normalize_number(bare)
     if bare.startswith(("[", "{", '"', "'", "(") if types else ("[", "{")) and (
         not types or types & {"object", "array"}
     ):
@@ -81,18 +81,18 @@ def encode_bare_value(text: str, schema: ValueSchema, *, guess: bool = False) ->
 
 
 def is_scalar(text: str) -> bool:
-    """Whether a bare value is a number or one of JSON's words, which nothing can continue."""
+    """Tell whether a bare value is a number or one of JSON's words."""
     bare = text.strip()
     return len(bare) < 100 and (bare.lower() in _WORDS or _FLOAT.fullmatch(bare) is not None)
 
 
 def repair_string(text: str, schema: ValueSchema) -> str:
-    """Encode a string; where the schema excludes strings, what the text stands for."""
+    """Encode a string as JSON. If the schema excludes strings, encode the value that the text stands for."""
     return encode_bare_value(text, schema) if schema.excludes_text else encode_json(text)
 
 
 def encode_json(value: Any) -> str:
-    """Encode a value as JSON without escaping characters, unless there is a lone surrogate."""
+    """Encode a value as JSON. Characters are escaped only if there is a lone surrogate."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -102,7 +102,7 @@ def encode_json(value: Any) -> str:
 
 
 def repair_value(value: Any, schema: ValueSchema) -> Any:
-    """Repair the strings in a parsed value, and turn numbers into strings where the schema asks for these."""
+    """Repair the strings in a parsed value. Where the schema admits only strings, numbers become strings."""
     if isinstance(value, str):
         try:
             return json.loads(repair_string(value, schema))
@@ -118,7 +118,7 @@ def repair_value(value: Any, schema: ValueSchema) -> Any:
     return value
 
 
-def _normalise_number(number: str) -> str:
+def _normalize_number(number: str) -> str:
     """Rewrite a number as JSON allows it: without plus, leading zeros and bare point."""
     if _INTEGER.fullmatch(number):
         return str(int(number.split(".")[0])) if len(number) < 4000 else encode_json(number)
@@ -127,8 +127,8 @@ def _normalise_number(number: str) -> str:
 
 
 def parse_python(text: str) -> ast.Expression:
-    """Parse the source of a Python expression, without warnings of unknown escapes.
-    Raises SyntaxError or ValueError if it is none."""
+    """Parse the source of a Python expression, without warnings about unknown escapes. SyntaxError or
+    ValueError if it is none."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return ast.parse(text, mode="eval")

@@ -1,4 +1,4 @@
-"""A JSON Schema as the parsers ask it: which types a value may have, and what the schemas below it are."""
+"""A JSON Schema for the parsers: the types that a value may have, and the schemas of members and items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DEPTH = 16  # of references within a schema
 
 
 class ValueSchema:
-    """One place in a JSON Schema: which types it admits, and the schemas below it."""
+    """One place in a JSON Schema. `types`: those that it admits; `options`: the values of enum and const."""
 
     def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
         self._root = root if root is not None else (schema if isinstance(schema, Mapping) else {})
@@ -48,13 +48,13 @@ class ValueSchema:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The members that it names, in order, by which positional arguments are named."""
+        """The names of its members, in order. Positional arguments get these names."""
         named = (part["properties"] for part in self._branches if isinstance(part.get("properties"), Mapping))
         return tuple(dict.fromkeys(key for properties in named for key in properties))
 
     @property
     def is_text_only(self) -> bool:
-        """Whether a value can only be a string, so that it may be written before it is complete."""
+        """Whether a value can only be a string. Such a value may be written before it is complete."""
         return self.types == {"string"} and all(isinstance(option, str) for option in self.options)
 
     @property
@@ -86,7 +86,7 @@ def _find_branches(
 
 
 def resolve_reference(reference: Any, root: Any) -> Any:
-    """Return what a `$ref` within the schema `root` points to; None if it points elsewhere, or is no text."""
+    """Return what a `$ref` points to in the schema `root`; None if that is not in `root`."""
     place = root
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

@@ -182,7 +182,7 @@ def find_cache_positions(
         try:
             text = render_chat(model, variant, tools, arguments)
         except RequestError:
-            logger.debug("no boundary: the chat template rejects the first %d messages", len(variant))
+            logger.debug("no cache position: the chat template rejects the first %d messages", len(variant))
         else:
             found.add(count_shared_tokens(model, tokens, text))
     return tuple(sorted(p for p in found if MIN_TOKENS <= p < len(tokens.ids)))

@@ -1,4 +1,4 @@
-"""One batch of either API, as the server stores it and as OpenAI's API describes it; and its folder.
+"""Batches of both APIs: their state, OpenAI's object for it, and their folders on disk.
 
 ID/batch.json    the batch
 ID/job/          its input and the files of its run, until it has ended
@@ -34,10 +34,12 @@ _OWN_FIELDS = ("owner", "is_message_batch", "output_expires_after")  # which no 
 
 @dataclass(slots=True)
 class Batch:
-    """Times are seconds since 1970. `owner`: name of the API key that created it, empty without keys.
+    """A batch of either API. Times are seconds since 1970. `owner`: the name of the API key that created it;
+    empty if there are no keys. `output_expires_after`: seconds from the end until its files expire; None:
+    never.
 
-    `is_message_batch`: made by Anthropic's API. Then there is no input file, and `output_file_id` is the file
-    of its results. `output_expires_after`: seconds from the end until its files expire, None: never.
+    `is_message_batch`: Anthropic's API has made it. Then there is no input file, and `output_file_id` is the
+    file of its results.
     """
 
     id: str
@@ -65,7 +67,7 @@ class Batch:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its status and counts are such that there are; not of a document that was damaged."""
+        """Whether its status and counts are valid. They may not be if its document was damaged."""
         return self.status in STATUSES and self.request_counts.keys() == {*COUNTS}
 
     @property
@@ -74,34 +76,34 @@ class Batch:
 
     @property
     def stamp(self) -> BatchStamp:
-        """What its answers have and those of other batches do not."""
+        """What distinguishes its answers from those of other batches."""
         return BatchStamp(self.id, self.created_at)
 
     def describe(self) -> dict[str, Any]:
-        """OpenAI's batch object."""
+        """Build OpenAI's batch object."""
         found = asdict(self)
         return {"object": "batch", **{name: found[name] for name in found if name not in _OWN_FIELDS}}
 
     @property
     def ended_at(self) -> int | None:
-        """When it ended; None if it has not."""
+        """The time when it ended; None if it has not."""
         return self.completed_at or self.failed_at or self.expired_at or self.cancelled_at
 
     def describe_progress(self) -> dict[str, Any]:
-        """The progress for /v1/status."""
+        """Describe the progress for /v1/status."""
         counts = self.request_counts
         progress = {"id": self.id, "done": counts["completed"]}
         return progress | {name: counts[name] for name in ("failed", "total")}
 
     def format_counts(self) -> str:
-        """The progress for the log."""
+        """Describe the progress for the log."""
         return "{completed} of {total} lines done, {failed} failed".format(**self.request_counts)
 
     def set_counts(self, counts: JobCounts) -> None:
         self.request_counts = {"total": counts.total, "completed": counts.done, "failed": counts.failed}
 
     def fail(self, problems: Sequence[LineProblem], now: int) -> None:
-        """End it as failed, with the reasons."""
+        """End the batch as failed, for these reasons. `now`: seconds since 1970."""
         self.errors = {"object": "list", "data": [asdict(problem) for problem in problems]}
         self.status, self.failed_at = "failed", now
 
@@ -110,18 +112,19 @@ MIN_COUNTED_BYTES = 4096  # that each file and batch counts as, or there could b
 
 
 class BatchFolders:
-    """All folders of batches, below `root`. All methods block: call them on a worker thread."""
+    """The folders of all batches, below `root`. All methods block: call them on a worker thread. They raise
+    StorageError or OSError if the disk fails."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._save_lock = threading.Lock()
 
     def find_job(self, batch: Batch) -> Path:
-        """The job file of a batch."""
+        """Return the path of a batch's job file."""
         return self.root / batch.id / "job" / f"{batch.id}.jsonl"
 
     def create(self, batch: Batch, content: Path) -> None:
-        """Create the folder of a batch; `content` is its input file, which may be deleted afterwards."""
+        """Create the folder of a batch. `content`: its input file, which may be deleted afterwards."""
         job = self.find_job(batch)
         try:
             job.parent.mkdir(mode=0o700, parents=True)
@@ -137,7 +140,7 @@ class BatchFolders:
             write_json(self.root / batch.id / "batch.json", asdict(batch))
 
     def load(self) -> dict[str, Batch]:
-        """All batches by their ids. What a kill left incomplete, and jobs of ended batches, are removed."""
+        """Load all batches, by id. Incomplete folders, and jobs of ended batches, are removed."""
         batches = {}
         for folder in self._list_folders():
             document = folder / "batch.json"
@@ -154,23 +157,23 @@ class BatchFolders:
         return batches
 
     def add_manifest(self, batch: Batch, manifest: Path) -> None:
-        """Keep the manifest of a job that is about to be removed."""
+        """Keep the manifest of a job that will be removed."""
         if manifest.exists():
             link_file(manifest, self.root / batch.id / "manifest.json")
 
     def delete(self, batch: Batch) -> None:
-        """Delete a batch that has ended. A folder without the batch is removed at the next start."""
+        """Delete a batch that has ended. If that is interrupted, the next start completes it."""
         folder = self.root / batch.id
         with convert_errors(folder):
             (folder / "batch.json").unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
     def remove_job(self, batch: Batch) -> None:
-        """Remove the job of a batch that has ended: its results are among the server's files."""
+        """Remove the job of a batch that has ended. Its results are among the server's files."""
         shutil.rmtree(self.find_job(batch).parent, ignore_errors=True)
 
     def count_bytes(self) -> int:
-        """Bytes of all jobs, which grow as they run, without files that are among the server's files too."""
+        """Count the bytes of all jobs, without files that are among the server's files too."""
         return sum(
             max(MIN_COUNTED_BYTES, _count_own_bytes(folder / "job")) for folder in self._list_folders()
         )

@@ -2,9 +2,9 @@
 
     validating -> failed | in_progress -> finalizing -> completed; or cancelling -> cancelled; or expired
 
-Message batches begin in progress: their requests are validated as they run. A batch that is unfinished when
-the server stops, or is killed, continues at the next start. Lines that did not run when their batch was
-cancelled or expired have no record in its files, but a result in those of a message batch.
+Message batches begin in progress, since their requests are validated as they run. A batch that is unfinished
+when the server stops, or is killed, continues at the next start. A batch that is cancelled or expires has no
+record of the lines that did not run; a message batch has a result for each.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class InvalidState(RequestError):
 
 
 class BatchQueue:
-    """All batches of one server. They run from `start`, which gets the job service, to `close`."""
+    """All batches of one server. They run from `start` to `close`."""
 
     def __init__(self, storage: Storage, retry_seconds: float = RETRY_SECONDS) -> None:
         self.storage = storage
@@ -59,9 +59,8 @@ class BatchQueue:
         self._expiry: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Lock the storage and load its batches; StorageError if that fails. Does nothing if it is open.
-
-        Each request calls it, since a folder that another process had locked may be free by then.
+        """Lock the storage and load its batches; does nothing if it is open. StorageError if that fails, for
+        example because another process has locked the folder; Draining after `close`.
         """
         async with self._opening:
             if self._closed:
@@ -75,11 +74,11 @@ class BatchQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether the storage is this process's."""
+        """Whether this process has locked the storage."""
         return self._open
 
     async def start(self, service: JobService) -> None:
-        """Run batches from now on, those of an earlier server included."""
+        """Run batches from now on, also those of an earlier server."""
         self._service = service
         try:
             await self.open()
@@ -88,7 +87,7 @@ class BatchQueue:
         self._start_tasks()
 
     async def close(self) -> None:
-        """Stop the running batch, keep what it has finished, and unlock the storage."""
+        """Stop the running batch, keep its finished lines, and unlock the storage."""
         self._closed, self._service = True, None
         async with self._opening:  # what a request has begun to open is to be closed too
             pass
@@ -103,25 +102,25 @@ class BatchQueue:
         return self._batches.get(batch_id)
 
     def list_batches(self) -> list[Batch]:
-        """All batches, newest first."""
+        """List all batches, newest first."""
         return sorted(self._batches.values(), key=lambda batch: batch.id.rpartition("_")[2], reverse=True)
 
     def describe(self) -> dict[str, Any]:
-        """For /v1/status: the progress of the running batch (None without one), and how many wait."""
+        """Describe for /v1/status the running batch (or None), and how many batches wait."""
         running = self._running
         waiting = [batch for batch in self._batches.values() if batch is not running]
         count = sum(batch.status in ("validating", "in_progress") for batch in waiting)
         return {"running": None if running is None else running.describe_progress(), "waiting": count}
 
     async def add(self, batch: Batch, content: Path) -> None:
-        """Add a new batch; its input file, `content`, may be deleted from then on."""
+        """Add a new batch. `content`: its input file, which may be deleted afterwards."""
         await WRITERS.run(self.storage.batches.create, batch, content)
         await WRITERS.run(self.storage.measure_batches)
         self._batches[batch.id] = batch
         self._start_tasks()
 
     async def cancel(self, batch: Batch) -> None:
-        """End a batch early and keep what is finished; InvalidState if it has ended."""
+        """End a batch early, and keep its finished lines. InvalidState if it has ended."""
         if batch.status in (*FINAL_STATUSES, "finalizing"):
             raise InvalidState(f"the batch is {batch.status} and cannot be cancelled any more")
         if batch.status != "cancelling":
@@ -132,7 +131,7 @@ class BatchQueue:
         self._start_tasks()
 
     async def delete(self, batch: Batch) -> None:
-        """Delete a batch that has ended, and the results of a message batch; InvalidState if it has not
+        """Delete a batch that has ended, and the results of a message batch. InvalidState if it has not
         ended. Files that clients know by their ids stay."""
         if not batch.ended:
             raise InvalidState(

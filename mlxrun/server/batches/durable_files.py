@@ -1,4 +1,4 @@
-"""Documents that are replaced as a whole, hard links, and errors that name the path."""
+"""Writes documents atomically, makes hard links, and raises errors that name the path."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_TIME = 253_402_300_799  # the last second that a date can have
 
 
 class StorageError(MlxrunError):
-    """The server's folder cannot be used; the text names the cause."""
+    """The server's folder cannot be used. The text names the cause."""
 
     http_status = 503
     code = "storage_unavailable"
@@ -37,8 +37,8 @@ def convert_errors(path: Path) -> Iterator[None]:
 
 
 def link_file(source: Path, target: Path) -> None:
-    """Give a file a second name, under which it outlives the first. The file is copied if the file system has
-    no hard links; it is never changed again, so a link is as good as a copy."""
+    """Give a file a second name, under which it outlives the first. If the file system has no hard links, the
+    file is copied. Call it only for files that never change."""
     temp = target.with_name(target.name + ".tmp")
     temp.unlink(missing_ok=True)
     try:
@@ -54,7 +54,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A document that `write_json` wrote; empty if it cannot be read."""
+    """Read a document of `write_json`; empty if it cannot be read."""
     try:
         found = json.loads(read_regular(path, _MAX_DOCUMENT))
     except (OSError, ValueError, RecursionError):
@@ -63,8 +63,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_object(path: Path, kind: type[T]) -> T | None:
-    """An object of a dataclass whose fields `write_json` wrote; None if it cannot be read, or if they are not
-    those of the class. Fields named `..._at` are times."""
+    """Read an object of the dataclass `kind`, whose fields `write_json` wrote. None if it cannot be read, or
+    if a field is not as in the class. Fields named `..._at` are seconds since 1970."""
     values, hints = read_json(path), get_type_hints(kind)
     for name, value in values.items():
         is_time = name.endswith("_at") and value is not None

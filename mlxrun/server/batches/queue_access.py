@@ -1,4 +1,4 @@
-"""What a request may use of the server's files and batches: those of other API keys do not exist for it."""
+"""Finds the files and batches that a request may use. Those of other API keys do not exist for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlxrun.server.http.json_bodies import get_max_body_bytes, read_json
 
 
 async def get_open_queue(request: web.Request) -> BatchQueue:
-    """The server's batches and their files. StorageError if the storage cannot be opened."""
+    """Return the server's batch queue. StorageError if its storage cannot be opened."""
     queue = request.app.get(BATCH_QUEUE)
     if queue is None:
         raise StorageError("this server was started without a folder for files and batches")
@@ -26,13 +26,13 @@ async def get_open_queue(request: web.Request) -> BatchQueue:
 
 
 async def list_own_batches(request: web.Request, *, is_message_batch: bool) -> list[Batch]:
-    """The batches of one API that a request may see, newest first."""
+    """List the batches of one API that a request may see, newest first."""
     queue, key = await get_open_queue(request), key_name(request)
     return [batch for batch in queue.list_batches() if _is_own(batch, key, is_message_batch)]
 
 
 async def find_own_batch(request: web.Request, *, is_message_batch: bool) -> tuple[BatchQueue, Batch]:
-    """The batch of one API that the path of a request names. NotFound if the request may see none."""
+    """Find the batch of one API that the request's path names. NotFound if the request may see none."""
     queue, name = await get_open_queue(request), request.match_info["id"]
     batch = queue.find(name)
     if batch is None or not _is_own(batch, key_name(request), is_message_batch):
@@ -46,8 +46,8 @@ def _is_own(batch: Batch, key: str, is_message_batch: bool) -> bool:
 
 
 async def read_body_with_files(request: web.Request) -> Any:
-    """The JSON body, with the contents of the files that it names in place of their ids. Without a storage
-    the body stays as it is, for the checks that follow."""
+    """Read a JSON body, and put the contents of the files that it names in place of their ids. If there is no
+    storage, the body stays as it is, and later checks refuse the ids."""
     body = await read_json(request)
     if BATCH_QUEUE not in request.app or not find_file_parts(body):
         return body

@@ -1,7 +1,7 @@
 """Receives the body that creates a message batch, and writes each of its requests as the line of a job.
 
-The body may have many times the bytes and keys of other bodies, so that it is parsed as it arrives, one
-request after the other: in memory there is only what was received since the last whole request.
+The body may have many times the bytes and keys of other bodies. So it is parsed as it arrives, one request
+after the other. Memory holds only the bytes that were received since the last whole request.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TAIL = re.compile(r"[ \t\r\n]*\}[ \t\r\n]*")
 
 async def receive_requests(request: web.Request, storage: Storage, upload: Upload) -> int:
     """Write the requests of a body to `upload`, as lines, and return their number. RequestError if the body
-    has another shape."""
+    has another shape; BodyTooLarge if it is larger than `upload` or the storage allows."""
     reader = RequestLines(get_max_body_bytes(request.app))
     block = bytearray()
 
@@ -60,8 +60,8 @@ async def receive_requests(request: web.Request, storage: Storage, upload: Uploa
 
 
 class RequestLines:
-    """Turns the bytes of a body into the lines of a job; `count`: lines so far. `max_length`: characters that
-    one request may have."""
+    """Turns the bytes of a body into the lines of a job. `count`: the lines so far. `max_length`: of one
+    request, in characters."""
 
     def __init__(self, max_length: int) -> None:
         self.count = 0
@@ -73,7 +73,7 @@ class RequestLines:
         self._names: set[str] = set()
 
     def feed(self, data: bytes, end: bool) -> bytes:
-        """The lines of the requests that are complete with these bytes; `end`: they are the last ones."""
+        """Return the lines of the requests that these bytes complete. `end`: they are the last bytes."""
         try:
             self._text += self._decoder.decode(data, end)
         except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Makes what a job has written files of the server: OpenAI's output and error files, or Anthropic's results.
+"""Turns the files of a job into files of the server: OpenAI's output and error files, or Anthropic's results.
 
 All functions block: call them on a worker thread.
 """
@@ -22,8 +22,8 @@ UNANSWERED = {"completed": "errored", "failed": "errored", "cancelled": "cancele
 
 
 def publish_files(storage: Storage, batch: Batch, status: str) -> None:
-    """Make the output and the errors, or the results of a message batch, files of the server. `status`: the
-    final one of the batch."""
+    """Add the output and the errors, or the results of a message batch, to the server's files. `status`: the
+    batch's final one."""
     paths = JobPaths(storage.batches.find_job(batch))
     if batch.is_message_batch:
         results = _write_results(paths, UNANSWERED[status])

@@ -4,8 +4,8 @@
     batches/                          see BatchFolders in batch.py
 
 Everything is complete before it gets its name, so a kill loses nothing that a client was told of. A file that
-has expired does not exist for clients, and is removed from the disk soon after. All methods block: call them
-on a worker thread, except `find`, `list_files`, `find_content`, `get_time` and `create_id`.
+has expired does not exist for clients, and is removed from the disk soon after. Methods block: call them on a
+worker thread, except `find`, `list_files`, `find_content`, `get_time` and `create_id`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ UNKNOWN_TYPE = "application/octet-stream"
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """The description of a file. Times are seconds since 1970; None: it does not expire. `owner`: name of the
-    API key that it was sent with, empty without keys."""
+    """The description of a file. Times are seconds since 1970; it never expires if `expires_at` is None.
+    `owner`: the name of the API key that it was sent with; empty if there are no keys."""
 
     id: str
     filename: str
@@ -57,27 +57,27 @@ class StoredFile:
 
     @property
     def age_key(self) -> str:
-        """The part of the id that sorts after those of earlier files."""
+        """The part of the id that sorts files by age."""
         return self.id[len("file-") :]
 
     def has_expired(self, now: float) -> bool:
         return self.expires_at is not None and self.expires_at <= now
 
     def describe(self) -> dict[str, Any]:
-        """OpenAI's file object."""
+        """Build OpenAI's file object."""
         found = {name: value for name, value in asdict(self).items() if name not in ("owner", "media_type")}
         return {"object": "file", **found, "status": "processed"}
 
 
 def guess_media_type(given: str | None, filename: str) -> str:
-    """The type that a client gave, or else the one that belongs to the file's name."""
+    """Return the media type that a client gave, else the one of the file's name."""
     if given and given != UNKNOWN_TYPE:
         return given
     return mimetypes.guess_type(filename)[0] or UNKNOWN_TYPE
 
 
 class Upload:
-    """A file that is being received, of at most `max_bytes`."""
+    """A file of at most `max_bytes` that is being received."""
 
     def __init__(self, path: Path, max_bytes: int) -> None:
         self.path = path
@@ -86,12 +86,12 @@ class Upload:
         self._file: BinaryIO = path.open("xb")
 
     def receive(self, size: int) -> None:
-        """Count bytes that were received; BodyTooLarge if they are too many."""
+        """Count `size` received bytes. BodyTooLarge if there are too many."""
         self.size += size
         self.check(0)
 
     def check(self, more: int) -> None:
-        """BodyTooLarge if so many bytes more are too many."""
+        """Raise BodyTooLarge if `more` further bytes are too many."""
         if self.size + more > self._max_bytes:
             text = f"file: has more than {self._max_bytes} bytes (batch.max_file_bytes)"
             raise BodyTooLarge(text, param="file")
@@ -108,14 +108,14 @@ class Upload:
             self._file.close()
 
     def discard(self) -> None:
-        """Remove the file; does nothing if it was added to the storage."""
+        """Remove the file unless it was added to the storage."""
         with suppress(OSError):  # a full disk: the unwritten rest is not needed
             self._file.close()
         self.path.unlink(missing_ok=True)
 
 
 def find_data_folder(path: str | None, environ: Mapping[str, str]) -> Path:
-    """`server.data_path`, or else the folder where programs of this user keep their data."""
+    """Return `path` (server.data_path), else mlxrun's folder in XDG_DATA_HOME, else in ~/.local/share."""
     if path is not None:
         return Path(path).expanduser()
     base = environ.get("XDG_DATA_HOME", "")
@@ -123,16 +123,16 @@ def find_data_folder(path: str | None, environ: Mapping[str, str]) -> Path:
 
 
 class QuotaExceeded(BodyTooLarge):
-    """server.files_max_bytes is reached. The status is not 507, after which clients would retry."""
+    """server.files_max_bytes is reached. The status is 413, since clients would retry after 507."""
 
     code = "storage_full"
 
 
 class Storage:
-    """All files of one server. Call `open` first; StorageError if the folder cannot be used."""
+    """All files of one server. Call `open` first. StorageError if the folder cannot be used."""
 
     def __init__(self, root: Path, max_bytes: int, now: Callable[[], float] = time.time) -> None:
-        """`max_bytes`: of all files and batches together; `now`: seconds since 1970."""
+        """`max_bytes`: of all files and batches together. `now`: returns seconds since 1970."""
         self.root = root
         self.now = now
         self._max_bytes = max_bytes
@@ -146,7 +146,7 @@ class Storage:
         self._newest = 0  # microseconds since 1970, in the newest id
 
     def open(self) -> None:
-        """Lock the folder, remove what a kill left incomplete, and load the rest; does nothing if open."""
+        """Lock the folder, remove incomplete files, and load the others. Does nothing if it is open."""
         with self._opening:
             if self._lock is not None:
                 return
@@ -171,26 +171,26 @@ class Storage:
             self._lock = None
 
     def get_time(self) -> int:
-        """Whole seconds since 1970."""
+        """Return the time in whole seconds since 1970."""
         return int(self.now())
 
     def create_id(self, prefix: str) -> str:
-        """A new id that cannot be guessed and sorts after earlier ones. Call it on the event loop only."""
+        """Make an id that sorts after earlier ones, and that nobody can guess. For the event loop only."""
         self._newest = max(self._newest + 1, int(self.now() * 1e6))
         return f"{prefix}{self._newest:014x}{secrets.token_hex(5)}"
 
     def find(self, file_id: str) -> StoredFile | None:
-        """The file, unless it has expired."""
+        """Return the file; None if there is none, or it has expired."""
         file = self._files.get(file_id)
         return None if file is None or file.has_expired(self.now()) else file
 
     def find_own(self, key: str, file_id: str) -> StoredFile | None:
-        """The file, if requests with the API key of this name may see it."""
+        """Return the file if requests with the API key of this name may see it, else None."""
         file = self.find(file_id)
         return file if file is not None and may_access(key, file.owner) else None
 
     def make_reader(self, key: str) -> ReadFile:
-        """Reads files for requests that were sent with the API key of this name."""
+        """Make the function that reads files for requests with the API key of this name."""
 
         def read(file_id: str, max_bytes: int) -> FileContent:
             file = self.find_own(key, file_id)
@@ -205,28 +205,28 @@ class Storage:
         return read
 
     def list_files(self) -> list[StoredFile]:
-        """All files that have not expired, newest first."""
+        """List all files that have not expired, newest first."""
         now = self.now()
         files = (file for file in tuple(self._files.values()) if not file.has_expired(now))
         return sorted(files, key=lambda file: file.age_key, reverse=True)
 
     def find_content(self, file_id: str) -> Path:
-        """The path of a file's bytes."""
+        """Return the path of a file's bytes."""
         return self._folder / f"{file_id}.jsonl"
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all files, uploads and jobs of batches, each of them MIN_COUNTED_BYTES at least."""
+        """The bytes of all files, uploads and jobs. Each counts as at least MIN_COUNTED_BYTES."""
         sizes = [file.bytes for file in tuple(self._files.values())]
         sizes += [upload.size for upload in tuple(self._uploads)]
         return sum(max(MIN_COUNTED_BYTES, size) for size in sizes) + self._batch_bytes
 
     def measure_batches(self) -> None:
-        """Count the bytes of jobs again."""
+        """Count the bytes of all jobs again."""
         self._batch_bytes = self.batches.count_bytes()
 
     def check_quota(self, more: int, param: str) -> None:
-        """QuotaExceeded if so many bytes more do not fit; `param` names the field of the request."""
+        """Raise QuotaExceeded if `more` further bytes do not fit. `param`: the field that the error names."""
         if self.used_bytes + max(0, more) > self._max_bytes:
             raise QuotaExceeded(
                 f"{param}: all files and batches together may have {self._max_bytes} bytes (server."
@@ -235,7 +235,7 @@ class Storage:
             )
 
     def start_upload(self, max_bytes: int) -> Upload:
-        """Create a file for an upload; call `discard_upload` in the end."""
+        """Create a file for an upload. Call `discard_upload` in the end."""
         self.measure_batches()
         with convert_errors(self._folder):
             upload = Upload(self._folder / f"{secrets.token_hex(12)}.part", max_bytes)
@@ -243,24 +243,24 @@ class Storage:
         return upload
 
     def add(self, upload: Upload, file: StoredFile) -> None:
-        """Make an upload that is complete a file of the server."""
+        """Turn a complete upload into a file of the server."""
         upload.finish()
         self._add(file, lambda path: upload.path.replace(path))
         self._uploads.discard(upload)
 
     def discard_upload(self, upload: Upload) -> None:
-        """Remove an upload; does nothing if it was added."""
+        """Remove an upload unless it was added."""
         self._uploads.discard(upload)
         upload.discard()
 
     def adopt(self, path: Path, file: StoredFile) -> bool:
-        """Make a batch's output a file of the server; False if it is empty. Does nothing for a known id."""
+        """Turn a batch's output into a file of the server, unless the id is known. False if it is empty."""
         if file.id not in self._files and file.bytes:
             self._add(file, lambda target: link_file(path, target))
         return file.id in self._files
 
     def delete(self, file_id: str) -> None:
-        """Delete a file if it exists. StorageError if that cannot be done: it exists on."""
+        """Delete a file if it exists. StorageError if that fails; then the file still exists."""
         if file_id in self._files:
             with convert_errors(self._folder):
                 # Without its description, the content is not a file.

@@ -1,1 +1,1 @@
-"""The HTTP handlers, one module for each API; most define a `SURFACE`."""
+"""The HTTP handlers, one module for each API. Most define a `SURFACE`."""

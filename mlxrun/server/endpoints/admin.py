@@ -1,6 +1,6 @@
 """Health checks, status, metrics, cancelling requests and clearing the cache, for operators.
 
-/health is always on and needs no API key; the rest is the surface `admin`.
+/health is always on and needs no API key. All else is the surface `admin`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _STATUS = {"loading": "loading", "shutting_down": "draining", "engine_unavailabl
 
 
 async def check_readiness(request: web.Request) -> web.StreamResponse:
-    """200 while requests are served; 503 while the model loads, in a shutdown, and with a dead engine."""
+    """Answer 200 while requests are served; 503 while the model loads, in a shutdown, or with a dead
+    engine."""
     return _respond_with_health(request.app[ENGINE].find_unavailability())
 
 
 async def check_liveness(request: web.Request) -> web.StreamResponse:
-    """200 until the engine has died and the process is to be restarted; then 503."""
+    """Answer 200 until the engine has died, then 503: the process must be restarted."""
     error = request.app[ENGINE].find_unavailability()
     return _respond_with_health(error if isinstance(error, EngineDead) else None)
 
@@ -48,7 +49,7 @@ def _name_status(error: MlxrunError | None) -> str:
 
 
 async def get_status(request: web.Request) -> web.StreamResponse:
-    """Describe each request with its phase, and the state of engine, memory and cache."""
+    """Describe each request with its phase, and the state of the engine, the memory and the cache."""
     power = await asyncio.to_thread(read_power_state)  # first: all else is of one moment
     app, engine = request.app, request.app[ENGINE]
     values, age = engine.read_stats()
@@ -77,13 +78,13 @@ async def get_status(request: web.Request) -> web.StreamResponse:
 
 
 async def get_metrics(request: web.Request) -> web.StreamResponse:
-    """Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
     return web.Response(body=generate_latest(request.app[METRICS].registry), headers=headers)
 
 
 async def cancel_request(request: web.Request) -> web.StreamResponse:
-    """End a request in flight. A request of another API key is not found."""
+    """End a request in flight. NotFound for a request of another API key."""
     await read_empty_body(request)
     rid = request.match_info["id"]
     live = request.app[LIVE_REQUESTS].get(rid)
@@ -94,7 +95,7 @@ async def cancel_request(request: web.Request) -> web.StreamResponse:
 
 
 async def get_cache(request: web.Request) -> web.StreamResponse:
-    """The size and the counters of the prefix cache."""
+    """Return the size and the counters of the prefix cache."""
     return json_response(_describe_cache(request.app))
 
 
@@ -111,7 +112,7 @@ async def clear_cache(request: web.Request) -> web.StreamResponse:
 
 
 async def get_openapi(request: web.Request) -> web.StreamResponse:
-    """The OpenAPI document of the endpoints that are switched on."""
+    """Return the OpenAPI document of the endpoints that are switched on."""
     document = make_document(request.app[ROUTES].surfaces, needs_keys=bool(request.app[API_KEYS]))
     return json_response(document)
 

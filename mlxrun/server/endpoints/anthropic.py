@@ -1,7 +1,7 @@
 """Anthropic's messages and count_tokens; api/anthropic reads the bodies and builds the responses.
 
-`anthropic-version` and `anthropic-beta` may have any value, since the body says what it uses; of the betas,
-only interleaved thinking changes what is accepted. /v1/models is served by openai.py for both APIs.
+`anthropic-version` and `anthropic-beta` may have any value, since the body says what it uses. Of the betas,
+only interleaved thinking changes what is accepted. openai.py serves /v1/models for both APIs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ID_HEADER = "request-id"  # Anthropic's clients read this one
 
 
 async def create_message(request: web.Request) -> web.StreamResponse:
-    """Answer a conversation: with one message, or with a stream of events."""
+    """Answer a conversation with one message, or with a stream of events."""
     body = await read_body_with_files(request)
     betas = ",".join(request.headers.getall("anthropic-beta", ()))
     message = await prepare_message(

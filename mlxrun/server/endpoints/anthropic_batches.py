@@ -1,7 +1,7 @@
 """Anthropic's /v1/messages/batches: many bodies of /v1/messages, which run on spare capacity.
 
-They are batches like OpenAI's, on the same queue and in the same folders; see batches/batch_queue.py. What is
-wrong with a request is its result, so a batch is made without looking at the params of its requests.
+They are batches like OpenAI's, on the same queue and in the same folders; see batches/batch_queue.py. The
+params of requests are checked when they run, since an error of a request is its result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _find = partial(find_own_batch, is_message_batch=True)
 
 
 async def create_message_batch(request: web.Request) -> web.Response:
-    """Create a batch of the requests in the body, which run after the response."""
+    """Create a batch of the requests in the body. They run after the response."""
     queue = await get_open_queue(request)
     storage = queue.storage
     storage.check_quota(MIN_COUNTED_BYTES, "requests")
@@ -104,7 +104,7 @@ async def get_message_batch(request: web.Request) -> web.Response:
 
 
 async def cancel_message_batch(request: web.Request) -> web.Response:
-    """End a message batch early; what is finished is kept."""
+    """End a message batch early. Finished requests keep their results."""
     await read_empty_body(request)
     queue, batch = await _find(request)
     await _complete(queue.cancel(batch), batch, "and cannot be canceled any more")

@@ -1,8 +1,8 @@
-"""OpenAI's /v1/batches, and the surface of files and batches. The lines of an uploaded file run on spare
-capacity; see batches/batch_queue.py.
+"""OpenAI's /v1/batches, and the surface of files and batches.
 
-A line is answered as its endpoint would answer the same body, but images must be data URLs: paths of this
-machine are refused. A batch belongs to the API key that created it.
+The lines of an uploaded file run on spare capacity; see batches/batch_queue.py. A line is answered as its
+endpoint would answer the same body. Paths of this machine are refused, so images must be data URLs. A batch
+belongs to the API key that created it.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ async def get_batch(request: web.Request) -> web.Response:
 
 
 async def cancel_batch(request: web.Request) -> web.Response:
-    """End a batch early; finished lines are kept."""
+    """End a batch early. Finished lines are kept."""
     await read_empty_body(request)
     queue, batch = await _find(request)
     await asyncio.shield(queue.cancel(batch))  # complete it even if the client disconnects

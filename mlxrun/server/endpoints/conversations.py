@@ -1,6 +1,6 @@
-"""OpenAI's /v1/conversations: items that responses of a conversation begin with and are added to.
+"""OpenAI's /v1/conversations. A response of a conversation begins with its items, and adds items to it.
 
-Conversations are stored with the responses, within the same limits: server.store_responses, store_bytes.
+Conversations are stored with the responses, within server.store_responses and server.store_bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def _read_items(
 
 
 def read_include_query(request: web.Request, known: Sequence[str]) -> dict[str, str]:
-    """The query; its `include` may name what bodies may include, all of which is always returned."""
+    """Read a query that may have `include`. Its values are only checked: responses have all in any case."""
     query = read_query(request, (*known, "include", "include[]"))
     for name in ("include", "include[]"):
         for value in request.query.getall(name, ()):
@@ -80,7 +80,7 @@ async def get_conversation(request: web.Request) -> web.Response:
 
 
 async def update_conversation(request: web.Request) -> web.Response:
-    """Replace the metadata."""
+    """Replace the metadata of a conversation."""
     given = UPDATE.check(await read_json(request))
     with request.app[RESPONSES].lock_conversation(key_name(request), request.match_info["id"]):
         found = _find(request)
@@ -99,7 +99,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
 
 
 async def create_items(request: web.Request) -> web.Response:
-    """Add items at the end."""
+    """Add items at the end of a conversation."""
     read_include_query(request, ())
     given = ITEMS.check(await read_json(request), strict=request.app[CONFIG].server.strict_fields)
     with request.app[RESPONSES].lock_conversation(key_name(request), request.match_info["id"]):
@@ -110,20 +110,20 @@ async def create_items(request: web.Request) -> web.Response:
 
 
 async def list_items(request: web.Request) -> web.Response:
-    """List items, newest first unless `order` is asc."""
+    """List the items of a conversation, newest first unless `order` is asc."""
     query = read_include_query(request, ("limit", "order", "after"))
     items = sort_by_order(_find(request).items[::-1], query)
     return json_response(make_page(items, query, dict))
 
 
 async def get_item(request: web.Request) -> web.Response:
-    """Retrieve one item."""
+    """Retrieve one item of a conversation."""
     read_include_query(request, ())
     return json_response(_find(request).items[_find_index(request)])
 
 
 async def delete_item(request: web.Request) -> web.Response:
-    """Delete one item from a conversation, which is returned."""
+    """Delete one item from a conversation, and return the conversation."""
     with request.app[RESPONSES].lock_conversation(key_name(request), request.match_info["id"]):
         found, at = _find(request), _find_index(request)
         await _store(request, found.body, (*found.items[:at], *found.items[at + 1 :]))

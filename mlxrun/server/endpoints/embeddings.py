@@ -20,7 +20,7 @@ IN_FLIGHT = 256  # texts of one request that wait in the engine at once
 
 
 async def create_vectors(request: web.Request) -> web.Response:
-    """Answer a body with the embeddings of its texts, or with the scores of its documents."""
+    """Answer a body with the embeddings of its texts, or with the relevance of its documents."""
     app = request.app
     body = await read_json(request)
     pooling = await prepare_pooling(request.path, body, app[ENGINE].context)
@@ -31,7 +31,8 @@ async def create_vectors(request: web.Request) -> web.Response:
 
 
 async def collect_vectors(live: LiveRequest) -> list[bytes]:
-    """The vectors of all texts of a request. Raises what the engine raises, and aborts the others then."""
+    """Compute the vectors of all texts of a request. The first error of the engine is raised, and aborts the
+    other texts."""
     slots = asyncio.Semaphore(min(IN_FLIGHT, live.config.scheduler.max_queue))
 
     async def compute(index: int, request: Request) -> bytes:

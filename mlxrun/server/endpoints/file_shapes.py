@@ -1,4 +1,4 @@
-"""The two shapes of /v1/files, on one storage: OpenAI's, and Anthropic's for requests with its headers."""
+"""The two shapes of /v1/files on one storage: Anthropic's for requests with its headers, else OpenAI's."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Json = dict[str, Any]
 
 
 class OpenAIFiles:
-    """OpenAI's files. `fields`: of the form, besides the file; `id_prefix`: of new files."""
+    """OpenAI's files. `fields`: those of the form besides the file. `id_prefix`: of new files' ids."""
 
     fields = ("purpose", ANCHOR, SECONDS)
     id_prefix = "file-"
 
     def check_field(self, name: str, text: str) -> None:
-        """Check one field of a form, before the rest of the form has arrived."""
+        """Check one field of a form before the rest of the form has arrived. RequestError if it is wrong."""
         allowed = {"purpose": (PURPOSE, USER_DATA), ANCHOR: ("created_at",)}.get(name)
         if allowed is None:
             _check_seconds(text, name, OPENAI_SECONDS)
@@ -45,7 +45,7 @@ class OpenAIFiles:
             reject(name, f"only {names} {'is' if len(allowed) == 1 else 'are'} supported, not {quote(text)}")
 
     def read_fields(self, given: Mapping[str, str]) -> tuple[str, int | None]:
-        """The purpose of a file, and the seconds until it expires, from the fields of its form."""
+        """Read a file's purpose, and the seconds until it expires (None: never), from its form."""
         expires = ANCHOR in given or SECONDS in given
         for name in ("purpose", *((ANCHOR, SECONDS) if expires else ())):
             if name not in given:
@@ -59,7 +59,7 @@ class OpenAIFiles:
         return {"id": file_id, "object": "file", "deleted": True}
 
     def make_page(self, request: web.Request, files: Sequence[StoredFile]) -> Json:
-        """The page of `files`, newest first, that the URL asks for."""
+        """Build the page that the URL asks for. `files`: newest first."""
         query = read_query(request, ("after", "limit", "order", "purpose"))
         purpose = query.get("purpose")
         found = [file for file in files if purpose in (None, file.purpose)]
@@ -67,7 +67,7 @@ class OpenAIFiles:
 
 
 class AnthropicFiles:
-    """Anthropic's files. Their purpose is OpenAI's for files of any use."""
+    """Anthropic's files. They have the purpose of OpenAI's files of any use."""
 
     fields = ("expires_in_seconds",)
     id_prefix = "file_"
@@ -124,5 +124,5 @@ OPENAI, ANTHROPIC = OpenAIFiles(), AnthropicFiles()
 
 
 def choose_shape(request: web.Request) -> FileShape:
-    """The shape of a request, by its headers."""
+    """Choose the shape of a request by its headers."""
     return ANTHROPIC if is_anthropic(request) else OPENAI

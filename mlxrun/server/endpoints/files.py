@@ -1,7 +1,8 @@
-"""/v1/files: uploads of job files, images, PDFs and texts, and downloads, none of which is held in memory.
+"""/v1/files: uploads and downloads of job files, images, PDFs and texts.
 
-An upload is written to disk as it arrives, and becomes a file once it is complete. A file belongs to the API
-key that it was sent with: for other keys it does not exist. file_shapes.py has the shapes of both APIs.
+An upload is written to disk as it arrives, and becomes a file once it is complete. No file is held in memory.
+A file belongs to the API key that it was sent with; for other keys it does not exist. file_shapes.py has the
+shapes of both APIs.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TYPE = "Content-Type"  # of the file, among the fields
 
 
 async def upload_file(request: web.Request) -> web.Response:
-    """Receive a file: a form with `file` and the fields of its API, in any order."""
+    """Receive a form with `file` and the fields of its API, in any order."""
     shape = choose_shape(request)
     storage = (await get_open_queue(request)).storage
     most, length = request.app[CONFIG].batch.max_file_bytes, request.content_length or 0
@@ -66,8 +67,8 @@ async def upload_file(request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def open_upload(storage: Storage, most: int) -> AsyncIterator[Upload]:
-    """An upload that is removed after the block unless it was added, even if the client disconnects while a
-    worker thread is still creating its file."""
+    """Start an upload. After the block it is removed unless it was added. That holds even if the client
+    disconnects while a worker thread is still creating the file."""
     starting = asyncio.ensure_future(asyncio.to_thread(storage.start_upload, most))
     try:
         yield await asyncio.shield(starting)
@@ -184,7 +185,7 @@ async def get_content(request: web.Request) -> web.StreamResponse:
 
 
 async def delete_file(request: web.Request) -> web.Response:
-    """Delete a file. A batch that was created with it continues."""
+    """Delete a file. A batch that was created from it continues."""
     queue, file = await _find(request)
     await asyncio.to_thread(queue.storage.delete, file.id)
     return json_response(choose_shape(request).describe_deleted(file.id))

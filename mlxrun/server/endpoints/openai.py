@@ -31,7 +31,7 @@ _CREATED = int(time.time())  # `created` of the models: about when the server wa
 
 
 async def create_completion(request: web.Request) -> web.StreamResponse:
-    """Answer a body of chat/completions or completions: with one object, or with a stream of chunks."""
+    """Answer a body of chat/completions or completions with one object, or with a stream of chunks."""
     app = request.app
     body = await read_body_with_files(request)
     prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
@@ -86,7 +86,7 @@ def _get_id(prepared: PreparedRequest) -> str:
 
 
 async def list_models(request: web.Request) -> web.Response:
-    """List the names of the model. Anthropic's clients use the same path."""
+    """List the names of the model, for clients of both APIs."""
     engine = request.app[ENGINE]
     names = list_names(engine.model)
     if is_anthropic(request):
@@ -95,8 +95,8 @@ async def list_models(request: web.Request) -> web.Response:
 
 
 async def get_model(request: web.Request) -> web.Response:
-    """Describe the model by one name. If the config has no names, any name is accepted, and the real one is
-    returned."""
+    """Describe the model by one of its names. If the config has no names, every name is accepted, and the
+    real one is returned. NotFound for a name that is not served."""
     engine = request.app[ENGINE]
     name = "/".join(request.match_info.values())
     adapter = choose_adapter(name, engine.model)

@@ -1,10 +1,9 @@
-"""OpenAI's /v1/responses: which responses run, which are stored, and who may see them. api/responses turns
-bodies into chat bodies, and answers into events.
+"""OpenAI's /v1/responses; api/responses reads the bodies and builds the events.
 
-A response is generated while its request is open, or in the background, where its client polls it or follows
-its events. In the background it has a task, which goes on when its client disconnects, and is queued like
-every other request, with the same priority and time limit. The server's shutdown waits for it as for others;
-after server.drain_timeout it fails. Nothing of it survives a restart.
+A response is generated while its request is open, or in the background. In the background its client polls it
+or follows its events, and its task goes on when the client disconnects. It is queued like every other
+request, with the same priority and time limit. The server's shutdown waits for it as for others; after
+server.drain_timeout it fails. A restart loses it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ SURFACE_NAME = "responses"
 
 @dataclass(eq=False)
 class BackgroundResponse:
-    """One response that is to run. `held`: contexts that are left when it has ended."""
+    """A response that will run in the background. `held`: contexts that are left when it has ended."""
 
     app: web.Application
     owner: str
@@ -58,7 +57,7 @@ class BackgroundResponse:
     _answered: bool = False  # its client knows it: from now on an error is part of the response
 
     async def start(self) -> RunningResponse:
-        """Start the task. Raises what the engine raises at once, such as Overloaded."""
+        """Start the task. Raises the engine's errors of the first START_SECONDS, such as Overloaded."""
         tasks = self.app[RESPONSES].tasks
         task = asyncio.create_task(self._run())
         tasks.add(task)
@@ -107,7 +106,7 @@ class BackgroundResponse:
 
 
 async def cancel_background_responses(app: web.Application) -> None:
-    """End what still runs. A handler of aiohttp's on_shutdown."""
+    """End all responses in the background. A handler of aiohttp's on_shutdown."""
     tasks = tuple(app[RESPONSES].tasks)
     for task in tasks:
         task.cancel()
@@ -124,7 +123,7 @@ async def _prepare(request: web.Request, body: Any, token: str) -> tuple[Respons
 
 
 async def create_response(request: web.Request) -> web.StreamResponse:
-    """Answer a body: with one object, with a stream of events, or in the background."""
+    """Answer a body with one object, with a stream of events, or in the background."""
     body, responses, owner = await read_body_with_files(request), request.app[RESPONSES], key_name(request)
     token = responses.make_token()
     with ExitStack() as stack:
@@ -191,7 +190,7 @@ async def _iterate(events: Sequence[Event]) -> AsyncIterator[Event]:
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
-    """Count the tokens that the engine would get for a body, images included."""
+    """Count the tokens that the engine would get for a body, with those of images."""
     _, prepared = await _prepare(request, await read_body_with_files(request), "count")
     return json_response({"object": "response.input_tokens", "input_tokens": prepared.prompt_tokens})
 
@@ -201,7 +200,7 @@ def _find(request: web.Request) -> RunningResponse | StoredObject:
 
 
 async def get_response(request: web.Request) -> web.StreamResponse:
-    """Retrieve a response as it was sent, or as it is so far; or the events of one in the background."""
+    """Return a response, finished or so far. With `stream`, send the events of one in the background."""
     query = read_include_query(request, ("stream", "include_obfuscation", "starting_after"))
     start = _read_start(query)
     found = _find(request)
@@ -225,7 +224,7 @@ def _read_start(query: dict[str, str]) -> int | None:
 
 
 async def delete_response(request: web.Request) -> web.Response:
-    """Delete a stored response. Those that continued from it stay as they are."""
+    """Delete a stored response. Responses that continued it stay as they are."""
     responses, owner, name = request.app[RESPONSES], key_name(request), request.match_info["id"]
     if isinstance(responses.find(owner, name), RunningResponse):
         raise RequestError(f"the response {name} is still running: cancel it first")
@@ -234,7 +233,7 @@ async def delete_response(request: web.Request) -> web.Response:
 
 
 async def cancel_response(request: web.Request) -> web.Response:
-    """End a running response; it keeps what was generated, and its own request ends with it."""
+    """End a running response. It keeps the output so far, and its own request ends with it."""
     found = _find(request)
     response = found.body
     if isinstance(found, RunningResponse):
@@ -246,8 +245,8 @@ async def cancel_response(request: web.Request) -> web.Response:
 
 
 async def list_input_items(request: web.Request) -> web.Response:
-    """List the items that a response was generated from, with those of the responses before it; newest first
-    unless `order` is asc."""
+    """List the input items of a response, with those of the responses before it. They are newest first unless
+    `order` is asc."""
     query = read_include_query(request, ("limit", "order", "after"))
     items = sort_by_order(_find(request).context[::-1], query)
     return json_response(make_page(items, query, dict))

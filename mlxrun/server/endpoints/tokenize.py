@@ -1,5 +1,8 @@
-"""vLLM's tokenize, detokenize and tokenizer_info: the token ids that the engine would get for a prompt, the
-text of token ids, and what a client needs to write prompts itself."""
+"""vLLM's tokenize, detokenize and tokenizer_info.
+
+They return the token ids that the engine would get for a prompt, and the text of token ids. Clients that
+write prompts themselves get the special tokens and the chat template.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")  # tokens that t
 
 
 async def tokenize_prompt(request: web.Request) -> web.Response:
-    """`{"prompt"}` or `{"messages"}` to `{"count", "max_model_len", "tokens"}`; images included."""
+    """Answer `{"prompt"}` or `{"messages"}` with `{"count", "max_model_len", "tokens"}`, images included."""
     engine = request.app[ENGINE]
     strict = engine.context.config.server.strict_fields
     body = await read_body_with_files(request)
@@ -66,7 +69,7 @@ def _tokenize_text(given: Mapping[str, Any], model_info: ModelInfo) -> tuple[int
 
 
 async def detokenize_ids(request: web.Request) -> web.Response:
-    """`{"tokens"}` to `{"prompt"}`, special tokens included."""
+    """Answer `{"tokens"}` with `{"prompt"}`, special tokens included."""
     model = request.app[ENGINE].model
     given = DETOKENIZE.check(await read_json(request))
     choose_adapter(given.get("model"), model)
@@ -85,7 +88,7 @@ def _decode(ids: list[int], model: ModelInfo) -> str:
 
 
 async def get_tokenizer_info(request: web.Request) -> web.Response:
-    """What tokenizer_config.json has: the special tokens and the chat template, as the server uses them."""
+    """Return fields of tokenizer_config.json as the server uses them: special tokens and chat template."""
     model = request.app[ENGINE].model
     body = {"tokenizer_class": type(model.tokenizer).__name__, "model_max_length": model.context_length}
     special = {

@@ -1,1 +1,1 @@
-"""What requests of every API have in common."""
+"""HTTP for every API: access, bodies, errors, lists, streams and routes."""

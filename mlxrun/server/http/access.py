@@ -1,6 +1,6 @@
-"""What is known of every request: the server's config, the request's id, and whether it may use the server.
+"""The server's config, the ids of requests, and which requests may use the server.
 
-That depends on API keys, the host names that requests may be for, and the origins of web pages.
+That depends on API keys, on the host names in Host headers, and on the origins of web pages.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ACTIVE_IDS = web.AppKey("active_ids", set[str])  # of all requests that are bein
 
 
 def request_id(request: web.BaseRequest, taken: Set[str] = frozenset()) -> str:
-    """The id of a request. The first call chooses it: the client's own if it is valid and not in `taken`,
-    else a new one."""
+    """Return the id of a request. The first call chooses it: the client's `x-request-id` if that is valid and
+    not in `taken`, else a new one."""
     if _ID not in request:
         wanted = request.headers.get(ID_HEADER, "")
         usable = _VALID_ID.fullmatch(wanted) is not None and wanted not in taken
@@ -41,7 +41,7 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class ApiKeys:
-    """The API keys of a config, which has a name for each. Without any keys every request is accepted."""
+    """The API keys of a config, by name. If there are none, every request is accepted."""
 
     def __init__(self, keys: Mapping[str, str]) -> None:
         self._digests = {name: _hash_secret(secret) for name, secret in keys.items()}
@@ -50,7 +50,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def find_name(self, secret: str) -> str | None:
-        """The name of a key, or None. All keys are compared, so the time taken tells nothing about them."""
+        """Return the name of a key, or None. All keys are compared, so the time tells nothing about them."""
         given, found = _hash_secret(secret), None
         for name, digest in self._digests.items():
             if hmac.compare_digest(given, digest):
@@ -58,7 +58,7 @@ class ApiKeys:
         return found
 
     def check(self, request: web.Request) -> None:
-        """Raise Unauthorized unless the request has a valid key; `key_name` then returns the key's name."""
+        """Raise Unauthorized unless the request has a valid key. Afterwards `key_name` returns its name."""
         if not self._digests:
             return
         secrets = _read_secrets(request)
@@ -74,13 +74,13 @@ API_KEYS = web.AppKey("api_keys", ApiKeys)
 
 
 def key_name(request: web.Request) -> str:
-    """The name of the key that a request was sent with; empty if the server has no keys."""
+    """Return the name of the request's API key; empty if the server has no keys."""
     return request.get(_KEY_NAME) or ""
 
 
 def may_access(key: str, owner: str) -> bool:
-    """Whether requests with the key of this name may see what the key named `owner` created. Without keys all
-    may see all."""
+    """Tell whether requests with the key of this name may see what the key named `owner` created. Without
+    keys all may see all."""
     return not key or owner in ("", key)
 
 
@@ -92,8 +92,8 @@ def _read_secrets(request: web.Request) -> list[str]:
 
 
 def is_same_secret(given: str, secret: str) -> bool:
-    """Whether two texts are equal, in a time that tells nothing about them. A header's text may have lone
-    surrogates, for bytes that are not UTF-8."""
+    """Tell whether two texts are equal, in a time that tells nothing about them. A header's text may have
+    lone surrogates, for bytes that are not UTF-8."""
     return hmac.compare_digest(_hash_secret(given), _hash_secret(secret))
 
 
@@ -102,10 +102,10 @@ def _hash_secret(secret: str) -> bytes:
 
 
 class AllowedSites:
-    """The host names that the server may be called by, and the web pages that may use it.
+    """The host names by which the server may be called, and the web pages that may use it.
 
-    A page can have its own name resolve to this machine (DNS rebinding). Its browser then takes the server
-    for the page's own site, but the Host header still has that name. Raises ConfigError for an item of
+    A page can make its own name resolve to this machine (DNS rebinding). Its browser then takes the server
+    for the page's own site, but the Host header still has that name. ConfigError for an item of
     server.allowed_hosts that is not a host name.
     """
 
@@ -119,8 +119,10 @@ class AllowedSites:
         self._checks_hosts = is_limited and not settings.api_keys and not self._any_host
 
     def check_host(self, request: web.Request) -> None:
-        """Raise Forbidden if the request is for a name that is not allowed. A request without a Host header
-        comes from no browser; an IP address cannot be made to resolve to this machine."""
+        """Raise Forbidden if the Host header has a name that is not allowed.
+
+        IP addresses are allowed, since no page can make one resolve to this machine. So are requests without
+        a Host header, since no browser sends them."""
         if not self._checks_hosts:
             return
         for host in request.headers.getall("Host", ()):
@@ -132,8 +134,9 @@ class AllowedSites:
                 )
 
     def check_origin(self, request: web.Request) -> None:
-        """Raise Forbidden if a page of another site makes a browser change something here: browsers send
-        such requests without asking first, and only hide the response from the page."""
+        """Raise Forbidden if a page of another site makes a browser change something here.
+
+        Browsers send such requests without asking first, and only hide the response from the page."""
         origin = request.headers.get("Origin")
         if origin is None or request.method in _SAFE_METHODS:
             return
@@ -144,7 +147,7 @@ class AllowedSites:
             raise Forbidden(f"web pages of {quote(origin)} may not use this server: see server.cors_origins")
 
     def find_allowed_origin(self, request: web.Request) -> str | None:
-        """The value of Access-Control-Allow-Origin for the request's page; None if it is not allowed."""
+        """Return the Access-Control-Allow-Origin for the request's page; None if the page is not allowed."""
         origin = request.headers.get("Origin")
         if origin is None:
             return None

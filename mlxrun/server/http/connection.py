@@ -1,7 +1,6 @@
-"""The responses to bytes that are not an HTTP request, and to connections above the limit.
+"""Answers bytes that are not an HTTP request, connections above the limit, and an unknown `Expect` header.
 
-They belong to no known surface, so both have the shape of OpenAI's errors. An expectation that aiohttp
-refuses is answered here too.
+The first two belong to no known surface, so they get OpenAI's errors.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ from mlxrun.server.http.surface import ROUTES
 
 
 class HttpConnection(web.RequestHandler):
-    """One connection. What aiohttp itself refuses, such as a broken request line, headers that are too long
-    or invalid chunks, is answered in JSON like every other error."""
+    """One connection. aiohttp itself refuses broken request lines, long headers and invalid chunks. These
+    errors are answered in JSON like all others."""
 
     __slots__ = ()
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a request, or for the rest of its head."""
+        """Whether the connection waits for a request, or for the rest of a request's head."""
         return self._waiter is not None and not self._waiter.done() and self._current_request is None
 
     @property
     def idle_until(self) -> float:
-        """When it is closed if no request comes, by the loop's clock: of idle ones, the first is the one that
-        has been idle longest."""
+        """The time of the loop's clock, in seconds, when it is closed if no request comes. It is smallest for
+        the connection that has been idle longest."""
         return self._next_keepalive_close_time
 
     def handle_error(
@@ -44,7 +43,7 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """aiohttp's hook: answers unreadable requests, and errors outside the middleware."""
+        """Answer an unreadable request, or an error outside the middleware. aiohttp calls this."""
         super().handle_error(request, status, exc, message)  # logs; raises if an answer has begun
         error: MlxrunError = MlxrunError("internal error")
         if status < 500:
@@ -59,8 +58,8 @@ class HttpConnection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """aiohttp's hook: sends a response. It has plain text for an unknown `Expect`, which it refuses
-        before the middleware."""
+        """Send a response. aiohttp calls this. It refuses an unknown `Expect` in plain text and before the
+        middleware; that response becomes JSON."""
         if isinstance(resp, web.HTTPExpectationFailed) and isinstance(request, web.Request):
             value = quote(request.headers.get("Expect", ""))
             error = RequestError(f"the header Expect: {value} is not supported; only 100-continue is")
@@ -71,8 +70,8 @@ class HttpConnection(web.RequestHandler):
 
 
 def close_idle(connections: Iterable[web.RequestHandler]) -> bool:
-    """Close the connection that has been idle longest, if one is idle: clients that keep connections and say
-    nothing do not lock out others."""
+    """Close the connection that has been idle longest; False if none is idle. So clients with idle
+    connections do not lock out others."""
     idle = [each for each in connections if isinstance(each, HttpConnection) and each.is_idle]
     if not idle:
         return False
@@ -91,7 +90,7 @@ _FULL_BODY = (
 
 
 class RefusedConnection(asyncio.Protocol):
-    """A connection above server.max_connections while none is idle: it gets a 503 and is closed."""
+    """A connection above server.max_connections while none is idle. It gets a 503 and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)

@@ -1,6 +1,6 @@
 """JSON bodies. Requests are read strictly: limited size, UTF-8, no duplicate key, no NaN, no Infinity.
 
-Large bodies are parsed on a worker thread; the callback for objects lets the event loop run meanwhile.
+Large bodies are parsed on a worker thread. The callback for objects lets the event loop run meanwhile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 async def read_json(request: web.Request) -> Any:
-    """Read the body. Raises BodyTooLarge, or RequestError that says where it is not JSON."""
+    """Read the body. BodyTooLarge if it is too large; RequestError if it is not JSON; TimedOut if it stops
+    arriving."""
     config = request.app[CONFIG]
     raw = await read_bytes(request, get_max_body_bytes(request.app))
     body = await _parse(raw)
@@ -48,25 +49,25 @@ async def read_json(request: web.Request) -> Any:
 
 
 async def read_empty_body(request: web.Request) -> None:
-    """Read the body of an endpoint without fields: none, or `{}`. RequestError names any field."""
+    """Read the body of an endpoint without fields: none, or `{}`. RequestError for any field."""
     raw = await read_bytes(request, get_max_body_bytes(request.app))
     for key in check_type(await _parse(raw), dict, "body") if raw.strip() else ():
         reject(shorten(key), "unknown parameter: this endpoint takes none", code=UNKNOWN)
 
 
 def encode_json(data: Any) -> str:
-    """Compact JSON."""
+    """Encode compact JSON."""
     return _encoder.encode(data)
 
 
 def encode_utf8(text: str) -> bytes:
-    """JSON text as UTF-8; a lone surrogate, which UTF-8 cannot encode, becomes its JSON escape."""
+    """Encode JSON text as UTF-8. A lone surrogate, which UTF-8 cannot encode, becomes its JSON escape."""
     return text.encode("utf-8", "backslashreplace")
 
 
 def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    """A response of compact JSON. orjson encodes the numbers of logprobs and embeddings in a twentieth of the
-    time; what it refuses, such as lone surrogates and integers of more than 64 bits, Python encodes."""
+    """Make a response of compact JSON. orjson takes a twentieth of the time for logprobs and embeddings. It
+    refuses lone surrogates and integers of more than 64 bits; Python encodes those."""
     try:
         body = orjson.dumps(data)
     except orjson.JSONEncodeError:
@@ -75,7 +76,7 @@ def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def get_max_body_bytes(app: web.Application) -> int:
-    """The maximum size of a body: as configured, or what fits the model's context and images."""
+    """Return the maximum bytes of a body: the config's, or enough for the model's context and images."""
     configured = app[CONFIG].server.max_body_bytes
     if configured is not None:
         return configured
@@ -86,7 +87,7 @@ def get_max_body_bytes(app: web.Application) -> int:
 
 
 async def read_bytes(request: web.Request, most: int) -> bytes:
-    """The body as it was sent, of at most so many bytes."""
+    """Read the body as it was sent. BodyTooLarge if it has more than `most` bytes."""
     check_length(request, most)
     parts: list[bytes] = []
     size = 0
@@ -99,7 +100,7 @@ async def read_bytes(request: web.Request, most: int) -> bytes:
 
 
 async def iterate_body(request: web.Request) -> AsyncIterator[bytes]:
-    """The body as it arrives; TimedOut if it stops arriving."""
+    """Yield the body as it arrives. TimedOut if nothing arrives for BODY_TIMEOUT seconds."""
     while True:
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
@@ -112,7 +113,7 @@ async def iterate_body(request: web.Request) -> AsyncIterator[bytes]:
 
 
 def check_length(request: web.Request, most: int) -> None:
-    """Raise BodyTooLarge if the request says that its body has more than `most` bytes."""
+    """Raise BodyTooLarge if the Content-Length is more than `most` bytes."""
     if request.content_length is not None and request.content_length > most:
         raise _make_too_large(request.content_length, most)
 
@@ -124,7 +125,7 @@ def _make_too_large(size: int, most: int) -> BodyTooLarge:
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse strict JSON."""
+    """Parse strict JSON. RequestError says where it is wrong."""
     if not raw.strip():
         raise RequestError("the body is empty; it must be JSON", code="invalid_json")
     try:
@@ -151,8 +152,8 @@ async def _parse(raw: bytes) -> Any:
 
 
 def check_value_counts(raw: bytes) -> None:
-    """Limit the number of values before any is made. Separators in strings are left out only if there are so
-    many that it matters."""
+    """Raise RequestError if a JSON text has too many values, before any is made. Separators in strings are
+    left out only if they matter."""
     counts = _count_values(raw)
     if counts[0] > MAX_NODES or counts[1] > MAX_VALUES:
         outside = raw.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]

@@ -1,9 +1,8 @@
 """The one middleware: gives each request an id, checks who sent it, and turns exceptions into responses.
 
-An error has the shape of the surface that the path belongs to; errors of unknown paths have OpenAI's.
-
-The text of prompts is logged with `log.prompts` only. Else the log has the code and the field of an error,
-and the type and traceback of a bug.
+An error has the shape of the path's surface; for unknown paths it has OpenAI's. The text of prompts is logged
+only with `log.prompts`. Otherwise the log has the code and the field of an error, and the type and traceback
+of a bug.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _REFUSAL = web.RequestKey("refusal", str)
 
 
 def describe_error(request: web.Request, error: Exception, *, with_text: bool) -> str:
-    """Why a request was refused or failed, for the end of its line; logs the traceback of a bug.
+    """Write why a request was refused or failed, for the end of its line; log the traceback of a bug.
 
     The text of an error may quote a prompt, so it is included only if `with_text`.
     """
@@ -57,8 +56,8 @@ def _format_error(code: str, text: str | None) -> str:
 
 
 def note_refusal(request: web.Request, code: str, text: str | None) -> None:
-    """Remember why another process has refused a request, for the end of its line. `text`: the field, or what
-    may be logged."""
+    """Remember why another process has refused a request, for the end of its line. `text`: the field, or
+    another text that may be logged."""
     request[_REFUSAL] = _format_error(repr(code)[1:-1], text)
 
 
@@ -70,7 +69,7 @@ def log_end(
     end: str,
     error: Exception | None = None,
 ) -> None:
-    """Log the one line of a request. `took`: seconds; `end`: from `describe_end` and `describe_error`."""
+    """Log the one line of a request. `took`: seconds. `end`: from `describe_end` and `describe_error`."""
     level = logging.DEBUG if endpoint is not None and endpoint.public and error is None else logging.INFO
     if error is not None and (status or 0) >= 500:
         level = logging.WARNING
@@ -82,10 +81,10 @@ def log_end(
 
 
 def describe_end(request: web.Request, surface: Surface, status: int | None) -> tuple[int, str]:
-    """The status that a request counts with in the metrics, and how its line in the log ends.
+    """Return the status with which a request counts in the metrics, and the end of its line in the log.
 
-    `status` is what was sent, None if the client disconnected. A stream sends 200 long before it fails, so it
-    counts with the status of the error that ended it.
+    `status`: the one that was sent; None if the client disconnected. A stream sends 200 long before it fails,
+    so it counts with the status of the error that ended it.
     """
     error = request.get(ENGINE_ERROR)
     if status is None:
@@ -103,7 +102,7 @@ _HEADERS_SENT = web.RequestKey("headers_sent", bool)
 
 @web.middleware
 async def handle_request(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer one request, whatever its handler raises."""
+    """Answer one request. An exception of the handler becomes a response."""
     app = request.app
     active, clock = app[ACTIVE_IDS], app[ENGINE].clock
     rid, started = request_id(request, active), clock()
@@ -193,7 +192,7 @@ def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Respons
 
 
 async def add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the headers of every response, streams included. A handler of aiohttp's on_response_prepare."""
+    """Add the headers that every response has, also a stream. A handler of aiohttp's on_response_prepare."""
     app, active = request.app, request.app[ACTIVE_IDS]
     request[_HEADERS_SENT] = True
     response.headers["Server"] = f"mlxrun/{__version__}"

@@ -1,6 +1,4 @@
-"""OpenAI's and Anthropic's lists: the parameters of their URLs, and their pages. An unknown parameter is an
-error.
-"""
+"""OpenAI's and Anthropic's lists: the parameters of their URLs, and their pages."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ Item = TypeVar("Item")
 
 
 def read_query(request: web.Request, allowed: Sequence[str]) -> dict[str, str]:
-    """The parameters of the URL. RequestError names one that is not `allowed`."""
+    """Return the parameters of the URL. RequestError for one that is not `allowed`."""
     for name in request.query:
         if name not in allowed:
             reject_unknown(name, allowed)
@@ -23,7 +21,7 @@ def read_query(request: web.Request, allowed: Sequence[str]) -> dict[str, str]:
 
 
 def sort_by_order(newest_first: Sequence[Item], query: Mapping[str, str]) -> list[Item]:
-    """Items, newest first, in the `order` of the query."""
+    """Return the items in the `order` of the query; newest first if it has none."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         reject("order", f"{quote(order)} is neither 'asc' nor 'desc'")
@@ -38,7 +36,8 @@ def make_page(
     default: int = 20,
     most: int = 100,
 ) -> dict[str, Any]:
-    """OpenAI's list object: `limit` of the items after the one whose id is `after`."""
+    """Build OpenAI's list object: `limit` items behind the one whose id is `after`. RequestError if one of
+    these parameters is wrong."""
     limit = _read_limit(query, default, most)
     found = [render(item) for item in items]
     start = _find_position(found, query, "after") + 1 if "after" in query else 0
@@ -48,7 +47,7 @@ def make_page(
 def make_anthropic_page(
     items: Sequence[Item], query: Mapping[str, str], render: Callable[[Item], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Anthropic's list object: `limit` of the items after `after_id`, or of those just before `before_id`."""
+    """Build Anthropic's list object: `limit` items behind `after_id`, or just before `before_id`."""
     limit = _read_limit(query, 20, 1000)
     found = [render(item) for item in items]
     if "before_id" in query:
@@ -65,7 +64,8 @@ def _read_limit(query: Mapping[str, str], default: int, most: int) -> int:
 
 
 def parse_number(text: str, param: str, least: int, most: int, what: str = "a number") -> int:
-    """A whole number in text; `what`: for the error."""
+    """Parse a whole number. RequestError unless it is from `least` to `most`. `what`: for the error's
+    text."""
     if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
         reject(param, f"{quote(text)} is not {what} from {least} to {most}")
     return int(text)

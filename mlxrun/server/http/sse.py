@@ -1,7 +1,7 @@
 """One stream of server-sent events, kept alive while no event comes, and ended with its request.
 
-`send` waits for a slow reader, which holds up only its own request: the engine's client merges events
-meanwhile. A reader that takes nothing until its request has timed out is disconnected.
+`send` waits for a slow reader. The reader holds up only its own request, since the engine's client merges
+events meanwhile. A reader that takes nothing until its request has timed out is disconnected.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _HEADERS = {
 
 
 class EventStream:
-    """One stream, to be opened by `open_stream`. `response` is what the handler returns. `live` is None for
-    events that have all come.
+    """One stream; `open_stream` makes it. `response`: the handler returns it. `live`: None if all events are
+    there already.
 
     The headers are sent with the first event, so an error before it has its own status. While there is no
-    event to send, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
+    event, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class EventStream:
 
     @property
     def started(self) -> bool:
-        """Whether the headers have been sent: from then on an error must be an event."""
+        """Whether the headers have been sent. From then on an error must be an event."""
         return self.response.prepared
 
     async def send(self, data: EventData, event: str | None = None) -> None:
-        """Send one event. A str is sent as it is: JSON already, or a word such as [DONE]."""
+        """Send one event. A str is sent as it is: it is JSON already, or a word such as [DONE]."""
         text = data if isinstance(data, str) else encode_json(data)
         if "\n" in text:
             text = text.replace("\n", "\ndata: ")
@@ -73,7 +73,7 @@ class EventStream:
             self._pending -= 1
 
     async def keep_alive(self) -> None:
-        """Send pings, or comments, whenever no event was sent for server.keepalive seconds."""
+        """Send a ping or a comment whenever no event was sent for server.keepalive seconds."""
         interval = self._request.app[CONFIG].server.keepalive
         live = self._live
         if live is None:
@@ -101,7 +101,7 @@ class EventStream:
 async def open_stream(
     request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
 ) -> AsyncIterator[EventStream]:
-    """A stream that is kept alive during the block, and ended after it unless the block raises."""
+    """Open a stream. It is kept alive within the block, and ended after it unless the block raises."""
     stream = EventStream(request, live, ping=ping)
     keep_alive = asyncio.create_task(stream.keep_alive())
     try:

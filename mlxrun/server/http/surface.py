@@ -1,7 +1,7 @@
-"""What an API surface is: its endpoints, and the shape of its errors. Each surface module has a `SURFACE`.
+"""API surfaces: their endpoints, and the shape of their errors. Each surface module has a `SURFACE`.
 
-`Routes` finds the surface and endpoint of a request. /openapi.json is made of the endpoints that are switched
-on and of the schemas that validate their bodies.
+`Routes` finds the surface and endpoint of a request. /openapi.json is made from the endpoints that are
+switched on, and from the schemas of their bodies.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One path and method. `path` may have parts such as `{id}`; `body` is a schema for /openapi.json."""
+    """One path and method. `path`: may have parts such as `{id}`. `body`: a schema for /openapi.json."""
 
     method: str
     path: str
@@ -39,9 +39,9 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """`name` is the key of `apis:` that switches it, and so is `needs` if there is a second one; `error_body`
-    gets the error and the request's id; `lacking`: paths that the API has elsewhere and that patterns of this
-    one's endpoints match, and why there are none."""
+    """The endpoints of one API. `name`, `needs`: the keys of `apis:` that switch it; `needs` may be empty.
+    `error_body`: gets the error and the request's id. `lacking`: paths of the original API that do not exist
+    here although a pattern matches them, and why."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -56,14 +56,14 @@ class Surface:
         return (self.name, self.needs) if self.needs else (self.name,)
 
     def adapt(self, request: web.Request) -> Surface:
-        """The surface with errors in the shape that the client of a request reads."""
+        """Return this surface, with Anthropic's errors if the request is from a client of that API."""
         if not is_anthropic(request):
             return self
         return replace(self, error_body=anthropic.build_error, status=anthropic.get_error_status)
 
 
 def is_anthropic(request: web.Request) -> bool:
-    """Whether a request is from a client of Anthropic's API, by its headers. Some paths serve both APIs."""
+    """Tell whether a request has headers of Anthropic's API. Some paths serve both APIs."""
     return "anthropic-version" in request.headers or "anthropic-beta" in request.headers
 
 
@@ -89,14 +89,14 @@ class Routes:
                     self._endpoints[route] = (surface, endpoint)
 
     def find(self, request: web.Request) -> tuple[Surface, Endpoint | None]:
-        """The surface and endpoint of a request. If the path has other methods only, the surface alone."""
+        """Find the surface and endpoint of a request. A path with other methods only has no endpoint."""
         found = self._endpoints.get(request.match_info.route)
         if found is not None:
             return found
         return _find_surface(self.surfaces, request.path) or UNKNOWN_SURFACE, None
 
     def list_methods(self, path: str) -> list[str]:
-        """The methods of a path: those of its own endpoints, or else of the patterns that it matches."""
+        """List the methods of a path: of its own endpoints, else of the patterns that it matches."""
         endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)
         matching = [endpoint for endpoint in endpoints if _matches(endpoint.path, path)]
         own = [endpoint for endpoint in matching if endpoint.path == path]
@@ -104,7 +104,7 @@ class Routes:
         return sorted(methods | ({"HEAD"} if "GET" in methods else set()))
 
     def make_not_found(self, request: web.Request) -> NotFound:
-        """The error for a path that does not exist; it suggests others."""
+        """Make the error for a path that does not exist. It suggests others."""
         off = _find_surface(self._off, request.path)
         if off is not None:
             keys = " or ".join(f"apis.{name}: false" for name in off.switches)
@@ -123,7 +123,7 @@ class Routes:
         return NotFound(f"the path {name[:200]} does not exist{suggest(request.path, paths)}{others}")
 
     def find_lacking(self, request: web.Request) -> str | None:
-        """Why there is no such path, although a pattern matches it; None if nobody says so."""
+        """Return why a path does not exist although a pattern matches it (`Surface.lacking`), or None."""
         return next((s.lacking[request.path] for s in self.surfaces if request.path in s.lacking), None)
 
     def _list_paths(self, method: str) -> list[str]:
@@ -150,7 +150,7 @@ def _matches(pattern: str, path: str) -> bool:
 
 
 def make_document(surfaces: Iterable[Surface], *, needs_keys: bool) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. `needs_keys`: whether requests need an API key."""
+    """Build the OpenAPI 3.1 document. `needs_keys`: whether requests need an API key."""
     paths: dict[str, dict[str, Any]] = {}
     for surface in surfaces:
         for endpoint in surface.endpoints:

@@ -1,7 +1,7 @@
-"""Responses of /v1/responses that are being generated, beside those that are stored.
+"""The responses of /v1/responses that are being generated, and access to the stored ones.
 
-A response runs while its request is open, or in the background: then it has a task of its own and records its
-events, which any number of streams may follow. A conversation that a response belongs to is locked meanwhile.
+A response runs while its request is open, or in the background. In the background it has a task of its own,
+and records its events; any number of streams may follow them. Its conversation is locked meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNFINISHED = ("queued", "in_progress")
 
 @dataclass(eq=False)
 class RunningResponse:
-    """A response that is being generated. `done` gets its body at the end."""
+    """A response that is being generated. `done`: gets the body at the end."""
 
     live: LiveRequest
     request: ResponseRequest
@@ -50,21 +50,21 @@ class RunningResponse:
 
     @property
     def context(self) -> tuple[Item, ...]:
-        """The items of its prompt."""
+        """The items of the conversation up to its output."""
         return self.request.context
 
     def __post_init__(self) -> None:
         self.visible = self.body
 
     def record(self, events: Sequence[Event] = ()) -> None:
-        """Show what has come so far: the body to those that poll, the events to those that follow."""
+        """Show the body so far to clients that poll, and these events to clients that follow."""
         self.visible = self.body
         self.events += events
         recorded, self._recorded = self._recorded, asyncio.Event()
         recorded.set()
 
     async def follow(self, start: int) -> AsyncIterator[Event]:
-        """The recorded events from number `start` on, as they come."""
+        """Yield the recorded events from number `start` on, as they come."""
         while True:
             for event in self.events[start:]:
                 yield event
@@ -76,7 +76,7 @@ class RunningResponse:
 
 
 class Responses:
-    """The responses of one server: the running ones by id, and the stored ones with the conversations."""
+    """The responses of one server: `running` by id; `store` has the ended ones, and the conversations."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.running: dict[str, RunningResponse] = {}
@@ -87,11 +87,12 @@ class Responses:
         self._locked: set[tuple[str, str]] = set()  # owners and ids of conversations
 
     def make_token(self) -> str:
-        """The random part of a new id: 32 hexadecimal digits."""
+        """Make the random part of a new id: 32 hexadecimal digits."""
         return (self.token_prefix + secrets.token_hex(16))[:32]
 
     def make_lookup(self, owner: str) -> ResponseLookup:
-        """What a body of this owner may refer to."""
+        """Make the lookup of the stored things that a body of this owner may name. `history` raises
+        RequestError for a response that is still running."""
 
         def get_items(name: str, kind: str) -> Sequence[Item] | None:
             if self._get_running(owner, name) is not None:
@@ -108,7 +109,7 @@ class Responses:
 
     @contextmanager
     def run(self, live: LiveRequest, request: ResponseRequest, token: str) -> Iterator[RunningResponse]:
-        """List a response as running; after the block it is cancelled unless it has ended."""
+        """List a response as running within the block. Afterwards it is cancelled unless it has ended."""
         response = build_response(f"resp_{token}", int(time.time()), request, live.prepared)
         response["store"] = request.stored and self.stores_any
         run = RunningResponse(live, request, ResponseWriter(response, request, live.prepared))
@@ -124,7 +125,7 @@ class Responses:
 
     @contextmanager
     def lock_conversation(self, owner: str, name: str | None) -> Iterator[None]:
-        """Hold a conversation while it is read and changed. RequestError if it is held; None: no such one."""
+        """Lock a conversation within the block; None locks nothing. RequestError if it is locked already."""
         held = (owner, name or "")
         if held in self._locked:
             text = "conversation: another request is changing it; try again in a few seconds"
@@ -137,7 +138,7 @@ class Responses:
             self._locked.discard(held)
 
     async def save(self, run: RunningResponse, last: Sequence[Event] = ()) -> None:
-        """Store an ended response if it is to be stored, and add its items to its conversation. `last`:
+        """Store an ended response if its `store` is true, and add its items to its conversation. `last`:
         events that are not recorded yet."""
         response, owner = run.body, run.live.key_name
         items = (*run.context, *response["output"])
@@ -160,16 +161,17 @@ class Responses:
         self.store.add(await asyncio.to_thread(StoredObject.measure, owner, failed, ()))
 
     async def store_conversation(self, owner: str, body: dict[str, Any], items: Sequence[Item]) -> bool:
-        """Store a conversation in place of what it was; False if it is too large, and is not stored."""
+        """Store a conversation in place of its old state; False if it is too large: then neither is
+        stored."""
         return self.store.add(await asyncio.to_thread(StoredObject.measure, owner, body, items))
 
     def find(self, owner: str, name: str) -> RunningResponse | StoredObject:
-        """A response by its id. NotFound if its owner has none."""
+        """Return the response of this owner and id, running or stored. NotFound if there is none."""
         run = self._get_running(owner, name)
         return self.find_stored(owner, name, "response") if run is None else run
 
     def find_stored(self, owner: str, name: str, kind: str) -> StoredObject:
-        """A stored object by its id. NotFound if its owner has none of this kind."""
+        """Return the stored object of this owner and id. NotFound if there is none of this kind."""
         stored = self._get_stored(owner, name, kind)
         if stored is None:
             text = (
@@ -191,7 +193,7 @@ RESPONSES = web.AppKey("responses", Responses)
 
 
 def encode_events(events: Events) -> list[Event]:
-    """Events as they are stored and sent."""
+    """Encode events as they are stored and sent."""
     return [(each["type"], encode_json(each)) for each in events]
 
 
@@ -201,7 +203,7 @@ async def generate(
     begun: Awaitable[Any],
     has_begun: Callable[[], bool],
 ) -> Events:
-    """Generate an answer. `send` gets the events as they come, but for the last ones, which are returned.
+    """Generate an answer. `send` gets the events as they come. The last events are returned instead.
 
     The first events come with the first delta, or once `begun` is done. An error is raised unless
     `has_begun()`; then it is the last event.

@@ -1,8 +1,7 @@
-"""Responses and conversations that clients may retrieve or continue, stored in memory within limits of count
-and bytes.
+"""Stores responses and conversations in memory, within limits of count and bytes.
 
-The least recently used one is evicted first. Items that responses and conversations share are stored and
-counted once. Each belongs to the API key that created it: for others it does not exist.
+The least recently used object is evicted first. Items that several objects share are stored and counted once.
+An object belongs to the API key that created it; for other keys it does not exist.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _EVENT_BYTES = 150  # of an event besides its text
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """A finished response or a conversation, with its items; none of it is ever changed.
+    """A finished response or a conversation, with its items. It is never changed.
 
-    `body`: as it is returned. `items`: of a response those of its prompt and its output, with which the
-    response after it begins. `events`: those of a stream, if it ran in the background.
+    `body`: as clients get it. `items`: a response has those of its prompt and its output; the next response
+    begins with them. `events`: of a response that ran in the background.
     """
 
     owner: str
@@ -41,7 +40,7 @@ class StoredObject:
     def measure(
         cls, owner: str, body: dict[str, Any], items: Sequence[Item], events: Sequence[Event] = ()
     ) -> StoredObject:
-        """Measure an object; for a long conversation this takes long, so call it on a worker thread."""
+        """Make an object and measure its bytes. Slow for a long conversation: call it on a worker thread."""
         base_bytes = _count_bytes({**body, "output": None}) + 8 * len(items)
         base_bytes += sum(len(text) + _EVENT_BYTES for _, text in events)
         return cls(owner, body, tuple(items), base_bytes, tuple(map(_count_bytes, items)), tuple(events))
@@ -56,13 +55,12 @@ class StoredObject:
         return self.items[: len(self.items) - len(self.body["output"])]
 
     def iterate_sizes(self) -> Iterator[tuple[Item, int]]:
-        """Every item with its bytes."""
+        """Iterate over the items, each with its bytes."""
         return zip(self.items, self.item_bytes, strict=True)
 
 
 class ResponseStore:
-    """At most `max_objects` responses and conversations of together `max_bytes`. Bodies are read on worker
-    threads, so any thread may call it; no method takes long."""
+    """At most `max_objects` responses and conversations, of `max_bytes` together. Thread-safe and fast."""
 
     def __init__(self, max_objects: int, max_bytes: int) -> None:
         self.bytes = 0
@@ -77,8 +75,8 @@ class ResponseStore:
         return len(self._stored)
 
     def add(self, stored: StoredObject) -> bool:
-        """Store an object, in place of the one with its id; False if it alone exceeds the limits, so that
-        neither is stored."""
+        """Store an object in place of the one with its id. False if it alone exceeds the limits; then neither
+        is stored."""
         name = stored.id
         own = {id(item): size for item, size in stored.iterate_sizes()}
         if stored.base_bytes + sum(own.values()) > self._max_bytes:  # or all others would be evicted first
@@ -99,7 +97,7 @@ class ResponseStore:
             return name in self._stored
 
     def get(self, owner: str, name: str) -> StoredObject | None:
-        """The object of this owner and id, which becomes the most recently used one."""
+        """Return the object of this owner and id, if any, and make it the most recently used one."""
         with self._lock:
             stored = self._stored.get(name)
             if stored is None or stored.owner != owner:
@@ -108,12 +106,12 @@ class ResponseStore:
             return stored
 
     def get_item(self, owner: str, item_id: str) -> Item | None:
-        """An item of an object of this owner."""
+        """Return the newest item of this id in an object of this owner."""
         with self._lock:
             return self._index.get((owner, item_id))
 
     def delete(self, owner: str, name: str) -> None:
-        """Delete an object if it exists; others that share items with it keep them."""
+        """Delete an object if it exists. Other objects keep the items that they share with it."""
         with self._lock:
             if self.get(owner, name) is not None:
                 self._remove(name)

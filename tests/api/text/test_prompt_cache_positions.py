@@ -243,7 +243,7 @@ def test_a_template_that_refuses_a_variant_gives_no_boundary(caplog: pytest.LogC
     with caplog.at_level(logging.DEBUG, logger="mlxrun"):
         prompt = prompt_of(model_info, [SYSTEM, {"role": "user", "content": "hello, secret"}])
     assert prompt.cache_positions == () and prompt.ids == ids_of(prompt.text)
-    assert "no boundary: the chat template rejects the first 2 messages" in caplog.text
+    assert "no cache position: the chat template rejects the first 2 messages" in caplog.text
     assert "secret" not in caplog.text
 
 

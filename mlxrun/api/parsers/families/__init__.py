@@ -1,1 +1,1 @@
-"""The formats of model families: one module each, listed in `api/parsers/registry.py`."""
+"""The formats of model families, one record each. The lists are in `tool_calls.py` and `reasoning.py`."""

@@ -1,20 +1,20 @@
 """Families whose calls are elements of their own markup, with an element for each argument.
 
 Kimi K3: `<|open|>call tool="f" index="1"<|sep|>`, and in it
-`<|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>`, whose value is JSON unless it is a
-string; `<|open|>json type="object"<|sep|>{...}<|close|>json<|sep|>` holds all arguments instead. Calls stand
-in the channel `tools`, content in the channel `response`; their tags are ignored wherever they stand. The
-format is that of `encoding_k3.py`, which comes with the model.
+`<|open|>argument key="k" type="string"<|sep|>v<|close|>argument<|sep|>`. A value that is no string is JSON.
+`<|open|>json type="object"<|sep|>{...}<|close|>json<|sep|>` holds all arguments instead. Calls stand in the
+channel `tools`, content in the channel `response`; their tags are ignored wherever they stand. The format is
+that of `encoding_k3.py`, which comes with the model.
 
 MiniMax M3: `]<]minimax[>[<invoke name="f">]<]minimax[>[<k>v]<]minimax[>[</k>]<]minimax[>[</invoke>`. A token
-stands before every tag, and each argument is an element of its own name. Arrays hold `<item>` elements and
-objects an element for each member, so that values have the types of the schema; a member that is repeated is
-an array. Each invocation is a call by itself; the tags around them are ignored wherever they stand.
+stands before every tag. Each argument is an element of its own name. Arrays hold `<item>` elements, and
+objects an element for each member. A member that is repeated is an array. The schema gives the types of
+values. Each invocation is one call; the tags around them are ignored wherever they stand.
 
 MiniCPM5: `<function name="f"><param name="k">v</param></function>`, one element a call. A value with markup
-or newlines stands in `<![CDATA[...]]>`, as it is. Elsewhere the five entities of XML mean their characters.
-What is no string is written as JSON or as Python. Models also forget the space in a tag, and write all
-arguments as one object in a parameter that the tool does not have.
+or newlines stands unchanged in `<![CDATA[...]]>`. Elsewhere the five entities of XML mean their characters.
+Values that are no strings are JSON or Python. Models also forget the space in a tag, and write all arguments
+as one object in a parameter that the tool does not have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Gemma 4: `<|tool_call>call:f{k:<|"|>text<|"|>,n:1}<tool_call|>`; FunctionGemma in tokens of its own.
 
 The arguments are JSON with bare keys and with strings between special tokens, without escapes. Models also
-write several calls in one block, parentheses in place of braces, `k="v"`, single quotes, calls whose token is
-missing, and Python in a fence of `tool_code`.
+write several calls in one block, parentheses in place of braces, `k="v"`, and single quotes. They forget a
+call's token, and write Python in a fence of `tool_code`.
 """
 
 from __future__ import annotations

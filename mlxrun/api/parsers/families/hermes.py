@@ -1,11 +1,11 @@
 """Families whose models write Hermes' JSON or the XML of Qwen3-Coder in tags, and sometimes the other one.
 
-Hermes 2/3, Qwen 2.5 and 3, Nemotron: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Within the
-tags the XML `<function=name><parameter=key>value</parameter></function>` is read too, and that XML also where
-the tag before it was forgotten. So is the JSON without tags where it begins a line, also in a code fence.
+Hermes 2/3, Qwen 2.5 and 3, Nemotron: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. The XML
+`<function=name><parameter=key>value</parameter></function>` is read too, within these tags and without them.
+JSON without tags is read if it begins a line, also in a code fence.
 
-Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step 3.5 write the XML in these tags, Seed-OSS in `<seed:tool_call>`,
-one or several functions; Step 3 writes `<steptml:invoke name="f">` too. ERNIE 4.5 writes Hermes' JSON.
+Qwen3-Coder, Qwen 3.5, Nemotron 3 and Step 3.5 write the XML in these tags. Seed-OSS writes one or several
+functions in `<seed:tool_call>`, Step 3 also `<steptml:invoke name="f">`. ERNIE 4.5 writes Hermes' JSON.
 """
 
 from __future__ import annotations

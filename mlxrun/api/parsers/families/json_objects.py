@@ -1,16 +1,16 @@
-"""Families whose calls are JSON objects, and which read them in a way of their own.
+"""Families whose calls are JSON objects, and that need a reader of their own.
 
 Apertus: `<|tools_prefix|>[{"f": {...}}, ...]<|tools_suffix|>`, objects whose key is the tool's name.
 
-Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>`, which the model's own template
-shows, or `functools[...]`, which its published prompt for tools asks for.
+Phi-4-mini: `<|tool_call|>[{"name": ..., "arguments": {...}}]<|/tool_call|>` by the model's own template, or
+`functools[...]` by its published prompt for tools.
 
-xLAM: an answer that is an array of calls. It may stand in a code fence, or behind the opener of another
-format, as some of its models write. Other JSON is passed on as text from the first name that is not offered.
+xLAM: the whole answer is an array of calls. Some models write it in a code fence, or behind the opener of
+another format. Other JSON becomes text at the first name that is not offered.
 
-Plain JSON, for models of no known format: an answer that is nothing but calls of offered tools, one object or
-an array, in a code fence or not. An answer that begins so is held back to its end; other JSON is passed on
-from its first key.
+Plain JSON, for models of no known format: the whole answer is one call of an offered tool or an array of
+calls. It may stand in a code fence. An answer that begins so is held back to its end. Other JSON becomes text
+at its first key.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """Families whose answers are messages with a header each; one reader for content, reasoning and calls.
 
-harmony (gpt-oss): `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`. The analysis channel is
-reasoning; a message to an offered function is a call, in any channel and with `to=` before or behind the
-channel; all other messages are content. A message to a tool that is not offered is content as it was written,
-with its header.
+harmony (gpt-oss): `<|start|>assistant<|channel|>analysis<|message|>...<|end|>`. A message to an offered
+function is a call, in any channel, with `to=` before or behind the channel. Others are reasoning in the
+analysis channel, and content elsewhere. A message to a tool that is not offered is content with its header.
 
-Muse: `<|start|>assistant to=f<|message|>`, and tags in messages to a tool. A message to `self` is reasoning,
-one to `user` or to nobody is content. One to a tool holds
+Muse: `<|start|>assistant to=f<|message|>`. Messages to `self` are reasoning. Messages to `user` or to nobody
+are content. A message to a tool holds
 `<atem:function_calls><atem:invoke name="f"><atem:parameter name="k">v</atem:parameter></atem:invoke>` and
-the end tag; what looks like a call elsewhere is text. The prompt ends with `<|start|>assistant`.
+the end tag. Tags of calls elsewhere are text. The prompt ends with `<|start|>assistant`.
 
 Functionary: messages to a recipient, which is a tool or `all`: `>>>f`, a line feed and `{...}`. The prompt
-ends with what begins a message, so that an answer begins with its recipient. In v2 a message is
+ends with the beginning of a message, so an answer begins with its recipient. In v2 a message is
 `<|from|>assistant`, `<|recipient|>f` and `<|content|>{...}`, a line each.
 """
 

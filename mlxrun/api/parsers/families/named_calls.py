@@ -1,23 +1,23 @@
 """Families whose calls are a name and JSON arguments, with markers between them.
 
 DeepSeek V3, R1 and V3.1: `<｜tool▁call▁begin｜>...<｜tool▁sep｜>...<｜tool▁call▁end｜>`. V3 and R1 write
-`function`, the separator, the name and the arguments in a code fence of JSON; V3.1 the name, the separator
-and bare arguments. The markers around all calls are ignored wherever they stand.
+`function`, the separator, the name, and the arguments in a code fence of JSON. V3.1 writes the name, the
+separator and bare arguments. The markers around all calls are ignored wherever they stand.
 
 Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`. The calls
-stand in a section, whose markers are ignored wherever they stand. The text that names a call is its id too:
-the template shows ids to the model, which learned them in this form.
+stand in a section; its markers are ignored wherever they stand. The text that names a call is its id too,
+since the template shows ids to the model in the form that it has learned.
 
 PLaMo 3: `<|plamo:begin_tool_name:plamo|>f<|plamo:end_tool_name:plamo|>` and the same with `tool_arguments`,
 in an element `tool_request`. The tags around all requests are ignored wherever they stand.
 
 Mistral: `[TOOL_CALLS][{"name": ..., "arguments": {...}}]`, since v11 `[TOOL_CALLS]name[ARGS]{...}`. The new
-format has one marker a call, and in v13 `[CALL_ID]` and an id behind the name. One reader reads both, also
-where `[ARGS]` was dropped as a special token, or no arguments were written; the two families differ in what a
-template asks for. Templates accept ids of nine letters and digits only.
+format has one marker a call, and in v13 `[CALL_ID]` and an id behind the name. One reader reads both, also if
+`[ARGS]` was dropped as a special token, or there are no arguments. The two families differ in the format that
+their templates show. Templates accept only ids of nine letters and digits.
 
 Hunyuan A13B: `<tool_calls><tool_call>f`, a fence of JSON and both end tags. It also writes Jamba's array in
-the outer tags, as other templates of it show.
+the outer tags, since other templates of it show that.
 
 Functionary v2.5 writes a token of its own, the name and a line feed, v3.1 `<function=f>{...}</function>`.
 """

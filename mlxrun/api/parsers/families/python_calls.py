@@ -11,8 +11,8 @@ built-in tools are called as Python (`brave_search.call(query="x")`). The model 
 `<function=name>{...}</function>`.
 
 UI-TARS: `Thought: ...`, a line feed and `Action: click(start_box='(1,2)')`, or several actions on lines. The
-format is that of the prompts that come with the model, whose chat template does not show it: it is read
-where the config names it. Each action is a call of an offered tool of its name.
+format is in the prompts that come with the model, but not in its chat template. So the config has to name it.
+Each action is a call of the offered tool of its name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The formats of reasoning, in the order in which `auto` tries them.
 
-A tag of plain characters opens reasoning only where text begins, as an answer may mention `<think>`. A tag
+An answer may mention `<think>`, so a tag of plain characters opens reasoning only where text begins. A tag
 that is a special token opens it anywhere.
 """
 
@@ -46,7 +46,7 @@ def _make_family(
 
 
 def find_suffix(tokens: frozenset[str]) -> str:
-    """Find the suffix that the names of Hunyuan's tags have in one model, "" if there is none."""
+    """Find the suffix that the names of Hunyuan's tags have in one model; "" if there is none."""
     found = sorted(match[1] for match in map(_SUFFIXED.fullmatch, tokens) if match)
     return found[0] if found else ""
 
@@ -71,7 +71,7 @@ def _make_hunyuan(suffix: str = "") -> ReasoningFamily:
 
 
 def is_ernie(template: str, tokens: frozenset[str]) -> bool:
-    """Whether ERNIE's tags occur. MiniMax writes results of tools in `<response>`, Granite no
+    """Tell whether ERNIE's tags occur. MiniMax also has `<response>`, for results of tools; Granite has no
     `<tool_call>`."""
     both = ("<tool_call>", RESPONSE[0])
     return "minimax" not in template and any_of(in_template(*both), in_tokens(*both))(template, tokens)

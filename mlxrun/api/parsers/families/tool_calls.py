@@ -1,7 +1,7 @@
 """The formats of tool calls, in the order in which `auto` tries them: special ones before general ones.
 
-A format that an existing reader reads is a record here. Where models of a family need a reader of their own,
-it is beside its record in the module for its kind of call.
+A format that an existing reader reads is a record here. If a family needs a reader of its own, reader and
+record are in the module for its kind of call.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ TOOL_CALL_FAMILIES: tuple[ToolCallFamily, ...] = (
     hermes.QWEN3_CODER,
     hermes.ERNIE45,
     hermes.HERMES,
-    # These recognise no template. `auto` takes the last where no other family matches.
+    # These recognize no template. `auto` takes the last where no other family matches.
     python_calls.UI_TARS,
     json_objects.PLAIN_JSON,
 )

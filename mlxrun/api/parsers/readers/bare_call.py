@@ -1,6 +1,6 @@
-"""Calls without a marker: JSON objects `{"name": ..., "arguments": {...}}`, in a code fence or not.
+"""Reads calls without a marker: JSON objects `{"name": ..., "arguments": {...}}`, in a code fence or not.
 
-Only the beginning tells such an object from other JSON, so nothing is taken until it names an offered tool.
+Only its beginning tells such an object from other JSON. So nothing is taken until it names an offered tool.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ _KEYS = ("name", *ARGUMENTS, "type", "id", "function")
 
 
 def read_bare(s: TextStream, opener: str, anywhere: bool = False) -> Step[bool]:
-    """Read calls behind one of BARE that begins a line, or stands `anywhere`. Raises Malformed if there is no
-    call; False: not all objects are calls."""
+    """Read calls behind one of BARE that begins a line, or stands `anywhere`. Malformed if there is no call.
+    False if not all objects are calls."""
     if not (anywhere or s.out.at_line_start):
         raise Malformed
     if opener != FENCE:
@@ -32,8 +32,8 @@ def read_bare(s: TextStream, opener: str, anywhere: bool = False) -> Step[bool]:
 
 
 def read_bare_calls(s: TextStream) -> Step[bool]:
-    """Read calls at the beginning of an answer that is expected to be nothing else. Raises Malformed, with
-    nothing taken, once the text cannot be one."""
+    """Read calls at the beginning of an answer that is expected to be nothing else. Malformed, with nothing
+    taken, once the text cannot be a call. False if not all objects are calls."""
     key, at = yield from _peek_string(s, (yield from _peek_brackets(s)))
     if key not in _KEYS:
         raise Malformed

@@ -1,8 +1,8 @@
 """Calls in tags with names as attributes: `<invoke name="f"><parameter name="k">v</parameter></invoke>`.
 
 Strings are written as they are, all other values as JSON. DeepSeek's tags say of each value whether it is a
-string. Models also write all arguments as one JSON object, in a parameter that the tool does not have or
-without one, and a tag that closes itself.
+string. Models also write a tag that closes itself, and all arguments as one JSON object. That object stands
+in a parameter that the tool does not have, or in none.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _OBJECT_KEYS = frozenset(("arguments", "input", "parameters", "args"))
 
 
 class InvokeTags:
-    """The tags of one format, whose names begin with `prefix`; `blocks`: the tags around several calls;
-    `find_name`: finds the tool that a name means."""
+    """The tags of one format. `prefix`: of their names. `blocks`: the tags around several calls. `find_name`:
+    finds the tool that a name means."""
 
     def __init__(
         self, prefix: str = "", *blocks: str, find_name: Callable[[str, ToolSchemas], str] | None = None
@@ -36,7 +36,7 @@ class InvokeTags:
         self._ends = {self._parameter_end: (self._parameter, self.close, self.opener, *blocks)}
 
     def read(self, s: TextStream, opener: str = "") -> Step[None]:
-        """Read a call behind `opener`, with its end tag. Raises Malformed if the tool is not offered."""
+        """Read a call behind `opener`, with its end tag. Malformed if the tool is not offered."""
         name, closes_itself = yield from _read_attribute(s)
         call = s.begin_call(self._find_name(name, s.tools) if self._find_name else name)
         if closes_itself:
@@ -72,7 +72,7 @@ class InvokeTags:
 
 def make_invoke_family(name: str, block: tuple[str, ...], *prefixes: str, **fields: Any) -> ToolCallFamily:
     """Make the family of a format whose tags begin with one of `prefixes`. `block`: the tags around several
-    calls, which are ignored wherever they stand. `fields`: more of the record."""
+    calls, which are ignored wherever they stand. `fields`: other fields of ToolCallFamily."""
     readers = {tags.opener: tags for tags in (InvokeTags(prefix, *block) for prefix in prefixes)}
     made = {
         "openers": tuple(readers),

@@ -1,7 +1,7 @@
-"""A call that is one JSON object, `{"name": ..., "arguments": {...}}`, in the variants that models write.
+"""Reads calls that are JSON objects, `{"name": ..., "arguments": {...}}`, in the variants that models write.
 
-Members come in any order; arguments that come before the name are kept until it comes. `arguments` may be
-missing, null or JSON in a string. The object around the arguments may lack its last brace.
+Members come in any order. Arguments before the name are kept until it comes. `arguments` may be missing, null
+or JSON in a string. The object around the arguments may lack its last brace.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ def read_calls(
     opened: str = "",
     read_object: Callable[[TextStream], Step[bool]] | None = None,
 ) -> Step[bool]:
-    """Read one object or several, in an array or one after the other. What is no call becomes text, as does
-    all behind the last object then. False: there was such. `opened`: the brackets that were taken already.
-    `read_object` reads an object behind its brace, for formats of their own; False: it is no call."""
+    """Read one object or several, in an array or one after the other. False if one of them is no call. Then
+    it becomes text, and so does all behind the last object.
+
+    `opened`: the brackets that were taken already. `read_object`: reads an object behind its brace if the
+    format has its own objects; it returns False if the object is no call."""
     array = opened.removesuffix("{") if opened else (yield from s.take_literal("["))
     all_calls = True
     while True:
@@ -57,7 +59,7 @@ def read_calls(
 def read_block(
     s: TextStream, *ends: str, read_object: Callable[[TextStream], Step[bool]] | None = None
 ) -> Step[None]:
-    """Read calls and the tag behind them, one of `ends`, which is text if any of them is no call.
+    """Read calls and the tag behind them, one of `ends`. The tag is text if one of them is no call.
     `read_object`: as for read_calls."""
     yield from s.skip_space()
     if (yield from read_calls(s, read_object=read_object)):
@@ -74,12 +76,11 @@ def make_json_family(
     read_object: Callable[[TextStream], Step[bool]] | None = None,
     **fields: Any,
 ) -> ToolCallFamily:
-    """Make the family of a format of objects between `tags`: openers, each with its end tag or "".
-    The objects have the keys of NAMES and ARGUMENTS; `read_object` reads others.
+    """Make the family of a format of JSON objects between `tags`: openers, each with its end tag or "".
 
     `other_ends`: what models write in place of an end tag. `behind`: texts of which one must follow an
     opener. `repeats`: models repeat the opener, and write blocks without a call, which are left out.
-    `read_object`: as for read_calls. `fields`: more of the record.
+    `read_object`: as for read_calls. `fields`: other fields of ToolCallFamily.
     """
 
     def read(s: TextStream, opener: str) -> Step[None]:
@@ -94,7 +95,7 @@ def make_json_family(
 
 
 def read_ended_arguments(s: TextStream, call: ArgumentWriter, *ends: str) -> Step[str]:
-    """Read arguments, which may be missing, and one of `ends`. Return it, or "" if none comes."""
+    """Read arguments, which may be missing. Take and return one of `ends`; "" if none comes."""
     end = yield from s.skip(*ends)
     if end:
         call.close()
@@ -104,7 +105,7 @@ def read_ended_arguments(s: TextStream, call: ArgumentWriter, *ends: str) -> Ste
 
 
 def read_fenced_arguments(s: TextStream, call: ArgumentWriter, end: str) -> Step[None]:
-    """Read arguments in a code fence or without it, and the end tag."""
+    """Read arguments in a code fence or without one, and the end tag."""
     yield from s.skip(FENCE)
     yield from s.take_literal("json")
     yield from read_arguments(s, call)
@@ -113,7 +114,7 @@ def read_fenced_arguments(s: TextStream, call: ArgumentWriter, end: str) -> Step
 
 
 def read_call(s: TextStream, ids: re.Pattern[str] | None = None, id: str = "") -> Step[bool]:
-    """Read one object. False: it is no call of an offered tool; all of it was taken."""
+    """Read one object. False if it is no call of an offered tool; then all of it was taken."""
     yield from expect(s, "{")
     return (yield from _read_object(s, ids, id))
 
@@ -180,7 +181,7 @@ def _read_nested(s: TextStream, ids: re.Pattern[str] | None, id: str) -> Step[bo
 
 
 def read_arguments(s: TextStream, call: ArgumentWriter) -> Step[None]:
-    """Read the arguments themselves into `call`, and close it."""
+    """Read arguments into `call`, and close it."""
     if (yield from s.skip_space()) == "{":
         yield from read_value(s, call, call.schema)
         call.close()
@@ -189,8 +190,8 @@ def read_arguments(s: TextStream, call: ArgumentWriter) -> Step[None]:
 
 
 def write_arguments(call: ArgumentWriter, text: str) -> None:
-    """Write complete arguments into `call`, and close it: an object, null, or either of them as a string.
-    Raises Malformed, before anything is written, if they are anything else."""
+    """Write complete arguments into `call`, and close it: an object, null, or one of them as a string.
+    Malformed, before anything is written, if they are anything else."""
     text = text.strip()
     try:
         if text.startswith('"'):

@@ -1,7 +1,9 @@
-"""JSON that a model writes, passed on as soon as it is certain.
+"""Reads JSON that a model writes, and passes it on as soon as it is certain.
 
-What is passed on is valid JSON: raw newlines in strings are escaped, escapes that JSON does not know are
-taken literally, Python's True, False and None become JSON's, values that the schema excludes are repaired.
+The result is valid JSON. Raw newlines in strings are escaped. Escapes that JSON does not know are taken
+literally. Python's True, False and None become JSON's. Values that the schema excludes are repaired.
+
+Readers raise Malformed for other text, and StreamCut at the end of the text.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "Fal
 def read_value(
     s: TextStream, call: ArgumentWriter, schema: ValueSchema, depth: int = MAX_DEPTH
 ) -> Step[None]:
-    """Read a JSON value into `call`. After Malformed or StreamCut what was passed on can still be closed."""
+    """Read a JSON value into `call`. After Malformed or StreamCut `call` can still be closed."""
     char = yield from s.skip_space()
     if char == '"':
         yield from _read_string_value(s, call, schema)
@@ -44,7 +46,7 @@ def read_value(
 
 
 def open_container(s: TextStream, call: ArgumentWriter, depth: int) -> str:
-    """Take an opening bracket into `call` and return it. Raises Malformed if it is nested too deeply."""
+    """Take an opening bracket into `call` and return it. Malformed if it is nested too deeply."""
     if depth < 0:
         raise Malformed
     bracket = s.take(1)
@@ -83,7 +85,7 @@ def _read_string_value(s: TextStream, call: ArgumentWriter, schema: ValueSchema)
 
 
 def read_key(s: TextStream) -> Step[str]:
-    """Read a key in quotes, with the colon behind it."""
+    """Read a key in quotes and the colon behind it."""
     yield from expect(s, '"')
     key = yield from read_string(s)
     yield from expect(s, ":")
@@ -99,7 +101,7 @@ def read_string(s: TextStream) -> Step[str]:
 
 
 def read_atom(s: TextStream) -> Step[str]:
-    """Read a number or a word. Either is certain once something follows it."""
+    """Read a number or a word, and return it as JSON. It is certain once another character follows."""
     atom = yield from s.peek_while(lambda char: char.isalnum() or char in "+-.")
     if NUMBER.fullmatch(atom) is None and atom not in _WORDS:
         raise Malformed
@@ -130,7 +132,7 @@ def read_raw_value(s: TextStream, depth: int = MAX_DEPTH) -> Step[str]:
 
 
 def expect(s: TextStream, chars: str) -> Step[str]:
-    """Take white space and one of these characters, and return that."""
+    """Take white space and one of these characters; return the character."""
     char = yield from s.skip_space()
     if not char:
         raise StreamCut

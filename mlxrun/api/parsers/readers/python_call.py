@@ -1,6 +1,6 @@
-"""Calls written as Python: `f(a=1, b="x")`, or a list of them.
+"""Reads calls that are written as Python: `f(a=1, b="x")`, or a list of them.
 
-Values are Python's literals or JSON's; they are passed on one by one, when they are complete.
+Values are Python's literals or JSON's. Each is passed on when it is complete.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WORDS = {"true": True, "false": False, "null": None}
 
 
 def read_list(s: TextStream, opened: bool = False) -> Step[bool]:
-    """Read a list of calls to its end. What is no call becomes text; False: there was such. `opened`: its
-    bracket was taken."""
+    """Read a list of calls to its end. False if one of them is no call; then it becomes text. `opened`: the
+    list's bracket was taken already. Malformed if the text is no list."""
     if not opened and not (yield from s.take_literal("[")):
         raise Malformed
     all_calls, char = True, ","
@@ -49,7 +49,7 @@ def read_list(s: TextStream, opened: bool = False) -> Step[bool]:
 
 
 def read_call(s: TextStream) -> Step[bool]:
-    """Read one `f(a=1)`. False: the tool is not offered, and what was taken has become text."""
+    """Read one `f(a=1)`. False if the tool is not offered; then the call has become text."""
     name = yield from s.peek_while(lambda char: char.isalnum() or char in "_.-")
     if not name or (yield from s.peek(len(name) + 1))[-1] != "(":
         raise Malformed

@@ -1,13 +1,12 @@
-"""Arguments that a format tags one by one, each value as bare text up to an end marker.
+"""Reads arguments that a format tags one by one, each value as bare text up to an end marker.
 
 A string is passed on as it comes, other values when they are complete. A newline behind the opening tag
-belongs to the layout, and so does one before the end marker then. An end marker counts only where a tag
-follows that may stand there, or the answer ends: a value may contain the marker too.
+belongs to the layout; then so does one before the end marker. A value may contain the end marker too. So the
+marker counts only if a tag follows that may stand there, or the answer ends.
 
-Two layouts are here: pairs, `<arg_key>k</arg_key><arg_value>v</arg_value>`, and the XML of Qwen3-Coder,
-`<parameter=key>value</parameter>`. In pairs, strings are written as they are and all other values as JSON. In
-the XML, a value ends at `</parameter>`, or where a model forgets that, at the layout that can only follow
-one.
+There are two layouts. Pairs are `<arg_key>k</arg_key><arg_value>v</arg_value>`: strings are written as they
+are, all other values as JSON. The XML of Qwen3-Coder is `<parameter=key>value</parameter>`. Models forget its
+end tag, so a value also ends where the next parameter or the end of the call begins a line.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ _ENDS = {"</parameter>": (_PARAMETER, _CLOSE, *_NEXT), "\n" + _PARAMETER: (), "\
 
 
 def take_tag(s: TextStream, *tags: str) -> Step[str]:
-    """Take white space and one of `tags`, which is returned. Raises Malformed, or StreamCut if the text ends
-    in it."""
+    """Take white space and one of `tags`; return the tag. StreamCut if the text ends within it, else
+    Malformed."""
     tag = yield from s.skip(*tags)
     if not tag:
         rest = yield from s.peek(max(map(len, tags)))
@@ -54,8 +53,8 @@ def read_tagged(
     schema: ValueSchema | None = None,
 ) -> Step[str]:
     """Read one argument and return the marker that ended it. `as_json`: the format writes all values but
-    strings as JSON, so newlines around a value are part of it, and without a schema numbers and words are no
-    strings. `schema`: the value's own."""
+    strings as JSON. Then newlines around a value are part of it, and without a schema numbers and words are
+    no strings. `schema`: the value's own; None: from the call's schema."""
     schema = call.schema.get_member(key) if schema is None else schema
     if schema.is_text_only and not schema.options:
         return (yield from _stream_tagged(s, call, key, ends, as_json))
@@ -71,7 +70,7 @@ def read_tagged(
 
 
 def read_value_text(s: TextStream, ends: ValueEnds) -> Step[tuple[str, str]]:
-    """Read the text of a value; return it, and the marker that ended it."""
+    """Read the text of a value. Return it and the marker that ended it."""
     parts: list[str] = []
     while True:
         text, end = yield from s.read_until(*ends)
@@ -97,8 +96,8 @@ def _stream_tagged(
 
 
 def is_followed(s: TextStream, texts: tuple[str, ...], certain: bool = False) -> Step[bool]:
-    """Whether one of `texts` comes behind white space, as far as the answer goes unless it shall be
-    `certain`. Nothing is taken."""
+    """Tell whether one of `texts` follows behind white space, without taking it. If the answer ends first,
+    the result is True unless it must be `certain`."""
     if not texts:
         return True
     at, size = 0, 1
@@ -136,8 +135,8 @@ class _TrimmingWriter:
 
 
 class PairTags:
-    """The tags of one format, whose names begin with `prefix` and end with `suffix`. `separators`: what may
-    stand behind a tool's name."""
+    """The tags of one format of pairs. Their names begin with `prefix` and end with `suffix`. `separators`:
+    the texts that may stand behind a tool's name."""
 
     def __init__(self, prefix: str = "", suffix: str = "", separators: tuple[str, ...] = ()) -> None:
         self.opener, self.close = f"<{prefix}tool_call{suffix}>", f"</{prefix}tool_call{suffix}>"
@@ -148,7 +147,7 @@ class PairTags:
         self._ends = {self._value_end: (self.key, self.close, self.opener)}
 
     def read(self, s: TextStream, opener: str = "") -> Step[None]:
-        """Read a call behind `opener`, with its end tag. Raises Malformed if the tool is not offered."""
+        """Read a call behind `opener`, with its end tag. Malformed if the tool is not offered."""
         if (yield from s.drop_empty_block(self.opener, self.close)):
             return
         if (yield from s.skip_space()) in ("{", "["):
@@ -167,13 +166,13 @@ class PairTags:
 
 
 def make_pair_family(name: str, tags: PairTags, **fields: Any) -> ToolCallFamily:
-    """Make the family of a format of pairs. `fields`: more of the record."""
+    """Make the family of a format of pairs. `fields`: other fields of ToolCallFamily."""
     made = {"openers": (tags.opener,), "read": tags.read, "ends": (tags.close,), "markers": tags.markers}
     return ToolCallFamily(name=name, ends_reasoning=True, **{**made, **fields})
 
 
 def read_function(s: TextStream) -> Step[None]:
-    """Read a call behind `<function=`, with its end tag. Raises Malformed if the tool is not offered."""
+    """Read a call behind `<function=`, with its end tag. Malformed if the tool is not offered."""
     call = s.begin_call((yield from _read_name(s)))
     if (yield from s.skip_space()) == "{":
         yield from read_arguments(s, call)
