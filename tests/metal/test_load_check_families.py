@@ -32,7 +32,8 @@ def gpu(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Emulator:
     """Loading believes in a GPU. Times are not compared: those of an emulator say nothing."""
     for module in (choose, text_ladder, paged_batch):
         monkeypatch.setattr(module, "uses_gpu", lambda: True)
-    monkeypatch.setattr(text_ladder, "KernelCheck", lambda: KernelCheck(timed=False))
+    monkeypatch.setattr(text_ladder, "KernelCheck", lambda timed: KernelCheck(timed=False))
+    monkeypatch.setattr(text_ladder, "get_backend", lambda: "metal")
     return emulator
 
 

@@ -118,7 +118,9 @@ def _keep_space(cast: re.Match[str]) -> str:
 def _make_table(name: str, text: str) -> tuple[tuple[str, ...], str]:
     """The names of the buffers, and the definitions that machine.h asks of a kernel."""
     head = text[text.index("[[kernel]] void") :]
-    given, names, writes = [], [], []
+    given: list[str] = []
+    names: list[str] = []
+    writes: list[str] = []
     for found in _ARGUMENT.finditer(head[: head.index(") {") + 1]):
         if found["attribute"]:
             given.append(_ATTRIBUTES[found["attribute"]])
