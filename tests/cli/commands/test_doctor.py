@@ -104,7 +104,8 @@ def test_a_folder_that_is_no_model_is_a_mistake_in_the_config(tmp_path: Path) ->
     """As in every command, and as the help says."""
     assert main(["doctor", "--set", f"model.path={tmp_path}"]) == 2
     said = " ".join((command.help or "").split())
-    assert "With a mistake in the config, such as a model.path that is not the folder of a model" in said
+    assert "mistake in the config, such as a model.path that is not the folder of a model" in said
+    assert "exit code 2" in said
 
 
 def test_a_broken_template_is_off(tmp_path: Path) -> None:
