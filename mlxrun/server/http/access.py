@@ -37,7 +37,7 @@ def request_id(request: web.BaseRequest, taken: Set[str] = frozenset()) -> str:
 
 
 _KEY_NAME = web.RequestKey("key_name", str)
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # which change nothing
 
 
 class ApiKeys:
@@ -134,17 +134,19 @@ class AllowedSites:
                 )
 
     def check_origin(self, request: web.Request) -> None:
-        """Raise Forbidden if a page of another site makes a browser change something here.
+        """Raise Forbidden if a page of another site makes a browser change something here. The browser's
+        question whether the page may do so (a preflight) is refused too.
 
-        Browsers send such requests without asking first, and only hide the response from the page."""
+        Browsers send some requests without asking first, and only hide the response from the page."""
         origin = request.headers.get("Origin")
-        if origin is None or request.method in _SAFE_METHODS:
+        if origin is None or (request.method in SAFE_METHODS and not is_preflight(request)):
             return
         is_own = origin.partition("://")[2] == request.host and self._is_allowed_host(
             _strip_port(request.host)
         )
         if not is_own and self.find_allowed_origin(request) is None:
-            raise Forbidden(f"web pages of {quote(origin)} may not use this server: see server.cors_origins")
+            text = f"web pages of {quote(origin)} may not use this server: add it to server.cors_origins"
+            raise Forbidden(text)
 
     def find_allowed_origin(self, request: web.Request) -> str | None:
         """Return the Access-Control-Allow-Origin for the request's page; None if the page is not allowed."""
@@ -161,6 +163,11 @@ class AllowedSites:
 
 
 ALLOWED_SITES = web.AppKey("allowed_sites", AllowedSites)
+
+
+def is_preflight(request: web.Request) -> bool:
+    """Tell whether a browser asks if a page may send a request."""
+    return request.method == "OPTIONS" and "Access-Control-Request-Method" in request.headers
 
 
 def _strip_port(host: str) -> str:

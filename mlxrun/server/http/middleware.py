@@ -23,10 +23,11 @@ from mlxrun.server.http.access import (
     API_KEYS,
     CONFIG,
     ID_HEADER,
+    is_preflight,
     key_name,
     request_id,
 )
-from mlxrun.server.http.json_bodies import check_length, get_max_body_bytes, json_response
+from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.live_requests import ENGINE_ERROR, METRICS
 
@@ -136,11 +137,13 @@ async def _check_and_run(
     app = request.app
     if endpoint is None or not endpoint.public:
         app[ALLOWED_SITES].check_host(request)
+    app[ALLOWED_SITES].check_origin(request)
     if endpoint is None:
         return _answer_unmatched(request)
-    app[ALLOWED_SITES].check_origin(request)
     if not endpoint.public:
         app[API_KEYS].check(request)
+    if not endpoint.is_form:
+        check_content_type(request)
     check_length(request, endpoint.max_body or get_max_body_bytes(app))
     if not endpoint.engine:
         return await _run(request, handler)
@@ -181,8 +184,7 @@ def _answer_unmatched(request: web.Request) -> web.StreamResponse:
 
 def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Response:
     headers = {"Allow": ", ".join(sorted([*methods, "OPTIONS"]))}
-    is_preflight = "Access-Control-Request-Method" in request.headers
-    if is_preflight and request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
+    if is_preflight(request) and request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
         headers |= {
             "Access-Control-Allow-Methods": ", ".join(methods),
             "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),

@@ -35,6 +35,7 @@ class Endpoint:
     public: bool = False  # needs no API key
     engine: bool = True  # answered with 503 while the engine loads, drains or is dead
     max_body: int | None = None  # bytes, if not server.max_body_bytes
+    is_form: bool = False  # takes multipart/form-data; all others take JSON
 
 
 @dataclass(frozen=True, slots=True)
