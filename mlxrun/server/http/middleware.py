@@ -19,14 +19,13 @@ from mlxrun.core.visible_text import describe_trace
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import (
     ACTIVE_IDS,
-    ALLOWED_SITES,
     API_KEYS,
     CONFIG,
     ID_HEADER,
-    is_preflight,
     key_name,
     request_id,
 )
+from mlxrun.server.http.allowed_sites import ALLOWED_SITES, is_preflight
 from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.live_requests import ENGINE_ERROR, METRICS
@@ -141,7 +140,7 @@ async def _check_and_run(
     if endpoint is None:
         return _answer_unmatched(request)
     if not endpoint.public:
-        app[API_KEYS].check(request)
+        app[API_KEYS].check(request, endpoint.role)
     if not endpoint.is_form:
         check_content_type(request)
     check_length(request, endpoint.max_body or get_max_body_bytes(app))
