@@ -43,10 +43,12 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
     node = tree.find(list(error.absolute_path))
     assert node is not None
     if error.validator == "additionalProperties":
+        schema: Any = error.schema
+        known, is_section = list(schema["properties"]), path in ("", *list_sections())
         for key, child in node.value.items():
-            if key not in error.schema["properties"]:
-                known = [] if path in ("", *list_sections()) else list(error.schema["properties"])
-                suggestion = suggest_word(find_closest(key, known) if known else _find_meant_key(key, path))
+            if key not in known:
+                meant = _find_meant_key(key, path) if is_section else find_closest(key, known)
+                suggestion = suggest_word(meant)
                 origin = child.key_origin or child.origin
                 yield ConfigProblem.at(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
     else:
