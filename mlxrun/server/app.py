@@ -38,7 +38,8 @@ from mlxrun.server.http.access import (
 from mlxrun.server.http.allowed_sites import ALLOWED_SITES, AllowedSites
 from mlxrun.server.http.middleware import add_headers, handle_request
 from mlxrun.server.http.surface import ROUTES, Routes, Surface
-from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS, LiveRequests, RequestMetrics
+from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
+from mlxrun.server.request_metrics import METRICS, RequestMetrics
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.status import StatusCollector
 

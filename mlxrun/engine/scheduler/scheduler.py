@@ -217,6 +217,8 @@ class Scheduler:
                 continue
             if not self._preemption.make_room(state, running, self._preempt):
                 break
+            if state.hit_kind is None:
+                state.queue_seconds = self._clock() - state.arrival_time
             if not state.prompt_logprobs.complete:
                 start = state.prompt_logprobs.next_position
                 state.prompt_logprobs.add(start, self._prefix_cache.find_prompt_logprobs(state.id, start))

@@ -19,7 +19,8 @@ from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Surface, make_document
-from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS
+from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.request_metrics import METRICS
 from mlxrun.server.status import count_phases, describe_batches, describe_files, describe_limits
 
 _STATUS = {"loading": "loading", "shutting_down": "draining", "engine_unavailable": "dead"}

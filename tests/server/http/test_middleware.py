@@ -315,10 +315,10 @@ async def test_a_field_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFi
 
 
 async def test_a_refused_request_has_one_line_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "mlxrun.server.http.middleware")
+    caplog.set_level(logging.INFO, "mlxrun.server.http.request_log")
     async with run_server() as s:
         assert (await s.post("/v1/chat/completions", {"messages": [], "temperature": 9})).status == 400
-    (said,) = [each.getMessage() for each in caplog.records if each.name == "mlxrun.server.http.middleware"]
+    (said,) = [each.getMessage() for each in caplog.records if each.name == "mlxrun.server.http.request_log"]
     assert " POST /v1/chat/completions 400 - " in said and said.endswith("s invalid_value: temperature")
 
 

@@ -14,9 +14,9 @@ from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_scrip
 ONLY = [MINI, admin.SURFACE]
 
 
-async def metric(s: Serving) -> dict[str, float]:
+async def metric(s: Serving, **headers: str) -> dict[str, float]:
     """Every sample by name and labels."""
-    reply = await s.get("/metrics")
+    reply = await s.get("/metrics", **headers)
     assert reply.headers["Content-Type"].startswith("text/plain")
     return {
         " ".join([sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))]): sample.value
