@@ -25,7 +25,7 @@ class ApiSettings:
     anthropic: bool = True
     """/v1/messages, /v1/messages/count_tokens."""
     embeddings: bool = True
-    """/v1/embeddings, /v1/rerank."""
+    """/v1/embeddings, /v1/rerank, /v1/score; also /v2/rerank, /rerank and /score."""
     tokenize: bool = True
     """/tokenize, /detokenize, /tokenizer_info."""
     batches: bool = True
