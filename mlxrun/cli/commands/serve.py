@@ -18,7 +18,10 @@ from mlxrun.cli.options import (
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.settings import Config
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -84,12 +87,15 @@ def command(
         from mlxrun.cli.ray_setup import serve_on_ray
 
         return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
-    return run_async(_serve(loaded))
+    return run_async(_serve(loaded, sets, options))
 
 
-async def _serve(loaded: LoadedConfig) -> int:
+async def _serve(loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[tuple[str, str, str]]) -> int:
     import os
 
+    from mlxrun.config.loading import load_config
+    from mlxrun.core.errors import ConfigError
+    from mlxrun.core.text_files import is_stream
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.batches.storage import Storage, find_data_folder
@@ -99,7 +105,15 @@ async def _serve(loaded: LoadedConfig) -> int:
     if config.apis.batches:
         folder = find_data_folder(config.server.data_path, os.environ)
         queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
-    return await run(make_app(config, queue), lambda: _load(loaded, queue), print_line)
+
+    def read_config() -> Config:
+        if loaded.path is not None and is_stream(loaded.path):
+            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
+        return load_config(loaded.path, sets, os.environ, options=options).config
+
+    return await run(
+        make_app(config, queue), lambda: _load(loaded, queue), print_line, read_config=read_config
+    )
 
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
