@@ -48,6 +48,14 @@ class ApiKeySettings:
     /v1/status and GET /v1/cache. `admin`: everything, also clearing the cache and ending requests of other
     keys. null: `inference` if another key has the role admin; else everything but requests of other keys."""
 
+    max_concurrent: Annotated[int | None, Range(1, None)] = None
+    """Most requests of the key that run or wait at once; another one is a 429. null: no limit."""
+    requests_per_minute: Annotated[int | None, Range(1, None)] = None
+    """Most requests of the key in a minute, of which as many may come at once. null: no limit."""
+    tokens_per_minute: Annotated[int | None, Range(1, None)] = None
+    """Most tokens of the key in a minute, of prompts (cached ones too) and of answers. They count when a
+    request ends, and further requests are refused until they are paid off. null: no limit."""
+
 
 def read_api_key(value: str | ApiKeySettings) -> ApiKeySettings:
     """Return a value of server.api_keys, which may be the key alone, in its full form."""

@@ -19,6 +19,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 |- Cancelled               exit 3  http 499  the request was cancelled
 |- TimedOut                exit 3  http 504  the request took longer than allowed
 |- Overloaded              exit 3  http 429  the queue is full; the same request may be sent again
+|  `- RateLimited                            the API key of the request is at one of its limits
 |- NotReady                exit 3  http 503  the model is being loaded
 |- Draining                exit 3  http 503  the server is about to stop
 `- EngineDead              exit 3  http 503  the engine has stopped, and serves nothing more
@@ -26,6 +27,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Any, Self
 
@@ -196,6 +198,16 @@ class Overloaded(MlxrunError):
     http_status = 429
     code = "overloaded"
     retry_after = 1
+
+
+class RateLimited(Overloaded):
+    """The API key of the request is at one of its limits. `seconds`: until the same request may succeed."""
+
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, seconds: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = max(1, math.ceil(seconds))
 
 
 class NotReady(MlxrunError):

@@ -36,6 +36,7 @@ from mlxrun.server.http.access import (
     ApiKeys,
 )
 from mlxrun.server.http.allowed_sites import ALLOWED_SITES, AllowedSites
+from mlxrun.server.http.key_limits import KeyLimits
 from mlxrun.server.http.middleware import add_headers, handle_request
 from mlxrun.server.http.surface import ROUTES, Routes, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
@@ -69,7 +70,7 @@ def make_app(
     app[CONFIG], app[CONFIG_HASH] = config, hash_config(config)
     app[API_KEYS], app[ALLOWED_SITES] = ApiKeys(config.server.api_keys), AllowedSites(config.server)
     app[ENGINE], app[METRICS] = engine, metrics = EngineState(clock), RequestMetrics()
-    app[LIVE_REQUESTS] = LiveRequests(config, engine, metrics)
+    app[LIVE_REQUESTS] = LiveRequests(config, engine, metrics, KeyLimits(app[API_KEYS], clock))
     app[ACTIVE_IDS], app[ROUTES] = set(), routes
     app[RESPONSES] = Responses(config.server)
     if batch_queue is not None:

@@ -21,6 +21,7 @@ from mlxrun.core.request import FinishReason, HitKind, TokenEvent
 from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.engine_state import EngineState
 from mlxrun.server.http.access import key_name, request_id
+from mlxrun.server.http.key_limits import KeyLimits
 from mlxrun.server.request_metrics import RequestMetrics
 
 log = logging.getLogger(__name__)
@@ -225,10 +226,13 @@ def _round_ms(seconds: float | None) -> float | None:
 class LiveRequests:
     """All requests in flight, by id."""
 
-    def __init__(self, config: Config, engine: EngineState, metrics: RequestMetrics) -> None:
+    def __init__(
+        self, config: Config, engine: EngineState, metrics: RequestMetrics, limits: KeyLimits
+    ) -> None:
         self.config = config
         self.engine = engine
         self.metrics = metrics
+        self._limits = limits
         self._requests: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
@@ -244,7 +248,7 @@ class LiveRequests:
     def open(self, request: web.Request, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
         """List a request while the block runs. Afterwards the engine's remaining work for it is aborted.
 
-        PromptTooLong if a prompt is longer than server.max_prompt_tokens.
+        PromptTooLong if a prompt is longer than server.max_prompt_tokens; RateLimited as in `open_as`.
         """
         with self.open_as(request_id(request), key_name(request), surface, prepared) as live:
             try:
@@ -257,13 +261,19 @@ class LiveRequests:
 
     @contextmanager
     def open_as(self, rid: str, key: str, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
-        """The same for a request that outlives its HTTP request. `rid`: its id; `key`: the API key's name."""
+        """The same for a request that outlives its HTTP request. `rid`: its id; `key`: the API key's name.
+        RateLimited if the key is at one of its limits."""
         settings = self.config.server
         check_prompt_lengths(prepared, settings.max_prompt_tokens)
+        with self._limits.hold(key), self._list(rid, key, surface, prepared) as live:
+            yield live
+
+    @contextmanager
+    def _list(self, rid: str, key: str, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
         live = LiveRequest(self, rid, surface, key, prepared)
         assert rid not in self._requests, "the ids of requests in flight are unique"
         self._requests[rid] = live
-        timer, seconds = None, settings.request_timeout
+        timer, seconds = None, self.config.server.request_timeout
         if seconds is not None:
             text = f"the request took longer than {seconds:g} s (server.request_timeout) and was aborted"
             timer = asyncio.get_running_loop().call_later(seconds, live.fail, TimedOut(text))
@@ -274,6 +284,7 @@ class LiveRequests:
                 timer.cancel()
             del self._requests[rid]
             live.close()
+            self._limits.count_tokens(key, live.computed_tokens + live.output_tokens)
 
 
 LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)

@@ -7,6 +7,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -40,19 +41,18 @@ class ApiKeys:
     """The API keys of a config, by name. If there are none, every request is accepted."""
 
     def __init__(self, keys: Mapping[str, str | ApiKeySettings]) -> None:
+        self.settings: dict[str, ApiKeySettings] = {}  # by name; the keys themselves are left out
         self._digests: dict[str, bytes] = {}
-        self._roles: dict[str, KeyRole | None] = {}
         self.replace(keys)
 
     def replace(self, keys: Mapping[str, str | ApiKeySettings]) -> dict[str, list[str]]:
         """Use these keys from now on. Return the names that are new, gone and changed."""
-        before = {name: (digest, self._roles[name]) for name, digest in self._digests.items()}
-        settings = {name: read_api_key(value) for name, value in keys.items()}
-        self._digests = {name: _hash_secret(each.key) for name, each in settings.items()}
-        self._roles = {name: each.role for name, each in settings.items()}
-        if "admin" in self._roles.values():
-            self._roles = {name: role or "inference" for name, role in self._roles.items()}
-        after = {name: (digest, self._roles[name]) for name, digest in self._digests.items()}
+        before = {name: (digest, self.settings[name]) for name, digest in self._digests.items()}
+        given = {name: read_api_key(value) for name, value in keys.items()}
+        role: KeyRole | None = "inference" if any(each.role == "admin" for each in given.values()) else None
+        self._digests = {name: _hash_secret(each.key) for name, each in given.items()}
+        self.settings = {name: replace(each, key="", role=each.role or role) for name, each in given.items()}
+        after = {name: (digest, self.settings[name]) for name, digest in self._digests.items()}
         return {
             "new": [name for name in after if name not in before],
             "gone": [name for name in before if name not in after],
@@ -82,16 +82,18 @@ class ApiKeys:
         if not names:
             raise Unauthorized("the API key is not valid")
         name = request[_KEY_NAME] = names[0]
-        if role is not None and self._roles[name] not in (None, role, "admin"):
+        own = self.settings[name].role
+        if role is not None and own not in (None, role, "admin"):
             needed = role if role == "admin" else f"{role} or admin"
             raise Forbidden(
-                f"the API key {name!r} has the role {self._roles[name]}; {request.method} {request.path} "
+                f"the API key {name!r} has the role {own}; {request.method} {request.path} "
                 f"needs a key with the role {needed}"
             )
 
     def may_end(self, key: str, owner: str) -> bool:
         """Tell whether the key of this name may end the requests of the key named `owner`."""
-        return may_access(key, owner) or self._roles.get(key) == "admin"
+        own = self.settings.get(key)
+        return may_access(key, owner) or (own is not None and own.role == "admin")
 
 
 API_KEYS = web.AppKey("api_keys", ApiKeys)
