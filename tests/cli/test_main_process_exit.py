@@ -161,7 +161,7 @@ def test_a_server_that_ends_says_why(
             raise outcome
         return outcome
 
-    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", serves)
+    monkeypatch.setattr("mlxrun.cli.commands.serve.serve_until_signal", serves)
     monkeypatch.setattr("mlxrun.cli.options.set_up_logging", lambda settings: None)
     assert main(["serve", "--port", "0"]) == code
     shown = capsys.readouterr().err

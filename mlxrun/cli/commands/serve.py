@@ -84,10 +84,11 @@ def command(
         from mlxrun.cli.ray_setup import serve_on_ray
 
         return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
-    return run_async(_serve(loaded))
+    return run_async(serve_until_signal(loaded))
 
 
-async def _serve(loaded: LoadedConfig) -> int:
+async def serve_until_signal(loaded: LoadedConfig) -> int:
+    """Serve until a signal ends it; the exit code."""
     import os
 
     from mlxrun.server.app import make_app
