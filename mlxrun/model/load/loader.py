@@ -89,8 +89,8 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
 
 
 def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more:
-    the prefix cache would keep its states under the name of other weights."""
+    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more.
+    The prefix cache would keep its states under the name of other weights."""
     for adapter in info.adapters:
         folder = settings.adapters[adapter.name]
         if digest_adapter(Path(folder)) != adapter.digest:

@@ -208,8 +208,8 @@ class ImagePromptEmbedder:
                 self._independent[is_video] = self.check_pair(prompt, runs, at)
 
     def check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], at: int) -> bool:
-        """Whether image or video `at` and the next one have the same features one by one as together, and the
-        model's own embeddings are those assembled from them."""
+        """Whether image or video `at` and the next one have the same features one by one as together. The
+        model's own embeddings must also be those assembled from them."""
         try:
             pair = prompt.cut(runs, at, at + 2)
             together = ImageFeatures.from_prompt(self._embed_all(pair), pair.places)
