@@ -93,14 +93,17 @@ async def serve_until_signal(loaded: LoadedConfig) -> int:
 
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
-    from mlxrun.server.batches.storage import Storage, find_data_folder
+    from mlxrun.server.batches.storage import Storage
+    from mlxrun.server.data_folder import claim_data_folder
     from mlxrun.server.lifecycle import run
+    from mlxrun.server.running_servers import make_note
 
     config, queue = loaded.config, None
     if config.apis.batches:
-        folder = find_data_folder(config.server.data_path, os.environ)
+        folder = claim_data_folder(config.server, os.environ)
         queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
-    return await run(make_app(config, queue), lambda: _load(loaded, queue), print_line)
+    note = make_note(config, os.environ)
+    return await run(make_app(config, queue), lambda: _load(loaded, queue), print_line, note=note)
 
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
