@@ -49,9 +49,10 @@ def read_state(url: str) -> str:
     """What a server says of its state, or that it does not answer."""
     parts = urlsplit(url)
     try:
-        with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)) as client:
-            client.request("GET", "/health")
-            found = json.loads(client.getresponse().read(10_000))
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
+        with closing(connection):
+            connection.request("GET", "/health")
+            found = json.loads(connection.getresponse().read(10_000))
     except (OSError, http.client.HTTPException, ValueError):
         return "no answer"
     return str(found.get("status", "unknown")) if isinstance(found, dict) else "unknown"
