@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over the DevTools protocol: for pictures of reports, and for their tests."""
+"""A headless Chromium, driven over the DevTools protocol: for pictures of reports, and for tests."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class BrowserPage:
         elif message.get("method") == "Runtime.exceptionThrown":
             self.errors.append(str(message["params"]["exceptionDetails"]))
 
-    async def open(self, path: Path, address: str = "") -> None:
-        """Open a file and wait until it is loaded; `address` is what follows in its URL, such as `#lines`."""
+    async def open(self, url: str) -> None:
+        """Open a page and wait until it is loaded."""
         for domain in ("Page", "Log", "Runtime"):
             await self.send(f"{domain}.enable")
-        await self.send("Page.navigate", url=path.absolute().as_uri() + address)
+        await self.send("Page.navigate", url=url)
         await self.run("new Promise(done => document.readyState === 'complete' ? done() : onload = done)")
 
     async def run(self, script: str) -> Any:
@@ -88,13 +88,14 @@ class BrowserPage:
 
 
 @asynccontextmanager
-async def open_browser(browser: str) -> AsyncIterator[BrowserPage]:
-    """A page of a new browser, which is closed at the end of the block."""
+async def open_browser(browser: str, *options: str) -> AsyncIterator[BrowserPage]:
+    """A page of a new browser, which is closed at the end of the block. `options`: for its command line."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
         process = await asyncio.create_subprocess_exec(
             browser,
             *flags,
+            *options,
             "--remote-debugging-port=0",
             f"--user-data-dir={folder}",
             "about:blank",

@@ -68,7 +68,7 @@ async def take_pictures(browser: str, folder: Path, images: Path) -> None:
     async with open_browser(browser) as page:
         for picture in PICTURES:
             await page.resize(WIDTH, picture.height, dark=picture.dark)
-            await page.open(folder / picture.report, picture.address)
+            await page.open((folder / picture.report).as_uri() + picture.address)
             await page.run(picture.script)
             path = images / f"{picture.name}.png"
             await page.take_picture(path)

@@ -3,11 +3,12 @@ mlxrun/config: the schema, configs/ and docs/config.md."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlxrun.config.annotate import PRESETS, describe_type, format_default, render_preset, render_template_file
 from mlxrun.config.schema import SCHEMA_FILE, render_schema
-from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.setting_fields import SettingField, list_fields, list_item_fields, list_sections
 
 REPOSITORY = Path(__file__).parents[1]
 SCHEMA_FROM_CONFIGS = "../mlxrun/config/schema.json"
@@ -63,10 +64,14 @@ def render_reference() -> str:
     for section in list_sections().values():
         infos = [info for info in list_fields().values() if info.section == section.name]
         parts += [f"## {section.name}\n", f"{section.doc}\n", _render_table(infos)]
+        for info in infos:
+            if info.item_class is not None:
+                head = f"A value of `{info.key}` is a string, or a mapping of:\n"
+                parts += [head, _render_table(list_item_fields(info.item_class))]
     return "\n".join(parts)
 
 
-def _render_table(infos: list[SettingField]) -> str:
+def _render_table(infos: Sequence[SettingField]) -> str:
     rows = ["| key | value | default | description |", "|---|---|---|---|"]
     for info in infos:
         cells = (f"`{info.key}`", describe_type(info), f"`{format_default(info)}`", info.doc)

@@ -68,6 +68,9 @@ def describe_type(info: SettingField) -> str:
         parts = ["list of strings"]
     elif info.is_mapping:
         parts = ["mapping of names to secrets" if info.is_secret else "mapping"]
+        parts += ["or to keys below it"] if info.item_class else []
+    elif info.is_secret:
+        parts = ["secret"]
     elif info.is_bytes:
         parts = ["bytes, or a size such as 4GB or 512MiB"]
     else:

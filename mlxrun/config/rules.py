@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxrun.config.server_settings import is_loopback, normalize_host
+from mlxrun.config.server_settings import is_loopback, normalize_host, read_api_key
 from mlxrun.config.settings import Config
 
 Rule = Callable[[Config], str | None]
@@ -102,10 +102,12 @@ def check_public_host(config: Config) -> str | None:
 @reads("server.api_keys")
 def check_api_keys(config: Config) -> str | None:
     """A client must be able to send each key, and no two names may have the same key."""
-    keys = config.server.api_keys
+    keys = {name: read_api_key(value).key for name, value in config.server.api_keys.items()}
     for name, secret in keys.items():
         if not NAME.fullmatch(name):
             return f"{name!r} is not a name of letters, digits, '.', '_' and '-'"
+        if not secret:
+            return f"{name} has no key"
         if secret != secret.strip():
             return f"the key of {name} begins or ends with white space, which no client sends"
     return None if len(set(keys.values())) == len(keys) else "two names have the same key"

@@ -9,7 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.setting_fields import SettingField, join_lines, list_fields, list_sections
+from mlxrun.config.setting_fields import (
+    SettingField,
+    join_lines,
+    list_fields,
+    list_item_fields,
+    list_sections,
+)
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import BYTES_PATTERN
 
@@ -73,6 +79,16 @@ def _build_property(info: SettingField) -> dict[str, Any]:
     return found
 
 
+def _build_item(cls: type) -> dict[str, Any]:
+    """Return the schema of a mapping's values that are strings, or mappings with the keys of a class."""
+    return {
+        "type": ["string", "object"],
+        "minLength": 1,
+        "additionalProperties": False,
+        "properties": {info.key: _build_property(info) for info in list_item_fields(cls)},
+    }
+
+
 def _build_type(info: SettingField) -> dict[str, Any]:
     """Return the part of the schema that follows from the type alone."""
     if info.choices:
@@ -81,6 +97,8 @@ def _build_type(info: SettingField) -> dict[str, Any]:
         return {"type": "array", "items": {"type": "string", "minLength": 1}, "uniqueItems": True}
     if info.holds_text:
         return {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}}
+    if info.item_class is not None:
+        return {"type": "object", "additionalProperties": _build_item(info.item_class)}
     if info.is_mapping:
         return {
             "type": "object",

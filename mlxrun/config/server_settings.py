@@ -25,13 +25,33 @@ class ApiSettings:
     anthropic: bool = True
     """/v1/messages, /v1/messages/count_tokens."""
     embeddings: bool = True
-    """/v1/embeddings, /v1/rerank."""
+    """/v1/embeddings, /v1/rerank, /v1/score; also /v2/rerank, /rerank and /score."""
     tokenize: bool = True
     """/tokenize, /detokenize, /tokenizer_info."""
     batches: bool = True
     """/v1/files, /v1/batches; with `anthropic`, /v1/messages/batches."""
     admin: bool = True
     """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always on."""
+
+
+KeyRole = Literal["inference", "metrics", "admin"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKeySettings:
+    """One API key and what it may do."""
+
+    key: Annotated[str, Secret()] = ""
+    """The key itself, from a variable. It must be given."""
+    role: KeyRole | None = None
+    """What the key may use. `inference`: all APIs that answer, files and batches. `metrics`: /metrics,
+    /v1/status and GET /v1/cache. `admin`: everything, also clearing the cache and ending requests of other
+    keys. null: `inference` if another key has the role admin; else everything but requests of other keys."""
+
+
+def read_api_key(value: str | ApiKeySettings) -> ApiKeySettings:
+    """Return a value of server.api_keys, which may be the key alone, in its full form."""
+    return ApiKeySettings(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +62,10 @@ class ServerSettings:
     """Address to listen on. An address that other machines can reach needs api_keys or allow_public."""
     port: Annotated[int, Range(0, 65535)] = 8000
     """Port to listen on; 0: any free port."""
-    api_keys: Annotated[dict[str, str], Secret()] = field(default_factory=dict)
-    """API keys by the name of their owner, as in `alice: ${ALICE_KEY}`. Names are logged, and each gets the
-    same share under scheduler.policy `fair`. Empty: clients need no key."""
+    api_keys: Annotated[dict[str, str | ApiKeySettings], Secret()] = field(default_factory=dict)
+    """API keys by the name of their owner, as in `alice: ${ALICE_KEY}`, or with a role, as in
+    `prometheus: {key: '${PROMETHEUS_KEY}', role: metrics}`. Names are logged, and each gets the same share
+    under scheduler.policy `fair`. Empty: clients need no key."""
     allow_public: bool = False
     """Allow an address that other machines can reach without api_keys."""
     cors_origins: tuple[str, ...] = ()
@@ -90,6 +111,22 @@ class ServerSettings:
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
     """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
     batch that would exceed it is refused. The output of a batch counts, but is always written."""
+
+
+_LEAST_KEY, _LEAST_CHARACTERS = 16, 8
+
+
+def find_weak_keys(settings: ServerSettings) -> list[str]:
+    """Return a warning for each API key that could be guessed. None of them quotes a key."""
+    found = []
+    for name, value in settings.api_keys.items():
+        secret = read_api_key(value).key
+        if len(secret) < _LEAST_KEY or len(set(secret)) < _LEAST_CHARACTERS:
+            found.append(
+                f"server.api_keys: the key of {name} is weak: it has {len(secret)} characters, "
+                f"{len(set(secret))} of them different; `openssl rand -hex 32` makes a strong one"
+            )
+    return found
 
 
 _HOST = re.compile(r"[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?")  # in lower case

@@ -12,8 +12,8 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Collection, Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -62,6 +62,12 @@ class SettingField:
         return self.is_mapping and get_args(self.type)[1] is str
 
     @property
+    def item_class(self) -> type | None:
+        """The class of a mapping's values that have keys of their own; they may be plain strings too."""
+        values = get_args(self.type)[1:] if self.is_mapping else ()
+        return next((kind for value in values for kind in get_args(value) if is_dataclass(kind)), None)
+
+    @property
     def is_text(self) -> bool:
         """Whether the value is a string."""
         return self.type is str or any(isinstance(choice, str) for choice in self.choices)
@@ -94,6 +100,24 @@ def list_fields() -> Mapping[str, SettingField]:
     for section in list_sections().values():
         found += _describe_class(section.name, section.cls)
     return {info.path: info for info in found}
+
+
+@cache
+def list_item_fields(cls: type) -> tuple[SettingField, ...]:
+    """Return the keys of a mapping's values of this class (`SettingField.item_class`). They have no
+    section."""
+    return tuple(_describe_class("", cls))
+
+
+def find_field(steps: Sequence[str | int]) -> SettingField | None:
+    """Return the innermost key that a place in a config belongs to. For `server.api_keys.alice.role` that is
+    `role`, whose section is then `server.api_keys.alice`. None if there is no such key."""
+    names = [str(step) for step in steps]
+    found = list_fields().get(".".join(names[:2])) or list_fields().get(".".join(names[:1]))
+    if found is None or found.item_class is None or len(names) != 4:
+        return found
+    inner = {info.key: info for info in list_item_fields(found.item_class)}.get(names[3])
+    return None if inner is None else replace(inner, section=".".join(names[:3]))
 
 
 def _describe_class(section: str, cls: type) -> list[SettingField]:
@@ -160,9 +184,19 @@ def _convert_value(info: SettingField, value: Any) -> Any:
         return tuple(value)
     if info.is_bytes and isinstance(value, str):
         return parse_bytes(value)
+    if info.item_class is not None:
+        return {name: _convert_item(info.item_class, item) for name, item in value.items()}
     if info.type in (int, float):
         return info.type(value)  # YAML may have 1.0 for an int, or 1 for a float
     return value
+
+
+def _convert_item(cls: type, value: Any) -> Any:
+    """A value of a mapping: a string as it is, or an object of its class."""
+    if isinstance(value, str):
+        return value
+    infos = [info for info in list_item_fields(cls) if info.key in value]
+    return cls(**{info.key: _convert_value(info, value[info.key]) for info in infos})
 
 
 def to_plain(config: Config) -> dict[str, Any]:
@@ -171,10 +205,20 @@ def to_plain(config: Config) -> dict[str, Any]:
     for info in list_fields().values():
         value = getattr(getattr(config, info.section) if info.section else config, info.key)
         if info.is_secret:
-            value = dict.fromkeys(value, HIDDEN)
+            value = {name: _hide_secrets(info, item) for name, item in value.items()}
         target = result.setdefault(info.section, {}) if info.section else result
         target[info.key] = list(value) if isinstance(value, tuple) else value
     return result
+
+
+def _hide_secrets(info: SettingField, item: Any) -> Any:
+    """A value of a mapping without its secrets and defaults."""
+    if info.item_class is None or isinstance(item, str):
+        return HIDDEN
+    values = [(inner, getattr(item, inner.key)) for inner in list_item_fields(info.item_class)]
+    return {
+        inner.key: HIDDEN if inner.is_secret else value for inner, value in values if value != inner.default
+    }
 
 
 def hash_config(config: Config) -> str:

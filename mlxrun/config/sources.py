@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS
-from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.setting_fields import SettingField, find_field, list_fields, list_sections
 from mlxrun.config.yaml_source import YamlError, parse_scalar, parse_value, parse_yaml
 from mlxrun.core.text_files import check_encoding, is_stream, read_regular
 
@@ -218,21 +218,17 @@ class Interpolator:
         self._environ = environ
         self._problems = problems
 
-    def interpolate(self, node: ConfigNode, path: str = "", info: SettingField | None = None) -> ConfigNode:
-        """Return the node with all references replaced. `info`: the key that it belongs to, if known."""
-        info = info or list_fields().get(path)
+    def interpolate(self, node: ConfigNode, steps: tuple[str | int, ...] = ()) -> ConfigNode:
+        """Return the node with all references replaced. `steps`: its place in the config."""
         if isinstance(node.value, dict):
-            below = {
-                key: self.interpolate(child, f"{path}.{key}" if path else key, info)
-                for key, child in node.value.items()
-            }
+            below = {key: self.interpolate(child, (*steps, key)) for key, child in node.value.items()}
             return ConfigNode(below, node.origin, node.key_origin)
         if isinstance(node.value, list):
-            items = [self.interpolate(child, f"{path}.{at}", info) for at, child in enumerate(node.value)]
+            items = [self.interpolate(child, (*steps, at)) for at, child in enumerate(node.value)]
             return ConfigNode(items, node.origin, node.key_origin)
         if not isinstance(node.value, str):
             return node
-        return self._replace(node, path, info)
+        return self._replace(node, ".".join(map(str, steps)), find_field(steps))
 
     def _replace(self, node: ConfigNode, path: str, info: SettingField | None) -> ConfigNode:
         def replace(match: re.Match[str]) -> str:

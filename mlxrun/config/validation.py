@@ -13,7 +13,7 @@ import jsonschema
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem
 from mlxrun.config.schema import EXTENDS, build_schema
-from mlxrun.config.setting_fields import SettingField, list_fields, list_sections
+from mlxrun.config.setting_fields import SettingField, find_field, list_fields, list_sections
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.core.byte_sizes import parse_bytes
 from mlxrun.core.field_errors import find_closest, suggest_word
@@ -43,14 +43,16 @@ def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[Co
     node = tree.find(list(error.absolute_path))
     assert node is not None
     if error.validator == "additionalProperties":
+        schema: Any = error.schema
+        known, is_section = list(schema["properties"]), path in ("", *list_sections())
         for key, child in node.value.items():
-            if key not in _list_keys(path):
-                suggestion = suggest_word(_find_meant_key(key, path))
+            if key not in known:
+                meant = _find_meant_key(key, path) if is_section else find_closest(key, known)
+                suggestion = suggest_word(meant)
                 origin = child.key_origin or child.origin
                 yield ConfigProblem.at(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
     else:
-        steps = path.split(".")
-        info = list_fields().get(".".join(steps[:2])) or list_fields().get(steps[0])
+        info = find_field(list(error.absolute_path))
         yield ConfigProblem.at(node.origin, path, describe_schema_error(error, info))
 
 

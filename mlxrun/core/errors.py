@@ -14,6 +14,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 |  |- NotFound                     http 404  there is no such path, model or object
 |  |- MethodNotAllowed             http 405  the path has other methods
 |  |- BodyTooLarge                 http 413  the body is larger than the server accepts
+|  |- WrongContentType             http 415  the body is not of the type that the path takes
 |  `- InternalError                http 500  mlxrun or the model failed on this request
 |- Cancelled               exit 3  http 499  the request was cancelled
 |- TimedOut                exit 3  http 504  the request took longer than allowed
@@ -155,6 +156,13 @@ class BodyTooLarge(RequestError):
 
     http_status = 413
     code = "request_too_large"
+
+
+class WrongContentType(RequestError):
+    """The Content-Type of the body is not one that the path takes."""
+
+    http_status = 415
+    code = "unsupported_content_type"
 
 
 class InternalError(RequestError):

@@ -223,6 +223,7 @@ class TokenEvent(NamedTuple):
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
     vector: bytes = b""  # of a pooled request, with `finish`: float32, little-endian
     num_left_out: int = 0  # tokens of the prompt that were not computed at all (sparse prefill)
+    queue_seconds: float = 0.0  # between the request's arrival and its first row
 
     def merge_progress(self, later: TokenEvent) -> TokenEvent:
         """This event followed by `later`, as one event without tokens and logprobs."""
@@ -237,6 +238,7 @@ class TokenEvent(NamedTuple):
             stop_logprob=later.stop_logprob,
             vector=later.vector,
             num_left_out=max(self.num_left_out, later.num_left_out),
+            queue_seconds=max(self.queue_seconds, later.queue_seconds),
         )
 
 

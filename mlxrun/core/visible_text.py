@@ -26,6 +26,7 @@ _HIDDEN = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
 TRACE = "trace"  # in `extra`: the lines of a traceback without the text of its error, which may be a prompt
+FIELDS = "fields"  # in `extra`: what a record has besides its message, as a mapping of JSON values
 _NAMED = {"\t": "\\t", "\r": "\\r"}
 
 
@@ -97,15 +98,17 @@ def _indent(lines: str) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message and, if there is one, the traceback."""
+    """One JSON object a line: time, level, logger, message, the record's own fields and, if there is one, the
+    traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
-        row = {
+        row: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": shorten_message(record.getMessage()),
+            **getattr(record, FIELDS, {}),
         }
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)

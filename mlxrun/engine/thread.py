@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine's numbers. `counts` are JSON-ready: running and waiting requests, in all and in the
-    background; steps and failed steps since the start; drafts."""
+    background; steps, failed steps and preemptions since the start; drafts."""
 
     counts: Mapping[str, Any]
     memory_limit: int | None  # bytes
@@ -65,6 +65,7 @@ def collect_stats(engine: Engine) -> EngineStats:
         **({} if engine.pooling is None else {"pooling": engine.pooling.count()}),
         "steps": engine.generation.steps,
         "errors": engine.generation.errors,
+        "preemptions": engine.scheduler.num_preemptions,
         "speculation": engine.scheduler.drafts.describe(),
         **({} if engine.selection is None else {"sparse_prefill": engine.selection.describe()}),
     }

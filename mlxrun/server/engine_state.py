@@ -25,6 +25,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
     "pooling": {"running": 0, "waiting": 0, "finished": 0},
     "steps": 0,
     "errors": 0,
+    "preemptions": 0,
     "speculation": {
         "method": "off",
         "configured": None,

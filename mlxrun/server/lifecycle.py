@@ -23,6 +23,7 @@ from typing import Any
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from mlxrun.config.server_settings import find_weak_keys
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.engine.client import EngineClient
@@ -187,6 +188,8 @@ async def _serve(app: web.Application, load: LoadEngine, say: Say, stop: asyncio
     config = app[CONFIG]
     if config.server.allow_public and not config.server.api_keys:
         log.warning("no API key is required: everybody who can reach %s may use it", url)
+    for warning in find_weak_keys(config.server):
+        log.warning("%s", warning)
     say(f"listening on {url}; loading {config.model.path}")
     client = await _load(app, load, stop)
     if client is None:

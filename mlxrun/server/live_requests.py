@@ -1,65 +1,35 @@
 """The requests in flight. /v1/status shows them; cancelling, time limits and shutdown end them.
 
 A `LiveRequest` is open from its validated body to the last byte of its answer. When it closes, the engine's
-work for it is aborted. Its time and its tokens are counted for /metrics; status.py adds the gauges.
+work for it is aborted, and its time and its tokens are counted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 
 from mlxrun.api.prepared import PreparedRequest, check_prompt_lengths
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, MlxrunError, TimedOut
 from mlxrun.core.request import FinishReason, HitKind, TokenEvent
+from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.engine_state import EngineState
 from mlxrun.server.http.access import key_name, request_id
+from mlxrun.server.request_metrics import RequestMetrics
 
-_REQUEST_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)  # seconds
-_TOKEN_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5)
-
-
-class RequestMetrics:
-    """The metrics that requests write. Each server has a registry of its own."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry(auto_describe=False)
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
-        text = "Requests that have ended. A stream that failed counts with the status of its error."
-        self.requests = counter("mlxrun_requests", text, ("surface", "status"))
-        text = "Tokens of clients' ended requests: of prompts, of prompts found in the cache, of answers."
-        self._tokens = counter("mlxrun_tokens", text, ("kind",))
-        text = "From a validated request to its first token."
-        self.ttft = histogram("mlxrun_time_to_first_token_seconds", text, buckets=_REQUEST_BUCKETS)
-        text = "Time between two consecutive tokens of an answer, where each token was sent by itself."
-        self.inter_token = histogram("mlxrun_inter_token_seconds", text, buckets=_TOKEN_BUCKETS)
-        text = "From a validated request to the end of its answer."
-        self._duration = histogram("mlxrun_request_duration_seconds", text, buckets=_REQUEST_BUCKETS)
-        for kind in ("prompt", "cached", "output"):
-            self._tokens.labels(kind)
-        ProcessCollector(registry=self.registry)  # memory, CPU and open files, on Linux
-
-    def count_answer(self, seconds: float, **tokens: int) -> None:
-        """Count a request that has ended: its seconds, and its tokens by kind."""
-        self._duration.observe(seconds)
-        for kind, count in tokens.items():
-            self._tokens.labels(kind).inc(count)
-
-
-METRICS = web.AppKey("metrics", RequestMetrics)
-
+log = logging.getLogger(__name__)
 
 Phase = Literal["queued", "prefill", "decode"]
 # The error that ended a request in the engine; a stream may have sent it as its last event.
 ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
+WORK = web.RequestKey("work", dict[str, Any])  # what the engine did for the request, for the log
+PREFILL_REPORT, PREFILL_REPORTS = 10.0, 30.0  # seconds of a prefill until its first log line, and the next
 
 
 class LiveRequest:
@@ -76,6 +46,7 @@ class LiveRequest:
         self.prepared = prepared
         self.phase: Phase = "queued"
         self.started = asyncio.Event()  # set once the phase is another one
+        self.queue_seconds: float | None = None  # until it had a row; None for embeddings
         self.cached_tokens = 0  # of the prompt, found in the prefix cache
         self.output_tokens = 0
         self.hit: HitKind | None = None
@@ -87,6 +58,7 @@ class LiveRequest:
         self._running: set[str] = set()  # ids of engine requests that have not ended
         self._computed: dict[int, int] = {}  # prompt tokens, by choice
         self._first_token = self._last_token = 0.0  # times
+        self._next_report = PREFILL_REPORT  # age, in seconds, at which its prefill is logged
 
     @property
     def prompt_tokens(self) -> int:
@@ -133,6 +105,8 @@ class LiveRequest:
         if event.hit_kind is not None:
             if is_first and self.hit is None:
                 self.hit = event.hit_kind
+                self.queue_seconds = event.queue_seconds
+                self._metrics.queue.observe(event.queue_seconds)
             if index == 0:
                 self.cached_tokens = max(self.cached_tokens, event.num_cached_tokens)
         if is_first:
@@ -142,6 +116,8 @@ class LiveRequest:
         elif self.phase == "queued" and (event.num_computed_tokens or event.hit_kind is not None):
             self.phase = "prefill"
             self.started.set()
+        if self.phase == "prefill":
+            self._report_prefill()
         if event.finish is not None and event.finish is not FinishReason.ERROR:
             self._running.discard(event.request_id)
 
@@ -157,6 +133,50 @@ class LiveRequest:
         elif count == 1:
             self._metrics.inter_token.observe(now - self._last_token)
         self._last_token = now
+
+    def _report_prefill(self) -> None:
+        """Log the progress of a prefill that takes long: after PREFILL_REPORT seconds, and every
+        PREFILL_REPORTS then."""
+        seconds = self.age - (self.queue_seconds or 0.0)
+        if seconds < self._next_report:
+            return
+        self._next_report = seconds + PREFILL_REPORTS
+        done, total = self.computed_tokens, self.prompt_tokens
+        if done == total:
+            return
+        computed = done - self.cached_tokens
+        left = seconds * (total - done) / computed if computed > 0 else None
+        rest = "" if left is None else f", about {left:.0f} s left"
+        fields = {
+            **self.describe_work(),
+            "request_id": self.id,
+            "key": self.key_name or None,
+            "computed_tokens": done,
+            "remaining_ms": _round_ms(left),
+        }
+        text = "%s prefill %d/%d tokens after %.0f s%s"
+        log.info(text, self.id, done, total, seconds, rest, extra={FIELDS: fields})
+
+    def describe_work(self) -> dict[str, Any]:
+        """Build what the log has of the engine's work: tokens, and milliseconds by phase. A phase that has
+        not begun has None; one that goes on lasts until now."""
+        queue, prefill, decode = self.queue_seconds, None, None
+        if self.phase == "queued":
+            queue = self.age
+        else:
+            prefill = (self.age if self.ttft is None else self.ttft) - (queue or 0.0)
+        if self.ttft is not None:
+            decode = self._last_token - self._first_token
+        rate = self.tokens_per_second
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "cached_tokens": self.cached_tokens,
+            "output_tokens": self.output_tokens,
+            "queue_ms": _round_ms(queue),
+            "prefill_ms": _round_ms(prefill),
+            "decode_ms": _round_ms(decode),
+            "tokens_per_second": None if rate is None else round(rate, 2),
+        }
 
     def fail(self, error: MlxrunError) -> None:
         """End the request from outside. Its handler gets `error` as if the engine had raised it."""
@@ -198,6 +218,10 @@ class LiveRequest:
         }
 
 
+def _round_ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(max(seconds, 0.0) * 1000, 1)
+
+
 class LiveRequests:
     """All requests in flight, by id."""
 
@@ -226,6 +250,7 @@ class LiveRequests:
             try:
                 yield live
             finally:
+                request[WORK] = live.describe_work()
                 error = live.aborted_by or live.error
                 if error is not None:
                     request[ENGINE_ERROR] = error

@@ -92,6 +92,8 @@ def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Met
     )
     yield _make_counter("engine_steps", "Steps of the engine.", {"": stats["steps"]})
     yield _make_counter("engine_errors", "Steps that failed.", {"": stats["errors"]})
+    text = "Rows that were freed before their end, to be computed again."
+    yield _make_counter("preemptions", text, {"": stats["preemptions"]})
     rows = {name: stats[name] for name in ("running", "waiting")}
     yield _make_gauge("engine_requests", "Rows that run, and requests that wait.", rows, "state")
     text = "Of the engine's requests, the background requests (lines of batches)."

@@ -8,12 +8,10 @@ import pytest
 from PIL import Image
 
 from benchmarks import report_pictures
-from benchmarks.browser import find_browser
 from mlxrun.evals.reports.page import render_page
 from tests.helpers.batch_fakes import chats
+from tests.helpers.browser_pages import BROWSER
 from tests.helpers.report_jobs import read_lines
-
-BROWSER = find_browser()
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")

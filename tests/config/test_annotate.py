@@ -47,7 +47,7 @@ def test_values_are_shown_with_their_origins_and_load_again(tmp_path: Path) -> N
         ("server.port", "integer, 0 to 65535"),
         ("cache.memory_bytes", "bytes, or a size such as 4GB or 512MiB, or null"),
         ("server.allowed_hosts", "list of strings"),
-        ("server.api_keys", "mapping of names to secrets"),
+        ("server.api_keys", "mapping of names to secrets, or to keys below it"),
         ("version", "always 1"),
         ("log.format", "text | json"),
     ],

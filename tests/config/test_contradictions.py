@@ -27,7 +27,23 @@ from tests.helpers.config_files import load, load_errors
             "which no client sends",
         ),
         ("['${A}']", "a.yaml:1:20: server.api_keys: *** is not a mapping"),
-        ("{alice: [1]}", "a.yaml:1:28: server.api_keys.alice: *** is not a string"),
+        ("{alice: [1]}", "a.yaml:1:28: server.api_keys.alice: *** is not a string or a mapping"),
+        ("{alice: {key: [1]}}", "a.yaml:1:34: server.api_keys.alice.key: *** is not a string"),
+        ("{alice: {role: admin}}", "a.yaml:1:20: server.api_keys: alice has no key"),
+        (
+            "{alice: {key: '${A}', role: amin}}",
+            "a.yaml:1:48: server.api_keys.alice.role: 'amin' is not one of 'inference', 'metrics', 'admin', "
+            "null (did you mean 'admin'?)",
+        ),
+        (
+            "{alice: {key: '${A}', rule: admin}}",
+            "a.yaml:1:42: server.api_keys.alice.rule: unknown key (did you mean 'role'?)",
+        ),
+        (
+            "{alice: {key: hunter2}}",
+            "a.yaml:1:34: server.api_keys.alice.key: this is a secret; "
+            "write ${NAME} here and set the environment variable NAME",
+        ),
     ],
 )
 def test_wrong_api_keys(text: str, said: str) -> None:

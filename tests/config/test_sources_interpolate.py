@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jsonschema
+
+from mlxrun.config.schema import build_schema
+from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.config.setting_fields import hash_config, to_plain
 from tests.helpers.config_files import load, load_errors
 
@@ -41,6 +45,25 @@ def test_api_keys_come_from_variables_and_are_not_printed() -> None:
         "write ${NAME} here and set the environment variable NAME"
     ]
     assert load("", MLXRUN_SERVER__API_KEYS__CAROL="hunter2").config.server.api_keys == {"carol": "hunter2"}
+
+
+def test_api_keys_with_roles_are_read_from_every_source_and_not_printed() -> None:
+    text = "server:\n  api_keys:\n    a: ${A}\n    b: {key: '${B}', role: '${ROLE}'}\n    a.role: ${C}\n"
+    more = {"A": "1a", "B": "2b", "C": "3c", "ROLE": "metrics", "MLXRUN_SERVER__API_KEYS__D": "{key: 4d}"}
+    loaded = load(text, ["server.api_keys.d.role=admin", "server.api_keys.e.key=${A}5"], **more)
+    assert loaded.config.server.api_keys == {
+        "a": "1a",
+        "b": ApiKeySettings("2b", "metrics"),
+        "a.role": "3c",
+        "d": ApiKeySettings("4d", "admin"),
+        "e": ApiKeySettings("1a5"),
+    }
+    shown = {"b": {"key": "***", "role": "metrics"}, "d": {"key": "***", "role": "admin"}}
+    plain = to_plain(loaded.config)["server"]["api_keys"]
+    assert plain == shown | {"a": "***", "a.role": "***", "e": {"key": "***"}}
+    jsonschema.validate({"server": {"api_keys": plain}}, build_schema())
+    other = load(text, ["server.api_keys.d.role=metrics", "server.api_keys.e.key=${A}5"], **more)
+    assert loaded.digest != other.digest
 
 
 def test_a_secret_is_not_written_down() -> None:

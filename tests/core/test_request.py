@@ -70,6 +70,7 @@ def test_every_field_of_an_event_survives_a_merge() -> None:
         "stop_logprob": TokenLogprob(-0.5),
         "vector": b"\0\0\0\0",
         "num_left_out": 4,
+        "queue_seconds": 0.5,
     }
     names = set(TokenEvent._fields)
     assert names - {"request_id", "tokens", "logprobs", "prompt_logprobs"} == values.keys()

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from mlxrun.core.visible_text import JsonFormatter, TextFormatter, describe_trace, start_logging
+from mlxrun.core.visible_text import FIELDS, JsonFormatter, TextFormatter, describe_trace, start_logging
 
 
 def make_record(message: str, error: Exception | None = None, **extra: str) -> logging.LogRecord:
@@ -44,6 +44,16 @@ def test_json_lines() -> None:
     error = raise_error("why")
     assert "ValueError: why" in json.loads(JsonFormatter().format(make_record("failed", error)))["exception"]
     assert len(json.loads(JsonFormatter().format(make_record("a" * 9000)))["message"]) <= 2000
+
+
+def test_fields_of_a_record() -> None:
+    """Programs read them beside the message; for people the message says enough."""
+    fields = {"request_id": "req_1", "status": 200, "key": None, "end": "a\x9b"}
+    record = make_record("req_1 200", **{FIELDS: fields})
+    row = json.loads(JsonFormatter().format(record))
+    assert {name: row[name] for name in fields} == fields and row["message"] == "req_1 200"
+    assert "\x9b" not in JsonFormatter().format(record)
+    assert TextFormatter().format(record).endswith(" ERROR req_1 200")
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()], ids=["text", "json"])

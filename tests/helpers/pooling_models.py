@@ -117,7 +117,7 @@ def _save_tokenizer(folder: Path, most: int, model_type: str) -> None:
 
 
 def _make_bert(prefix: str = "", **changes: Any) -> tuple[dict[str, Any], Shapes]:
-    config = {
+    config: dict[str, Any] = {
         "model_type": "bert",
         "architectures": ["BertModel"],
         "type_vocab_size": 2,
@@ -175,7 +175,7 @@ def _make_xlmr() -> tuple[dict[str, Any], Shapes, dict[str, Any]]:
 
 def _make_modernbert() -> tuple[dict[str, Any], Shapes, dict[str, Any]]:
     """ModernBERT with a window that the longer texts cross."""
-    config = {
+    config: dict[str, Any] = {
         "model_type": "modernbert",
         "architectures": ["ModernBertModel"],
         "global_attn_every_n_layers": 3,
@@ -211,7 +211,7 @@ def _make_modernbert() -> tuple[dict[str, Any], Shapes, dict[str, Any]]:
 
 
 def _make_qwen3(prefix: str) -> tuple[dict[str, Any], Shapes]:
-    config = {
+    config: dict[str, Any] = {
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
         **_COMMON,

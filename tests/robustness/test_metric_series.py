@@ -17,7 +17,7 @@ from yarl import URL
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
 from mlxrun.server.http.surface import ROUTES, UNKNOWN_SURFACE
-from mlxrun.server.live_requests import METRICS, RequestMetrics
+from mlxrun.server.request_metrics import METRICS, RequestMetrics
 from tests.helpers.server_fakes import Serving, make_chat_body, make_script, run_server, server_config
 from tests.helpers.storm_counts import count, make_rng
 from tests.helpers.tokenizers import FakeModelInfo

@@ -14,7 +14,7 @@ from tests.helpers.server_fakes import (
     run_server,
 )
 from tests.server.test_lifecycle import Life
-from tests.server.test_live_requests_metrics import metric
+from tests.server.test_request_metrics import metric
 
 ONLY = [MINI, admin.SURFACE]
 

@@ -20,6 +20,7 @@ import pytest
 
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.config.settings import ApiSettings, Config, ServerSettings
 from mlxrun.core.errors import ConfigError, EngineDead, ModelLoadError
 from mlxrun.core.request import PooledModel
@@ -137,6 +138,20 @@ async def test_the_first_request_has_a_key_if_one_is_required() -> None:
     await life.ready()
     assert "-H 'Authorization: Bearer YOUR_KEY'" in life.said[2]
     assert "sesame" not in " ".join(life.said)
+    life.stop.set()
+    assert await life.task == 0
+
+
+async def test_weak_keys_are_warned_of_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    strong = "0123456789abcdef"
+    life = Life(api_keys={"a": "sesame", "b": strong, "c": ApiKeySettings("ab" * 20)})
+    await life.ready()
+    warned = [each.getMessage() for each in caplog.records if "weak" in each.getMessage()]
+    assert [text.partition(":")[2].partition(";")[0] for text in warned] == [
+        " the key of a is weak: it has 6 characters, 4 of them different",
+        " the key of c is weak: it has 40 characters, 2 of them different",
+    ]
+    assert not any(key in caplog.text for key in ("sesame", strong, "abab"))
     life.stop.set()
     assert await life.task == 0
 

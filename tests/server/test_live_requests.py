@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from mlxrun.core.errors import EngineDead
 from mlxrun.core.request import HitKind, TokenEvent
+from mlxrun.core.visible_text import FIELDS
+from tests.helpers.engine_fakes import Clock
 from tests.helpers.raw_clients import ONLY, connect, cut, until
 from tests.helpers.server_fakes import (
     FakeEngine,
@@ -128,6 +131,39 @@ async def test_a_request_is_cancelled_by_its_id(stream: bool, n: int) -> None:
         assert (reply.status, reply.json["error"]["code"]) == (404, "not_found")
 
 
+# -- long prompts ---------------------------------------------------------------------------------------
+
+
+async def test_a_long_prefill_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """After 10 seconds of it and every 30 seconds then, with an estimate; the time in the queue is none."""
+    caplog.set_level(logging.INFO, "mlxrun.server.live_requests")
+    clock = Clock()
+
+    def pass_time(seconds: float, computed: int) -> Any:
+        async def act() -> None:
+            await until(lambda: [live.computed_tokens for live in s.live] == [computed])
+            clock.now += seconds
+
+        return act
+
+    def report(computed: int) -> TokenEvent:
+        return TokenEvent(
+            "", num_computed_tokens=computed, num_cached_tokens=4, hit_kind=HitKind.LCP, queue_seconds=100.0
+        )
+
+    acts = (report(4), pass_time(109, 4), report(6), pass_time(3, 6), report(8), pass_time(29, 8), report(9))
+    acts += (pass_time(2, 9), report(12), pass_time(100, 12), report(20), pass_time(100, 20), "a")
+    async with run_server(surfaces=ONLY, script=make_script(*acts), clock=clock) as s:
+        assert (await s.post("/mini", make_chat_body(), x_request_id="it")).status == 200
+    assert [record.getMessage() for record in caplog.records] == [
+        "it prefill 8/20 tokens after 12 s, about 36 s left",
+        "it prefill 12/20 tokens after 43 s, about 43 s left",
+    ]
+    fields = vars(caplog.records[0])[FIELDS]
+    assert (fields["request_id"], fields["computed_tokens"], fields["prompt_tokens"]) == ("it", 8, 20)
+    assert (fields["prefill_ms"], fields["remaining_ms"]) == (12_000.0, 36_000.0)
+
+
 # -- the engine's death ---------------------------------------------------------------------------------
 
 
@@ -172,14 +208,6 @@ async def test_the_death_of_the_engine_ends_all_requests() -> None:
 
 
 # -- what is known of it --------------------------------------------------------------------------------
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def test_the_status_of_each_phase() -> None:

@@ -12,7 +12,7 @@ from mlxrun.server.endpoints import admin
 from mlxrun.server.http.access import CONFIG_HASH
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import MINI, make_chat_body, make_script, run_server
-from tests.server.test_live_requests_metrics import metric
+from tests.server.test_request_metrics import metric
 
 ONLY = [MINI, admin.SURFACE]
 

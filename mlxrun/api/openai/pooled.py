@@ -1,5 +1,6 @@
-"""Bodies of /v1/embeddings (OpenAI's) and /v1/rerank (as Jina, Cohere and vLLM have it), and their responses.
+"""Bodies of /v1/embeddings (OpenAI's), /v1/rerank and /v1/score, and their responses.
 
+Rerank is as Jina, Cohere and vLLM have it, and score as vLLM has it.
 A field that would change a vector is honoured or refused by name.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 import secrets
+import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +18,15 @@ from typing import Any
 import numpy as np
 
 from mlxrun.api.body_schema import ANY, BOOL, LIST, OBJECT, STRING, Accepted, BodySchema, Schema
+from mlxrun.api.openai.pooled_pairs import (
+    PAIR_NAMES,
+    TextPair,
+    check_given,
+    read_rerank_pairs,
+    read_text_pairs,
+)
 from mlxrun.api.openai.pooled_texts import (
     PooledTokens,
-    check_count,
     check_pooled_text,
     encode_inputs,
     encode_pairs,
@@ -27,11 +35,13 @@ from mlxrun.api.openai.pooled_texts import (
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter
 from mlxrun.core.errors import InternalError
-from mlxrun.core.field_errors import check_keys, get_required, reject, reject_type, reject_unsupported
+from mlxrun.core.field_errors import reject, reject_type, reject_unsupported
 from mlxrun.core.request import PooledModel, Request, SamplingParams
 from mlxrun.core.workers import run_on_text
 
-EMBEDDING_URL, RERANK_URL = "/v1/embeddings", "/v1/rerank"
+EMBEDDING_URL, RERANK_URL, RELEVANCE_URL = "/v1/embeddings", "/v1/rerank", "/v1/score"
+RERANK_V2_URL = "/v2/rerank"  # Cohere's second version: results have no documents unless they are asked for
+POOLING_ALIASES = {"/rerank": RERANK_URL, "/score": RELEVANCE_URL}  # of vLLM
 _COUNT: Schema = {"type": "integer", "minimum": 1}
 _LABEL = "a label of the request"
 _TRUNCATE = "send truncate_prompt_tokens: a number of tokens, or -1 for all that the model takes"
@@ -93,16 +103,36 @@ RERANK = BodySchema(
         "truncate_prompt_tokens": "a document that is too long is refused, not truncated",
         "rank_fields": "send each document as one text",
         "activation": "the model's own files decide it",
+        "use_activation": "the model's own files decide it",
     },
     {"input": EMBEDDING_URL, "dimensions": EMBEDDING_URL, "encoding_format": EMBEDDING_URL},
     _IGNORED,
 )
-POOLED_BODIES: dict[str, BodySchema] = {EMBEDDING_URL: EMBEDDING, RERANK_URL: RERANK}
+RELEVANCE = BodySchema(
+    {
+        "model": STRING,
+        **dict.fromkeys((name for pair in PAIR_NAMES for name in pair), ANY),
+        "instruction": STRING,
+    },
+    _HARMLESS,
+    {
+        "truncate_prompt_tokens": "a text that is too long is refused, not truncated",
+        "activation": "the model's own files decide it",
+        "use_activation": "the model's own files decide it",
+    },
+    {"query": RERANK_URL, "top_n": RERANK_URL, "input": EMBEDDING_URL, "dimensions": EMBEDDING_URL},
+    _IGNORED,
+)
+POOLED_BODIES: dict[str, BodySchema] = {
+    EMBEDDING_URL: EMBEDDING,
+    RERANK_URL: RERANK,
+    RELEVANCE_URL: RELEVANCE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPooling:
-    """A checked body. `prepared` has a Request for each text, or for the query with each document."""
+    """A checked body. `prepared` has a Request for each text, or for each pair of texts."""
 
     url: str
     given: Mapping[str, Any]
@@ -123,18 +153,25 @@ class PreparedPooling:
             ]
             return {"object": "list", "data": data, "model": self.prepared.model, "usage": usage}
         scores = [array("f", vector)[0] for vector in vectors]
+        head = {"id": f"{self.url.rpartition('/')[2]}-{name}", "model": self.prepared.model}
+        if self.url == RELEVANCE_URL:
+            listed = [{"object": "score", "index": at, "score": value} for at, value in enumerate(scores)]
+            return {**head, "object": "list", "created": int(time.time()), "data": listed, "usage": usage}
         order = sorted(range(len(scores)), key=lambda at: (-scores[at], at))
         results: list[dict[str, Any]] = [{"index": at, "relevance_score": scores[at]} for at in order]
-        if self.given.get("return_documents", True):
+        is_v2 = self.url == RERANK_V2_URL
+        if self.given.get("return_documents", not is_v2):
             for result in results:
                 result["document"] = {"text": self.documents[result["index"]]}
         results = results[: self.given.get("top_n")]
-        return {"id": f"rerank-{name}", "model": self.prepared.model, "results": results, "usage": usage}
+        meta = {"meta": {"api_version": {"version": "2"}}} if is_v2 else {}
+        return {**head, "results": results, "usage": usage, **meta}
 
     def _check_finite(self, vectors: Sequence[bytes]) -> None:
         for at, vector in enumerate(vectors):
             if not np.isfinite(np.frombuffer(vector, "<f4")).all():
-                field = "input" if self.url == EMBEDDING_URL else "documents"
+                names = {EMBEDDING_URL: "input", RELEVANCE_URL: "pairs"}
+                field = names.get(self.url, "documents")
                 cause = ArithmeticError("NaN or infinity")
                 raise InternalError(f"{field}[{at}]: the model computes no finite numbers for it", cause)
 
@@ -171,9 +208,10 @@ async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedP
         tokens = await run_on_text(size, encode_inputs, given, model_info)
     else:
         pooled = find_pooled_model(model_info, "score")
-        documents = read_documents(given["documents"])
-        size = sum(map(len, documents)) + len(documents) * len(given["query"])
-        tokens = await run_on_text(size, _encode_documents, given, documents, model_info)
+        pairs = read_text_pairs(given) if url == RELEVANCE_URL else read_rerank_pairs(given)
+        documents = tuple(pair.document for pair in pairs)
+        size = sum(len(pair.query) + len(pair.document) for pair in pairs)
+        tokens = await run_on_text(size, _encode_pairs, given, pairs, model_info)
     requests = _build_requests(tokens)
     prepared = PreparedRequest("pooled", requests, stops=(), seed=0, model=model_info.name)
     return PreparedPooling(url, given, prepared, pooled, documents)
@@ -181,42 +219,29 @@ async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedP
 
 def check_pooling_body(url: str, body: Any, *, strict: bool = False) -> dict[str, Any]:
     """Return the fields of a body that have an effect. RequestError if one is wrong for every model."""
-    given = POOLED_BODIES[url].check(body, strict=strict)
-    for name in ("input",) if url == EMBEDDING_URL else ("query", "documents"):
-        if name not in given:
-            reject(name, "missing", code="missing_field")
+    given = POOLED_BODIES[RERANK_URL if url == RERANK_V2_URL else url].check(body, strict=strict)
     if url == EMBEDDING_URL:
+        check_given(given, "input")
         if not isinstance(given["input"], str | list):
             reject_type("input", given["input"], "a string or an array")
+    elif url == RELEVANCE_URL:
+        read_text_pairs(given)
     else:
-        read_documents(given["documents"])
+        read_rerank_pairs(given)
     return given
 
 
-def read_documents(items: Sequence[Any]) -> tuple[str, ...]:
-    """Return the texts of documents: strings, or objects with only a `text`. RequestError for others."""
-    check_count("documents", len(items))
-    found = []
-    for at, item in enumerate(items):
-        param = f"documents[{at}]"
-        if isinstance(item, dict):
-            check_keys(item, ("text",), param)
-            item = get_required(item, "text", str, param)
-        elif not isinstance(item, str):
-            reject_type(param, item, "a string or an object")
-        found.append(item)
-    return tuple(found)
-
-
-def _encode_documents(
-    given: Mapping[str, Any], documents: Sequence[str], model_info: ModelInfo
+def _encode_pairs(
+    given: Mapping[str, Any], pairs: Sequence[TextPair], model_info: ModelInfo
 ) -> list[PooledTokens]:
-    for param in ("query", "instruction"):
-        if param in given:
-            check_pooled_text(given[param], param, model_info)
-    for at, document in enumerate(documents):
-        check_pooled_text(document, f"documents[{at}]", model_info)
-    return encode_pairs(given["query"], documents, given.get("instruction"), model_info)
+    texts = {pair.query_param: pair.query for pair in pairs}
+    if "instruction" in given:
+        texts["instruction"] = given["instruction"]
+    texts |= {pair.param: pair.document for pair in pairs}
+    for param, text in texts.items():
+        check_pooled_text(text, param, model_info)
+    found = [(pair.query, pair.document, pair.param) for pair in pairs]
+    return encode_pairs(found, given.get("instruction"), model_info)
 
 
 def _check_dimensions(given: Mapping[str, Any], pooled: PooledModel) -> None:

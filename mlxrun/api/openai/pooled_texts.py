@@ -95,15 +95,15 @@ def check_count(param: str, count: int) -> None:
 
 
 def encode_pairs(
-    query: str, documents: Sequence[str], instruction: str | None, model_info: ModelInfo
+    pairs: Sequence[tuple[str, str, str]], instruction: str | None, model_info: ModelInfo
 ) -> list[PooledTokens]:
-    """Tokenize the query with each document. PromptTooLong if a pair has too many tokens."""
+    """Tokenize pairs of a query and a document, with its place in the body. PromptTooLong if a pair has too
+    many tokens."""
     pooled = find_pooled_model(model_info, "score")
     if pooled.template is None and instruction is not None:
         reject_unsupported("instruction", "this reranker has none")
     found = []
-    for at, document in enumerate(documents):
-        param = f"documents[{at}]"
+    for query, document, param in pairs:
         if pooled.template == "qwen3":
             text = _QWEN3.format(instruction=instruction or _INSTRUCTION, query=query, document=document)
             tokens = _encode(model_info, text, None, special=False)

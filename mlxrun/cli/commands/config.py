@@ -36,6 +36,7 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     """Find all errors in config files."""
     from mlxrun.cli.options import check_chat_template, check_parsers
     from mlxrun.config.loading import load_config
+    from mlxrun.config.server_settings import find_weak_keys
 
     paths: list[Path | None] = [*files] or [config_path]
     if files and config_path:
@@ -47,7 +48,10 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
         except ConfigError as error:
             problems += error.problems or [str(error)]
         else:
-            print_line(f"{loaded.path or 'built-in defaults'}: ok")
+            name = loaded.path or "built-in defaults"
+            for warning in find_weak_keys(loaded.config.server):
+                print_line(f"{name}: warning: {warning}")
+            print_line(f"{name}: ok")
     if problems:
         raise ConfigError.from_problems(problems)
 

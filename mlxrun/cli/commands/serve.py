@@ -36,7 +36,7 @@ Interfaces (each can be switched off under `apis:`):
   OpenAI      /v1/chat/completions /v1/completions /v1/responses /v1/conversations /v1/models
               /v1/files /v1/batches
   Anthropic   /v1/messages /v1/messages/count_tokens /v1/messages/batches
-  Embeddings  /v1/embeddings /v1/rerank (for models that give them)
+  Embeddings  /v1/embeddings /v1/rerank /v2/rerank /v1/score (for models that give them)
   Tokens      /tokenize /detokenize /tokenizer_info
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
 

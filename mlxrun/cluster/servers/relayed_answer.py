@@ -11,7 +11,7 @@ from aiohttp import web
 from mlxrun.core.errors import EngineDead
 from mlxrun.server.http.access import CONFIG, request_id
 from mlxrun.server.http.json_bodies import encode_json
-from mlxrun.server.http.middleware import note_refusal
+from mlxrun.server.http.request_log import note_refusal
 from mlxrun.server.http.surface import ROUTES
 from mlxrun.server.live_requests import ENGINE_ERROR
 

@@ -36,6 +36,7 @@ class RequestState:
     kv_length: int = 0  # the same, plus the tokens that decode steps have added
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache when the request first ran
     hit_kind: HitKind | None = None
+    queue_seconds: float = 0.0  # that it waited before it first ran
     last_chunk_samples: bool = False  # prefill takes all tokens, and its last chunk samples
     num_sent: int = field(init=False)  # output tokens that events have brought
     num_in_flight: int = 0  # output tokens that were launched and not read yet, also by an earlier row
@@ -124,6 +125,7 @@ class RequestState:
             finish,
             prompt_logprobs=self.prompt_logprobs.take_unsent(),
             num_left_out=self.request.num_left_out,
+            queue_seconds=self.queue_seconds,
         )
 
     def count_images(self, start: int, stop: int) -> int:

@@ -72,6 +72,7 @@ class Scheduler:
         self._final_snapshots: list[SnapshotRequest] = []  # to take of them before that
         self._found: list[RequestState] = []  # they need no row: the prefix cache knew their logprobs
         self._num_arrivals = 0
+        self.num_preemptions = 0  # since the start
 
     # -- requests come and go -------------------------------------------------------------------------
 
@@ -217,6 +218,8 @@ class Scheduler:
                 continue
             if not self._preemption.make_room(state, running, self.preempt):
                 break
+            if state.hit_kind is None:
+                state.queue_seconds = self._clock() - state.arrival_time
             if not state.prompt_logprobs.complete:
                 start = state.prompt_logprobs.next_position
                 state.prompt_logprobs.add(start, self._prefix_cache.find_prompt_logprobs(state.id, start))
@@ -237,6 +240,7 @@ class Scheduler:
         """Free the row. Its tokens are computed again once it is admitted again. A token in flight is still
         appended when it arrives. The request then continues from the final snapshot of the row, unless all of
         its output is generated again."""
+        self.num_preemptions += 1
         self._rows_to_free.append(state.id)
         self._take_final_snapshots(state, state.output)
         self.drafts.forget(state)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -15,10 +16,11 @@ from mlxrun import __version__
 from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.core.power_state import read_power_state
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name, may_access
+from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Surface, make_document
-from mlxrun.server.live_requests import LIVE_REQUESTS, METRICS
+from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.request_metrics import METRICS
 from mlxrun.server.status import count_phases, describe_batches, describe_files, describe_limits
 
 _STATUS = {"loading": "loading", "shutting_down": "draining", "engine_unavailable": "dead"}
@@ -84,11 +86,11 @@ async def get_metrics(request: web.Request) -> web.StreamResponse:
 
 
 async def cancel_request(request: web.Request) -> web.StreamResponse:
-    """End a request in flight. NotFound for a request of another API key."""
+    """End a request in flight. NotFound for a request of another API key, unless the key is an admin's."""
     await read_empty_body(request)
     rid = request.match_info["id"]
     live = request.app[LIVE_REQUESTS].get(rid)
-    if live is None or not may_access(key_name(request), live.key_name):
+    if live is None or not request.app[API_KEYS].may_end(key_name(request), live.key_name):
         raise NotFound(f"there is no request {rid[:128]!r} in flight")
     live.cancel()
     return json_response({"id": rid, "cancelled": True})
@@ -131,15 +133,16 @@ HEALTH = Surface(
         ),
     ),
 )
+_READ = partial(Endpoint, "GET", engine=False, role="metrics")
 SURFACE = Surface(
     "admin",
     (
-        Endpoint("GET", "/v1/status", get_status, "Requests, engine, memory and cache", engine=False),
-        Endpoint("GET", "/metrics", get_metrics, "Metrics for Prometheus", engine=False),
+        _READ("/v1/status", get_status, "Requests, engine, memory and cache"),
+        _READ("/metrics", get_metrics, "Metrics for Prometheus"),
         Endpoint("POST", "/v1/requests/{id}/cancel", cancel_request, "End a running request", engine=False),
-        Endpoint("GET", "/v1/cache", get_cache, "Counters of the prefix cache", engine=False),
-        Endpoint("DELETE", "/v1/cache", clear_cache, "Clear the prefix cache"),
-        Endpoint("POST", "/v1/cache/clear", clear_cache, "Clear the prefix cache"),
-        Endpoint("GET", OPENAPI_PATH, get_openapi, "This document", engine=False),
+        _READ("/v1/cache", get_cache, "Counters of the prefix cache"),
+        Endpoint("DELETE", "/v1/cache", clear_cache, "Clear the prefix cache", role="admin"),
+        Endpoint("POST", "/v1/cache/clear", clear_cache, "Clear the prefix cache", role="admin"),
+        _READ(OPENAPI_PATH, get_openapi, "This document", role=None),
     ),
 )

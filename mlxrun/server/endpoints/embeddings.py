@@ -1,4 +1,7 @@
-"""/v1/embeddings and /v1/rerank; api/openai/pooled.py reads the bodies and builds the responses."""
+"""/v1/embeddings, /v1/rerank and /v1/score.
+
+api/openai/pooled.py reads the bodies and builds the responses.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,18 @@ from contextlib import aclosing
 
 from aiohttp import web
 
-from mlxrun.api.openai.pooled import EMBEDDING, EMBEDDING_URL, RERANK, RERANK_URL, prepare_pooling
+from mlxrun.api.openai.pooled import (
+    EMBEDDING,
+    EMBEDDING_URL,
+    POOLED_BODIES,
+    POOLING_ALIASES,
+    RELEVANCE,
+    RELEVANCE_URL,
+    RERANK,
+    RERANK_URL,
+    RERANK_V2_URL,
+    prepare_pooling,
+)
 from mlxrun.core.errors import Cancelled, MlxrunError
 from mlxrun.core.request import Request
 from mlxrun.core.workers import run_together
@@ -20,10 +34,11 @@ IN_FLIGHT = 256  # texts of one request that wait in the engine at once
 
 
 async def create_vectors(request: web.Request) -> web.Response:
-    """Answer a body with the embeddings of its texts, or with the relevance of its documents."""
+    """Answer a body with the embeddings of its texts, or with the scores of its pairs of texts."""
     app = request.app
     body = await read_json(request)
-    pooling = await prepare_pooling(request.path, body, app[ENGINE].context)
+    url = POOLING_ALIASES.get(request.path, request.path)
+    pooling = await prepare_pooling(url, body, app[ENGINE].context)
     with app[LIVE_REQUESTS].open(request, "embeddings", pooling.prepared) as live:
         vectors = await collect_vectors(live)
     name = pooling.prepared.requests[0].id.rpartition("-")[0]
@@ -57,5 +72,11 @@ SURFACE = Surface(
     (
         Endpoint("POST", EMBEDDING_URL, create_vectors, "Embed texts", EMBEDDING.schema),
         Endpoint("POST", RERANK_URL, create_vectors, "Score documents by a query", RERANK.schema),
+        Endpoint("POST", RERANK_V2_URL, create_vectors, "The same, in Cohere's second form", RERANK.schema),
+        Endpoint("POST", RELEVANCE_URL, create_vectors, "Score pairs of texts", RELEVANCE.schema),
+        *(
+            Endpoint("POST", alias, create_vectors, f"The same as {url}", POOLED_BODIES[url].schema)
+            for alias, url in POOLING_ALIASES.items()
+        ),
     ),
 )

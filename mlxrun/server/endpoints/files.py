@@ -208,6 +208,7 @@ ENDPOINTS = (
         "Upload a file: JSONL for a batch, an image, a PDF or a text",
         engine=False,
         max_body=sys.maxsize,
+        is_form=True,
     ),  # `upload_file` counts as it reads
     Endpoint("GET", "/v1/files", list_files, "List files", engine=False),
     Endpoint("GET", "/v1/files/{id}", get_file, "Describe a file", engine=False),

@@ -22,6 +22,7 @@ from mlxrun.api.responses.fields import BODY
 from mlxrun.api.responses.request import ResponseRequest, find_conversation_id, prepare_response
 from mlxrun.core.errors import InternalError, RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unsupported
+from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
 from mlxrun.server.endpoints.conversations import read_include_query
@@ -91,6 +92,9 @@ class BackgroundResponse:
             last = encode_events(await self._generate(run))
             await app[RESPONSES].save(run, last)
             run.record(last)
+            name, status, work = run.body["id"], run.body["status"], live.describe_work()
+            fields = {"request_id": name, "key": self.owner or None, "response_status": status, **work}
+            log.info("%s background response %s %.3fs", name, status, live.age, extra={FIELDS: fields})
 
     async def _generate(self, run: RunningResponse) -> Events:
         async def send(events: Events) -> None:

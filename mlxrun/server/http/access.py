@@ -1,7 +1,4 @@
-"""The server's config, the ids of requests, and which requests may use the server.
-
-That depends on API keys, on the host names in Host headers, and on the origins of web pages.
-"""
+"""The server's config, the ids of requests, and the API keys by which they may use the server."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ from collections.abc import Mapping, Set
 
 from aiohttp import web
 
-from mlxrun.config.server_settings import is_address, is_loopback, normalize_host
-from mlxrun.config.settings import Config, ServerSettings
-from mlxrun.core.errors import ConfigError, Forbidden, Unauthorized
-from mlxrun.core.field_errors import quote
+from mlxrun.config.server_settings import ApiKeySettings, KeyRole, read_api_key
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import Forbidden, Unauthorized
 
 CONFIG = web.AppKey("config", Config)
 CONFIG_HASH = web.AppKey("config_hash", str)
@@ -37,14 +33,18 @@ def request_id(request: web.BaseRequest, taken: Set[str] = frozenset()) -> str:
 
 
 _KEY_NAME = web.RequestKey("key_name", str)
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # which change nothing
 
 
 class ApiKeys:
     """The API keys of a config, by name. If there are none, every request is accepted."""
 
-    def __init__(self, keys: Mapping[str, str]) -> None:
-        self._digests = {name: _hash_secret(secret) for name, secret in keys.items()}
+    def __init__(self, keys: Mapping[str, str | ApiKeySettings]) -> None:
+        settings = {name: read_api_key(value) for name, value in keys.items()}
+        self._digests = {name: _hash_secret(each.key) for name, each in settings.items()}
+        self._roles = {name: each.role for name, each in settings.items()}
+        if "admin" in self._roles.values():
+            self._roles = {name: role or "inference" for name, role in self._roles.items()}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -57,8 +57,9 @@ class ApiKeys:
                 found = name
         return found
 
-    def check(self, request: web.Request) -> None:
-        """Raise Unauthorized unless the request has a valid key. Afterwards `key_name` returns its name."""
+    def check(self, request: web.Request, role: KeyRole | None) -> None:
+        """Raise Unauthorized unless the request has a valid key, and Forbidden unless that key has the role;
+        None: any. Afterwards `key_name` returns its name."""
         if not self._digests:
             return
         secrets = _read_secrets(request)
@@ -67,7 +68,17 @@ class ApiKeys:
         names = [name for secret in secrets if (name := self.find_name(secret)) is not None]
         if not names:
             raise Unauthorized("the API key is not valid")
-        request[_KEY_NAME] = names[0]
+        name = request[_KEY_NAME] = names[0]
+        if role is not None and self._roles[name] not in (None, role, "admin"):
+            needed = role if role == "admin" else f"{role} or admin"
+            raise Forbidden(
+                f"the API key {name!r} has the role {self._roles[name]}; {request.method} {request.path} "
+                f"needs a key with the role {needed}"
+            )
+
+    def may_end(self, key: str, owner: str) -> bool:
+        """Tell whether the key of this name may end the requests of the key named `owner`."""
+        return may_access(key, owner) or self._roles.get(key) == "admin"
 
 
 API_KEYS = web.AppKey("api_keys", ApiKeys)
@@ -99,78 +110,3 @@ def is_same_secret(given: str, secret: str) -> bool:
 
 def _hash_secret(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-
-
-class AllowedSites:
-    """The host names by which the server may be called, and the web pages that may use it.
-
-    A page can make its own name resolve to this machine (DNS rebinding). Its browser then takes the server
-    for the page's own site, but the Host header still has that name. ConfigError for an item of
-    server.allowed_hosts that is not a host name.
-    """
-
-    def __init__(self, settings: ServerSettings) -> None:
-        names = [_parse_allowed_host(host) for host in settings.allowed_hosts]
-        self._any_host = "*" in names
-        self._names = frozenset(names) | ({_strip_port(settings.host)} - {"0.0.0.0", "::"})
-        self._origins = settings.cors_origins
-        # With API keys the key protects the server. Names for other machines are known to the operator alone.
-        is_limited = is_loopback(settings.host) or bool(names)
-        self._checks_hosts = is_limited and not settings.api_keys and not self._any_host
-
-    def check_host(self, request: web.Request) -> None:
-        """Raise Forbidden if the Host header has a name that is not allowed.
-
-        IP addresses are allowed, since no page can make one resolve to this machine. So are requests without
-        a Host header, since no browser sends them."""
-        if not self._checks_hosts:
-            return
-        for host in request.headers.getall("Host", ()):
-            name = _strip_port(host)
-            if not self._is_allowed_host(name):
-                raise Forbidden(
-                    f"the host name {quote(name)} (the Host header) is not allowed: add it to "
-                    "server.allowed_hosts, or have clients send API keys (server.api_keys)"
-                )
-
-    def check_origin(self, request: web.Request) -> None:
-        """Raise Forbidden if a page of another site makes a browser change something here.
-
-        Browsers send such requests without asking first, and only hide the response from the page."""
-        origin = request.headers.get("Origin")
-        if origin is None or request.method in _SAFE_METHODS:
-            return
-        is_own = origin.partition("://")[2] == request.host and self._is_allowed_host(
-            _strip_port(request.host)
-        )
-        if not is_own and self.find_allowed_origin(request) is None:
-            raise Forbidden(f"web pages of {quote(origin)} may not use this server: see server.cors_origins")
-
-    def find_allowed_origin(self, request: web.Request) -> str | None:
-        """Return the Access-Control-Allow-Origin for the request's page; None if the page is not allowed."""
-        origin = request.headers.get("Origin")
-        if origin is None:
-            return None
-        return "*" if "*" in self._origins else origin if origin in self._origins else None
-
-    def _is_allowed_host(self, name: str) -> bool:
-        """Whether no stranger can make this name resolve to this machine."""
-        if self._any_host or name in self._names or is_address(name):
-            return True
-        return is_loopback(name) or name.endswith(".localhost")
-
-
-ALLOWED_SITES = web.AppKey("allowed_sites", AllowedSites)
-
-
-def _strip_port(host: str) -> str:
-    """The name or address of a Host header, without port and brackets."""
-    name = host.rpartition(":")[0] if re.search(r"(^[^:]*|\]):\d*$", host) else host
-    return name.strip("[]").lower().removesuffix(".")
-
-
-def _parse_allowed_host(host: str) -> str:
-    name = normalize_host(host)
-    if name is None:
-        raise ConfigError(f"server.allowed_hosts: {host!r} is neither a host name, an IP address nor '*'")
-    return name

@@ -17,11 +17,11 @@ import orjson
 from aiohttp import web
 
 from mlxrun.api.prepared import check_message_counts
-from mlxrun.core.errors import BodyTooLarge, RequestError, TimedOut
+from mlxrun.core.errors import BodyTooLarge, RequestError, TimedOut, WrongContentType
 from mlxrun.core.field_errors import UNKNOWN, check_type, reject, shorten
 from mlxrun.core.limited_json import NestedTooDeeply, load_json
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import CONFIG, request_id
+from mlxrun.server.http.access import CONFIG, SAFE_METHODS, request_id
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,9 @@ _MIN_BODY, _IMAGES_BODY = 16_000_000, 64_000_000  # bytes
 MAX_NODES = 100_000
 MAX_VALUES = 4_000_000  # numbers and strings besides, of which token ids have many
 LONG_NUMBER = "a number in the body has thousands of digits"
+# A browser sends these for every page, without asking the server first. It may also send URL-encoded forms,
+# but a form of that type cannot hold JSON, and curl declares the bodies of `-d` as one.
+_PAGE_TYPES = ("text/plain", "multipart/form-data")
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
@@ -116,6 +119,15 @@ def check_length(request: web.Request, most: int) -> None:
     """Raise BodyTooLarge if the Content-Length is more than `most` bytes."""
     if request.content_length is not None and request.content_length > most:
         raise _make_too_large(request.content_length, most)
+
+
+def check_content_type(request: web.Request) -> None:
+    """Raise WrongContentType if the body has a type that a form of any web page may have. No client of a JSON
+    API needs one."""
+    if request.method not in SAFE_METHODS and request.content_type in _PAGE_TYPES:
+        raise WrongContentType(
+            f"the Content-Type {request.content_type} is not accepted here: send application/json"
+        )
 
 
 def _make_too_large(size: int, most: int) -> BodyTooLarge:

@@ -1,101 +1,29 @@
 """The one middleware: gives each request an id, checks who sent it, and turns exceptions into responses.
 
-An error has the shape of the path's surface; for unknown paths it has OpenAI's. The text of prompts is logged
-only with `log.prompts`. Otherwise the log has the code and the field of an error, and the type and traceback
-of a bug.
+An error has the shape of the path's surface; for unknown paths it has OpenAI's.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from urllib.parse import quote
 
 from aiohttp import web
 
 from mlxrun import __version__
 from mlxrun.core.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, RequestError, Unauthorized
-from mlxrun.core.visible_text import describe_trace
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import (
     ACTIVE_IDS,
-    ALLOWED_SITES,
     API_KEYS,
     CONFIG,
     ID_HEADER,
-    key_name,
     request_id,
 )
-from mlxrun.server.http.json_bodies import check_length, get_max_body_bytes, json_response
+from mlxrun.server.http.allowed_sites import ALLOWED_SITES, is_preflight
+from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
+from mlxrun.server.http.request_log import describe_end, log_end
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
-from mlxrun.server.live_requests import ENGINE_ERROR, METRICS
-
-log = logging.getLogger(__name__)
-CLIENT_GONE = 499  # the status, in the log and in metrics, of a request whose client disconnected
-
-_REFUSAL = web.RequestKey("refusal", str)
-
-
-def describe_error(request: web.Request, error: Exception, *, with_text: bool) -> str:
-    """Write why a request was refused or failed, for the end of its line; log the traceback of a bug.
-
-    The text of an error may quote a prompt, so it is included only if `with_text`.
-    """
-    rid = request_id(request)
-    if not isinstance(error, MlxrunError):
-        text = f": {error}" if with_text else ""
-        log.error("%s %s%s", rid, type(error).__name__, text, extra=describe_trace(error.__traceback__))
-        return f" {type(error).__name__}"
-    param = error.param if isinstance(error, RequestError) else None
-    return _format_error(error.code, str(error) if with_text else param)
-
-
-def _format_error(code: str, text: str | None) -> str:
-    # Escaped, because the client chooses field names, and they must not forge lines of the log.
-    return f" {code}: {repr(text)[1:-1]}" if text else f" {code}"
-
-
-def note_refusal(request: web.Request, code: str, text: str | None) -> None:
-    """Remember why another process has refused a request, for the end of its line. `text`: the field, or
-    another text that may be logged."""
-    request[_REFUSAL] = _format_error(repr(code)[1:-1], text)
-
-
-def log_end(
-    request: web.Request,
-    endpoint: Endpoint | None,
-    status: int | None,
-    took: float,
-    end: str,
-    error: Exception | None = None,
-) -> None:
-    """Log the one line of a request. `took`: seconds. `end`: from `describe_end` and `describe_error`."""
-    level = logging.DEBUG if endpoint is not None and endpoint.public and error is None else logging.INFO
-    if error is not None and (status or 0) >= 500:
-        level = logging.WARNING
-    # Percent-encoded, because the client chooses the path, and it must not forge words or lines of the log.
-    unmatched = quote(request.path[:100], safe="/:@!$&()*+,;=", errors="backslashreplace")
-    path = unmatched if endpoint is None else endpoint.path
-    shown, key = status or CLIENT_GONE, key_name(request) or "-"
-    log.log(level, "%s %s %s %d %s %.3fs%s", request_id(request), request.method, path, shown, key, took, end)
-
-
-def describe_end(request: web.Request, surface: Surface, status: int | None) -> tuple[int, str]:
-    """Return the status with which a request counts in the metrics, and the end of its line in the log.
-
-    `status`: the one that was sent; None if the client disconnected. A stream sends 200 long before it fails,
-    so it counts with the status of the error that ended it.
-    """
-    error = request.get(ENGINE_ERROR)
-    if status is None:
-        transport = request.transport
-        gone = transport is None or transport.is_closing()
-        end = "client gone" if gone and error is None else "connection cut"
-        return (CLIENT_GONE, f" {end}") if error is None else (surface.status(error), f" {end}: {error.code}")
-    if error is None or status >= 400:
-        return status, request.get(_REFUSAL, "")
-    return surface.status(error), f" stream ended: {error.code}"
-
+from mlxrun.server.request_metrics import METRICS
 
 _HEADERS_SENT = web.RequestKey("headers_sent", bool)
 
@@ -123,11 +51,9 @@ async def handle_request(request: web.Request, handler: Handler) -> web.StreamRe
         return _respond_with_error(request, surface, error)
     finally:
         active.discard(rid)
-        counted, end = describe_end(request, surface, status)
-        app[METRICS].requests.labels(surface.name, str(counted)).inc()
-        if failure is not None:
-            end += describe_error(request, failure, with_text=app[CONFIG].log.prompts)
-        log_end(request, endpoint, status, clock() - started, end, failure)
+        end = describe_end(request, surface, status, failure)
+        app[METRICS].requests.labels(surface.name, str(end.counted)).inc()
+        log_end(request, endpoint, end, clock() - started)
 
 
 async def _check_and_run(
@@ -136,11 +62,13 @@ async def _check_and_run(
     app = request.app
     if endpoint is None or not endpoint.public:
         app[ALLOWED_SITES].check_host(request)
+    app[ALLOWED_SITES].check_origin(request)
     if endpoint is None:
         return _answer_unmatched(request)
-    app[ALLOWED_SITES].check_origin(request)
     if not endpoint.public:
-        app[API_KEYS].check(request)
+        app[API_KEYS].check(request, endpoint.role)
+    if not endpoint.is_form:
+        check_content_type(request)
     check_length(request, endpoint.max_body or get_max_body_bytes(app))
     if not endpoint.engine:
         return await _run(request, handler)
@@ -181,8 +109,7 @@ def _answer_unmatched(request: web.Request) -> web.StreamResponse:
 
 def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Response:
     headers = {"Allow": ", ".join(sorted([*methods, "OPTIONS"]))}
-    is_preflight = "Access-Control-Request-Method" in request.headers
-    if is_preflight and request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
+    if is_preflight(request) and request.app[ALLOWED_SITES].find_allowed_origin(request) is not None:
         headers |= {
             "Access-Control-Allow-Methods": ", ".join(methods),
             "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", ""),

@@ -17,6 +17,7 @@ from aiohttp import web
 from mlxrun import __version__
 from mlxrun.api.anthropic import response as anthropic
 from mlxrun.api.openai.response import build_error
+from mlxrun.config.server_settings import KeyRole
 from mlxrun.core.errors import NotFound, get_http_status
 from mlxrun.core.field_errors import suggest
 
@@ -33,8 +34,10 @@ class Endpoint:
     summary: str
     body: Mapping[str, Any] | None = None
     public: bool = False  # needs no API key
+    role: KeyRole | None = "inference"  # of the API key; None: any
     engine: bool = True  # answered with 503 while the engine loads, drains or is dead
     max_body: int | None = None  # bytes, if not server.max_body_bytes
+    is_form: bool = False  # takes multipart/form-data; all others take JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.openai.pooled import PreparedPooling, check_pooling_body, prepare_pooling
+from mlxrun.api.openai.pooled_pairs import PAIR_NAMES
 from mlxrun.api.openai.pooled_texts import check_generates
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
@@ -23,7 +24,7 @@ from mlxrun.core.errors import InternalError, PromptTooLong, RequestError
 from mlxrun.core.request import PooledModel
 from tests.helpers.tokenizers import FakeModelInfo
 
-EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
+EMBED, RERANK, SCORE = "/v1/embeddings", "/v1/rerank", "/v1/score"
 EMBEDDER = PooledModel("embed", 4, 12, prompts={"query": "q: ", "document": ""}, normalized=True)
 SCORER = PooledModel("score", 1, 40)
 MODEL = FakeModelInfo(pooled=EMBEDDER)
@@ -207,6 +208,64 @@ def test_scores_are_sorted_and_cut() -> None:
     assert len(rank(documents=documents, top_n=9).build(vectors, "x")["results"]) == 3
 
 
+@pytest.mark.parametrize(("first", "second"), PAIR_NAMES)
+def test_pairs_of_texts_are_scored_in_their_order(first: str, second: str) -> None:
+    """One text with many, many with as many, or one with one; under each of vLLM's names."""
+    pairs: list[tuple[Any, Any, list[str]]] = [
+        ("a", "b", ["ab"]),
+        ("a", ["b", "c"], ["ab", "ac"]),
+        (["a", "d"], ["b", "c"], ["ab", "dc"]),
+        (["a"], [{"text": "b"}, "c"], ["ab", "ac"]),
+    ]
+    for left, right, expected in pairs:
+        pooling = make(SCORE, RERANKER, **{first: left, second: right})
+        same = [make(RERANK, RERANKER, query=pair[0], documents=[pair[1]]) for pair in expected]
+        assert list_ids(pooling) == [ids for each in same for ids in list_ids(each)]
+        vectors = [pack(float(at)) for at in range(len(expected))]
+        body = pooling.build(vectors, "x")
+        assert (body["id"], body["object"], body["model"]) == ("score-x", "list", pooling.prepared.model)
+        assert body["data"] == [
+            {"object": "score", "index": at, "score": float(at)} for at in range(len(expected))
+        ]
+        assert body["created"] > 1.7e9 and body["usage"]["total_tokens"] == pooling.prepared.prompt_tokens
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "text_1: missing"),
+        ({"text_1": "a"}, "text_2: missing"),
+        ({"documents": ["a"]}, "queries: missing"),
+        ({"text_1": "a", "text_2": "b", "documents": "c"}, "documents: not together with text_1 and text_2"),
+        (
+            {"text_1": ["a", "b"], "text_2": ["c", "d", "e"]},
+            "text_2: has 3 texts, and text_1 has 2: give as many, or one text_1",
+        ),
+        ({"text_1": "a", "text_2": []}, "text_2: is empty; give at least one text"),
+        ({"text_1": "a", "text_2": 5}, "text_2: expected a string or an array, got integer"),
+        ({"text_1": ["a"], "text_2": ["b", 5]}, "text_2[1]: expected a string or an object, got integer"),
+        ({"text_1": "a", "text_2": "b" * 100}, "text_2: "),
+        ({"query": "a", "documents": ["b"]}, "query: "),
+        ({"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens: "),
+    ],
+)
+def test_wrong_pairs_are_refused(body: dict[str, Any], said: str) -> None:
+    assert str(refuse(make, SCORE, RERANKER, **body)).startswith(said)
+
+
+def test_the_second_version_of_rerank() -> None:
+    """Results have no documents unless they are asked for, and the answer names the version."""
+    body = {"query": "a", "documents": ["b", "c"]}
+    found = make("/v2/rerank", RERANKER, **body).build([pack(0.5), pack(0.75)], "x")
+    assert found["results"] == [{"index": 1, "relevance_score": 0.75}, {"index": 0, "relevance_score": 0.5}]
+    assert found["meta"] == {"api_version": {"version": "2"}} and found["id"] == "rerank-x"
+    found = make("/v2/rerank", RERANKER, **body, return_documents=True, top_n=1).build(
+        [pack(1), pack(0)], "x"
+    )
+    assert found["results"] == [{"index": 0, "relevance_score": 1.0, "document": {"text": "b"}}]
+    assert refuse(make, "/v2/rerank", RERANKER, query="a").param == "documents"
+
+
 def test_qwen3_rerankers_have_a_template_and_an_instruction() -> None:
     model = FakeModelInfo(pooled=replace(SCORER, max_tokens=1000, template="qwen3"))
     default, other = (rank(model, instruction=text) for text in (None, "Find birds"))
@@ -260,9 +319,9 @@ def test_bodies_are_checked_without_a_model() -> None:
 def test_the_commands_of_the_documentation() -> None:
     page = (Path(__file__).parents[3] / "docs" / "embeddings.md").read_text(encoding="utf-8")
     bodies = re.findall(r"^curl http://\S+(/v1/\w+) .* -d '(.*)'$", page, re.MULTILINE)
-    assert [url for url, _ in bodies] == [EMBED, EMBED, RERANK]
+    assert [url for url, _ in bodies] == [EMBED, EMBED, RERANK, SCORE]
     for url, body in bodies:
-        model = replace(SCORER if url == RERANK else EMBEDDER, max_tokens=100)
+        model = replace(EMBEDDER if url == EMBED else SCORER, max_tokens=100)
         make(url, FakeModelInfo(pooled=model), **json.loads(body))
 
 
@@ -272,3 +331,5 @@ def test_numbers_that_json_does_not_have_are_an_error() -> None:
             embed(input=["a", "b"]).build([pack(1, 2, 3, 4), pack(1, number, 3, 4)], "x")
         with pytest.raises(InternalError, match=r"^documents\[0\]: "):
             rank().build([pack(number), pack(1)], "x")
+        with pytest.raises(InternalError, match=r"^pairs\[0\]: "):
+            make(SCORE, RERANKER, text_1="a", text_2="b").build([pack(number)], "x")

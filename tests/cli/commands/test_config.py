@@ -24,6 +24,18 @@ def test_check_of_a_good_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("a.yaml: ok\n", "")
 
 
+def test_check_warns_of_weak_keys(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("a.yaml").write_text("server: {api_keys: {a: '${A}', b: {key: '${B}', role: admin}}}\n")
+    monkeypatch.setenv("A", "0123456789abcdef")
+    monkeypatch.setenv("B", "hunter2")
+    assert main(["config", "check", "a.yaml"]) == 0
+    warning, ok = capsys.readouterr().out.splitlines()
+    assert warning.startswith("a.yaml: warning: server.api_keys: the key of b is weak") and ok == "a.yaml: ok"
+    assert "hunter2" not in warning
+
+
 def test_check_shows_every_error_of_every_file(capsys: pytest.CaptureFixture[str]) -> None:
     """All are reported at once, with position and suggestion; exit code 2."""
     Path("a.yaml").write_text("scheduler:\n  policy: fcsf\n  chunck: 64\n")

@@ -147,7 +147,7 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error(
     path: str, last: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Or is cut, so that nobody takes it for complete. Log and metrics have the error."""
-    caplog.set_level(logging.INFO, "mlxrun.server.http.middleware")
+    caplog.set_level(logging.INFO, "mlxrun.server.http.request_log")
     gate = asyncio.Event()
     async with run_front(ServerFleet(lambda _: make_script("begin", gate.wait)), 1) as front:
         body = {"model": "m", "max_tokens": 9, "messages": make_chat_body()["messages"], "stream": True}
@@ -171,7 +171,7 @@ async def test_a_stream_whose_worker_dies_ends_with_an_error(
 
 
 async def test_the_log_has_the_code_and_the_field_of_a_refusal(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "mlxrun.server.http.middleware")
+    caplog.set_level(logging.INFO, "mlxrun.server.http.request_log")
     async with run_front(ServerFleet(say_number), 1) as front:
         await front.post("/v1/chat/completions", {"messages": 3}, x_request_id="mine")
     ends = {each.rpartition("s ")[2] for each in caplog.messages if each.startswith("mine ")}

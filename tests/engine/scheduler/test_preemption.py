@@ -199,6 +199,7 @@ def test_entries_pinned_by_preempted_rows_can_be_evicted() -> None:
     scheduler.add(make_request("a", 60, 4))
     freed = step(scheduler)
     assert [e.id for e in scheduler.requests if e.running] == ["b0", "b1", "a"] and freed == ["b2"]
+    assert scheduler.num_preemptions == 1
 
 
 def test_the_most_urgent_row_stays_though_it_does_not_fit() -> None:
@@ -210,4 +211,4 @@ def test_the_most_urgent_row_stays_though_it_does_not_fit() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler.token_budget, "fits_next_step", lambda rows: False)
         freed = step(scheduler)
-    assert freed == ["c", "b"]
+    assert freed == ["c", "b"] and scheduler.num_preemptions == 2

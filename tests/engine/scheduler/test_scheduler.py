@@ -11,7 +11,7 @@ import pytest
 
 from mlxrun.core.errors import Overloaded, PromptTooLong, RequestError
 from mlxrun.core.memory_budget import Footprint, MemoryBudget, RequestLimits
-from mlxrun.core.request import FinishReason, Request
+from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.core.step_plan import SampledToken, StepPlan, StepResult
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from tests.helpers.engine_fakes import (
@@ -436,6 +436,24 @@ def test_a_step_costs_the_same_for_each_request(policy: str, late: bool) -> None
         clock.now += 100 * late
         cost[count] = calls(scheduler.schedule)
     assert cost[200] < 4.5 * cost[50]
+
+
+def test_events_say_how_long_a_request_waited() -> None:
+    """Until it first ran: a preemption changes nothing."""
+    clock = Clock()
+    scheduler = Scheduler(make_settings(max_running=1), RequestLimits(1000), clock=clock)
+    scheduler.add(make_request("a", 10, 2))
+    scheduler.add(make_request("b", 10, 2))
+    waited: dict[str, set[float]] = {"a": set(), "b": set()}
+    for _ in range(20):
+        clock.now += 1
+        plan = scheduler.schedule()
+        result = StepResult({rid: (SampledToken(1),) for rid in plan.decode})
+        for event in scheduler.update(plan, result):
+            waited[event.request_id].add(event.queue_seconds)
+    assert waited["a"] == {1.0} and len(waited["b"]) == 1 and min(waited["b"]) > 2
+    first, later = TokenEvent("a", queue_seconds=3.0), TokenEvent("a")
+    assert first.merge_progress(later).queue_seconds == 3.0
 
 
 def test_an_error_of_an_ended_request_is_not_that_of_the_next_one_with_its_id() -> None:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.browser import BrowserPage, find_browser, open_browser
+from benchmarks.browser import BrowserPage
 from mlxrun.evals.reports.page import render_page
 from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
 from tests.helpers.batch_fakes import chat, chats
+from tests.helpers.browser_pages import BROWSER, open_page
 from tests.helpers.report_jobs import (
     HOSTILE,
     hostile_lines,
@@ -23,7 +24,6 @@ from tests.helpers.report_jobs import (
     run_other_answers,
 )
 
-BROWSER = find_browser()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here")
 IDS = "[...document.querySelectorAll('.row .id')].map(each => each.textContent)"
 
@@ -31,20 +31,12 @@ IDS = "[...document.querySelectorAll('.row .id')].map(each => each.textContent)"
 @asynccontextmanager
 async def open_report(runs: ReportRuns, folder: Path, address: str = "") -> AsyncIterator[BrowserPage]:
     """The page of these runs in a browser; a browser that does not start here skips the test."""
-    assert BROWSER is not None
     path = folder / "report.html"
     path.write_text(render_page(runs), encoding="utf-8")
-    browser = open_browser(BROWSER)
-    try:
-        page = await browser.__aenter__()
-    except (TimeoutError, OSError) as error:
-        pytest.skip(f"Chromium does not start here: {error!r}")
-    try:
+    async with open_page() as page:
         await page.resize(1300, 900)
-        await page.open(path, address)
+        await page.open(path.as_uri() + address)
         yield page
-    finally:
-        await browser.__aexit__(None, None, None)
 
 
 async def wait_for(page: BrowserPage, script: str, value: Any) -> None:

@@ -77,6 +77,22 @@ def test_scores_are_sorted(reranker: ModelServer) -> None:
         assert result["document"] == {"text": TEXTS[result["index"]]}
 
 
+def test_every_path_gives_the_same_scores(reranker: ModelServer) -> None:
+    body = {"query": QUERY, "documents": list(TEXTS)}
+    _, expected = call(reranker, "/v1/rerank", body)
+    scores = {result["index"]: result["relevance_score"] for result in expected["results"]}
+    for path in ("/rerank", "/v2/rerank"):
+        status, found = call(reranker, path, body)
+        assert status == 200, path
+        again = {result["index"]: result["relevance_score"] for result in found["results"]}
+        assert again == pytest.approx(scores, abs=1e-6) and list(again) == list(scores)
+        assert ("document" in found["results"][0]) == (path == "/rerank")
+    for path in ("/v1/score", "/score"):
+        status, found = call(reranker, path, {"text_1": QUERY, "text_2": list(TEXTS)})
+        assert status == 200 and [each["index"] for each in found["data"]] == list(range(len(TEXTS)))
+        assert {each["index"]: each["score"] for each in found["data"]} == pytest.approx(scores, abs=1e-6)
+
+
 def test_what_the_model_does_not_do_is_a_400(embedder: ModelServer, reranker: ModelServer) -> None:
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
     for server, path, body in (
@@ -85,6 +101,8 @@ def test_what_the_model_does_not_do_is_a_400(embedder: ModelServer, reranker: Mo
         (embedder, "/v1/responses", {"input": "the"}),
         (embedder, "/v1/messages", {"model": "qwen3", **chat}),
         (embedder, "/v1/rerank", {"query": "a", "documents": ["b"]}),
+        (embedder, "/v2/rerank", {"query": "a", "documents": ["b"]}),
+        (embedder, "/score", {"text_1": "a", "text_2": "b"}),
         (reranker, "/v1/embeddings", {"input": "a"}),
         (reranker, "/v1/chat/completions", chat),
     ):

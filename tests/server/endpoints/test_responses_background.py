@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from mlxrun.core.errors import EngineDead, Overloaded
 from mlxrun.core.request import Request
+from mlxrun.core.visible_text import FIELDS
 from mlxrun.server.endpoints import responses
 from mlxrun.server.lifecycle import drain
 from mlxrun.server.responses.response_runs import RESPONSES
@@ -70,6 +72,21 @@ async def test_a_response_is_queued_and_polled() -> None:
         after = await s.post(URL, {"input": "and?", "previous_response_id": made["id"]})
         assert after.status == 200
         assert (await s.request("DELETE", path)).json["deleted"] is True
+
+
+async def test_its_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its HTTP request ended long before."""
+    caplog.set_level(logging.INFO, "mlxrun.server.endpoints.responses")
+    async with run_server(server_config(api_keys={"ann": "sk-ann"}), script=make_script("Hello")) as s:
+        s.headers["x-api-key"] = "sk-ann"
+        name = (await start(s))["id"]
+        await poll(s, name)
+        await s.settle()
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{name} background response completed ")
+    fields = vars(record)[FIELDS]
+    assert (fields["request_id"], fields["key"], fields["response_status"]) == (name, "ann", "completed")
+    assert (fields["output_tokens"], fields["tokens_per_second"]) != (0, None)
 
 
 async def test_its_answer_is_that_of_a_request_that_stays_open() -> None:

@@ -55,6 +55,25 @@ async def test_bad_json(raw: bytes, said: str) -> None:
         assert s.engine.requests == []
 
 
+@pytest.mark.parametrize("path", ["/mini", "/v1/requests/req_1/cancel", "/v1/cache/clear"])
+@pytest.mark.parametrize("kind", ["text/plain", "Text/Plain; charset=utf", "multipart/form-data; boundary=b"])
+async def test_the_types_of_forms_are_refused(path: str, kind: str) -> None:
+    """A form of any web page may have one, and its body may be JSON."""
+    async with run_server(surfaces=ONLY) as s:
+        reply = await s.post(path, make_chat_body() if path == "/mini" else b"", Content_Type=kind)
+        error = reply.json.get("error", reply.json)
+        assert (reply.status, error.get("mini") or error["code"]) == (415, "unsupported_content_type")
+        assert "send application/json" in (error.get("text") or error["message"])
+        assert (s.engine.requests, s.engine.cleared) == ([], 0)
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "application/x-www-form-urlencoded", ""])
+async def test_other_types_are_read_as_json(kind: str) -> None:
+    """curl declares the body of `-d` as a URL-encoded form, and other clients declare nothing."""
+    async with run_server(surfaces=ONLY) as s:
+        assert (await s.post("/mini", make_chat_body(), Content_Type=kind)).status == 200
+
+
 async def test_the_body_is_limited_however_it_comes() -> None:
     async with run_server(server_config(max_body_bytes=1000), surfaces=ONLY) as s:
         fits = json.dumps(make_chat_body()).encode().ljust(1000)

@@ -162,13 +162,13 @@ def test_all_keys_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_cors_is_off_by_default() -> None:
     async with run_server(surfaces=ONLY) as s:
-        reply = await s.request(
-            "OPTIONS", "/mini", Origin="https://evil.example", Access_Control_Request_Method="POST"
-        )
-        assert reply.status == 204
-        assert "Access-Control-Allow-Origin" not in reply.headers
-        reply = await s.post("/mini", make_chat_body(), Origin="https://evil.example")
-        assert (reply.status, reply.json["mini"]) == (403, "forbidden")
+        for origin in ("https://evil.example", "null"):
+            reply = await s.request("OPTIONS", "/mini", Origin=origin, Access_Control_Request_Method="POST")
+            assert reply.status == 403 and "add it to server.cors_origins" in reply.json["text"]
+            assert "Access-Control-Allow-Origin" not in reply.headers
+            assert (await s.request("OPTIONS", "/mini", Origin=origin)).status == 204, "no preflight"
+            reply = await s.post("/mini", make_chat_body(), Origin=origin)
+            assert (reply.status, reply.json["mini"]) == (403, "forbidden")
         assert s.engine.requests == []
         own = s.url  # a page of this server itself
         assert (await s.post("/mini", make_chat_body(), Origin=own)).status == 200
@@ -315,10 +315,10 @@ async def test_a_field_cannot_write_lines_of_the_log(caplog: pytest.LogCaptureFi
 
 
 async def test_a_refused_request_has_one_line_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "mlxrun.server.http.middleware")
+    caplog.set_level(logging.INFO, "mlxrun.server.http.request_log")
     async with run_server() as s:
         assert (await s.post("/v1/chat/completions", {"messages": [], "temperature": 9})).status == 400
-    (said,) = [each.getMessage() for each in caplog.records if each.name == "mlxrun.server.http.middleware"]
+    (said,) = [each.getMessage() for each in caplog.records if each.name == "mlxrun.server.http.request_log"]
     assert " POST /v1/chat/completions 400 - " in said and said.endswith("s invalid_value: temperature")
 
 

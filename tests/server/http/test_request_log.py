@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -10,11 +11,14 @@ from typing import Any
 import pytest
 
 from mlxrun.core.errors import EngineDead, Overloaded
+from mlxrun.core.request import HitKind, TokenEvent
+from mlxrun.core.visible_text import JsonFormatter
 from mlxrun.server.endpoints import admin
+from tests.helpers.engine_fakes import Clock
 from tests.helpers.raw_clients import connect, cut, until
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_script, run_server, server_config
 from tests.helpers.timers import fire_timers
-from tests.server.test_live_requests_metrics import metric
+from tests.server.test_request_metrics import metric
 
 ONLY = [MINI, admin.SURFACE]
 
@@ -51,6 +55,71 @@ async def test_a_complete_answer(stream: bool, caplog: pytest.LogCaptureFixture)
         await s.post("/mini", make_chat_body(stream=stream))
         assert line(caplog) == "POST /mini 200 -"
         assert await counted(s) == {"200": 1}
+
+
+def read_row(caplog: pytest.LogCaptureFixture, part: str = " POST /mini ") -> dict[str, Any]:
+    """The only such line of the log, as JSON has it, without time, level and logger."""
+    (record,) = [record for record in caplog.records if part in record.getMessage()]
+    row: dict[str, Any] = json.loads(JsonFormatter().format(record))
+    return {name: value for name, value in row.items() if name not in ("time", "level", "logger", "message")}
+
+
+async def test_the_fields_of_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """It took 2 s in the queue, 3 s of prefill, 4 s of decoding, and 1 s until it was sent."""
+    clock = Clock()
+    keys = {"ann": "sesame-0123456789"}
+
+    def wait(seconds: float, tokens: int) -> Any:
+        async def act() -> None:
+            await until(lambda: [live.output_tokens for live in s.live] == [tokens])
+            clock.now += seconds
+
+        return act
+
+    hit = TokenEvent("", (), (), 16, 16, HitKind.LCP, queue_seconds=2.0)
+    script = make_script(hit, wait(5, 0), "abc", wait(4, 3), "de", wait(1, 5))
+    async with run_server(server_config(api_keys=keys), surfaces=ONLY, script=script, clock=clock) as s:
+        await s.post("/mini", make_chat_body(), x_request_id="mine", x_api_key=keys["ann"])
+        found = await metric(s, x_api_key=keys["ann"])
+    assert read_row(caplog) == {
+        "request_id": "mine",
+        "method": "POST",
+        "endpoint": "/mini",
+        "status": 200,
+        "key": "ann",
+        "total_ms": 10_000.0,
+        "end": None,
+        "error": None,
+        "detail": None,
+        "prompt_tokens": 20,
+        "cached_tokens": 16,
+        "output_tokens": 5,
+        "queue_ms": 2000.0,
+        "prefill_ms": 3000.0,
+        "decode_ms": 4000.0,
+        "tokens_per_second": 1.0,
+    }
+    assert found["mlxrun_queue_seconds_sum"] == 2.0 and found["mlxrun_queue_seconds_count"] == 1.0
+
+
+async def test_the_fields_of_requests_without_an_answer(caplog: pytest.LogCaptureFixture) -> None:
+    forever = asyncio.Event()
+    async with run_server(surfaces=ONLY, script=make_script(forever.wait)) as s:
+        assert (await s.get("/nothing%0Ahere")).status == 404
+        row = read_row(caplog, "/nothing")
+        assert (row["endpoint"], row["status"], row["error"]) == ("/nothing%0Ahere", 404, "not_found")
+        assert "queue_ms" not in row and row["key"] is None
+        assert (await s.post("/mini", {"messages": [], "x\ny": 1})).status == 400
+        row = read_row(caplog)
+        assert (row["error"], row["detail"]) == ("unknown_parameter", "x\ny")
+        caplog.clear()
+        received = asyncio.create_task(s.post("/mini", make_chat_body(), x_request_id="mine"))
+        await until(lambda: s.live.get("mine"))
+        await s.post("/v1/requests/mine/cancel", {})
+        await received
+        row = read_row(caplog)
+        assert (row["status"], row["error"], row["output_tokens"]) == (499, "request_cancelled", 0)
+        assert row["queue_ms"] >= 0 and row["prefill_ms"] is row["decode_ms"] is None
 
 
 @pytest.mark.parametrize(

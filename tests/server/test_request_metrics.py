@@ -14,9 +14,9 @@ from tests.helpers.server_fakes import MINI, Serving, make_chat_body, make_scrip
 ONLY = [MINI, admin.SURFACE]
 
 
-async def metric(s: Serving) -> dict[str, float]:
+async def metric(s: Serving, **headers: str) -> dict[str, float]:
     """Every sample by name and labels."""
-    reply = await s.get("/metrics")
+    reply = await s.get("/metrics", **headers)
     assert reply.headers["Content-Type"].startswith("text/plain")
     return {
         " ".join([sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()))]): sample.value
@@ -36,6 +36,7 @@ async def test_metrics() -> None:
             "background": {"running": 0, "waiting": 1},
             "steps": 9,
             "errors": 1,
+            "preemptions": 5,
         }
         received = asyncio.create_task(s.post("/mini", make_chat_body()))
         await until(lambda: [live.phase for live in s.live] == ["prefill"])
@@ -46,6 +47,7 @@ async def test_metrics() -> None:
         assert found["mlxrun_cache_bytes tier=memory"] == 77
         assert found["mlxrun_engine_steps_total"] == 9
         assert found["mlxrun_engine_errors_total"] == 1
+        assert found["mlxrun_preemptions_total"] == 5
         assert found["mlxrun_engine_requests state=waiting"] == 2
         assert found["mlxrun_engine_background state=waiting"] == 1
         kinds = {kind: found[f"mlxrun_memory_bytes kind={kind}"] for kind in ("active", "cache", "peak")}
