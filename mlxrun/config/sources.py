@@ -2,8 +2,9 @@
 
 Each layer is a tree of nodes with references replaced and paths made absolute. Validation comes later.
 
-`${NAME}` is the environment variable, `$${NAME}` is `${NAME}`. A secret must come from a variable. If the key
-is not a string, the variable is read as YAML, so that `max_running: ${ROWS}` works.
+`${NAME}` is the environment variable, `${file:/PATH}` the text of a file, `$${NAME}` is `${NAME}`. A secret
+must come from one of them. If the key is not a string, the text is read as YAML, so that
+`max_running: ${ROWS}` works.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ PATH_MAPPINGS = ("model.adapters",)  # from names to paths
 MODEL_PATHS = ("model.path", "model.draft")  # each a path, "embedded" or a hub id
 EMBEDDED = "embedded"
 MAX_FILES = 100  # that one file extends, each as often as it is named
-_REFERENCE = re.compile(r"\$?\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_FILE = "file:"
+_REFERENCE = re.compile(rf"\$?\$\{{([A-Za-z_][A-Za-z0-9_]*|{_FILE}[^{{}}]+)\}}")
 
 
 class ConfigSources:
@@ -234,16 +236,37 @@ class Interpolator:
         def replace(match: re.Match[str]) -> str:
             if match[0].startswith("$$"):
                 return match[0][1:]
-            if match[1] not in self._environ:
-                message = f"the environment variable {match[1]} is not set"
-                self._problems.append(ConfigProblem.at(node.origin, path, message))
-            return self._environ.get(match[1], match[0])
+            try:
+                return self._read_reference(match[1])
+            except ValueError as error:
+                self._problems.append(ConfigProblem.at(node.origin, path, str(error)))
+                return match[0]
 
         text = _REFERENCE.sub(replace, node.value)
         if text != node.value:
             as_yaml = info is not None and path == info.path and not info.is_text
             return ConfigNode(parse_scalar(text) if as_yaml else text, node.origin, node.key_origin)
         if info is not None and info.is_secret and not _REFERENCE.search(text):
-            message = "this is a secret; write ${NAME} here and set the environment variable NAME"
+            message = (
+                "this is a secret; write ${NAME} here and set the environment variable NAME, "
+                "or write ${file:/PATH}"
+            )
             self._problems.append(ConfigProblem.at(node.origin, path, message))
         return node
+
+    def _read_reference(self, name: str) -> str:
+        """The value of a variable, or the text of a file without the white space around it. ValueError if
+        there is none."""
+        if not name.startswith(_FILE):
+            if name not in self._environ:
+                raise ValueError(f"the environment variable {name} is not set")
+            return self._environ[name]
+        path = Path(name.removeprefix(_FILE))
+        if not path.is_absolute():
+            raise ValueError(f"{path} is not an absolute path, which ${{file:...}} needs")
+        try:
+            return read_regular(path).decode().strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8") from None
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from error

@@ -18,13 +18,14 @@ import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from aiohttp import BadContentDispositionHeader, BadContentDispositionParam, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxrun.config.server_settings import find_weak_keys
-from mlxrun.config.settings import ServerSettings
+from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
@@ -32,6 +33,7 @@ from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
 from mlxrun.server.http.surface import ROUTES
+from mlxrun.server.key_reload import has_terminal, reload_api_keys
 from mlxrun.server.live_requests import LIVE_REQUESTS
 
 log = logging.getLogger(__name__)
@@ -131,8 +133,12 @@ async def _create_listener(
 
 
 @contextmanager
-def handle_signals(stop: asyncio.Event, say: Say) -> Iterator[None]:
-    """Within the block the first SIGINT or SIGTERM sets `stop`, and the second ends the process at once."""
+def handle_signals(stop: asyncio.Event, say: Say, reload: Callable[[], None] | None = None) -> Iterator[None]:
+    """Within the block the first SIGINT or SIGTERM sets `stop`, and the second ends the process at once.
+
+    SIGHUP calls `reload`, if there is one. If it came because the terminal is gone, it stops the server, as
+    it would without a handler, unless SIGHUP was ignored (nohup).
+    """
 
     def handle(number: int) -> None:
         if stop.is_set():
@@ -140,13 +146,23 @@ def handle_signals(stop: asyncio.Event, say: Say) -> Iterator[None]:
         stop.set()
         say("stopping: running requests may finish, new ones are refused (signal again to stop at once)")
 
+    stops_at_hangup = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and has_terminal()
+
+    def handle_hangup() -> None:
+        if stops_at_hangup and not has_terminal():
+            handle(signal.SIGHUP)
+        elif reload is not None:
+            reload()
+
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, handle, number)
+    if reload is not None:
+        loop.add_signal_handler(signal.SIGHUP, handle_hangup)
     try:
         yield
     finally:
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGHUP) if reload is not None else _SIGNALS:
             loop.remove_signal_handler(number)
 
 
@@ -157,16 +173,19 @@ async def run(
     *,
     stop: asyncio.Event | None = None,
     note: Callable[[str], AbstractContextManager[Any]] = nullcontext,
+    read_config: Callable[[], Config] | None = None,
 ) -> int:
     """Serve until a signal or `stop` (exit code 0), or until the engine dies (3). Return the exit code.
-    `note`: called with the URL; what it returns is open while the server listens.
+    `note`: called with the URL; what it returns is open while the server listens. `read_config`: reads the
+    config again at SIGHUP, for its API keys.
 
     ModelLoadError if the model cannot be loaded; ConfigError if the address cannot be used.
     """
     signalled = asyncio.Event()
     for category in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", category)  # of clients' forms, which get an error besides
-    with _set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say):
+    reload = None if read_config is None else partial(reload_api_keys, app, read_config)
+    with _set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say, reload):
         async with listen(app) as url:
             with note(url):
                 return await _serve(app, load, say, stop or signalled, url)

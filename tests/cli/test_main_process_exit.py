@@ -156,7 +156,7 @@ def test_a_server_that_ends_says_why(
 ) -> None:
     """A start that failed may have had an engine: it ends by the same door."""
 
-    async def serves(loaded: Any) -> int:
+    async def serves(*given: Any) -> int:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

@@ -42,7 +42,7 @@ from tests.helpers.config_files import load, load_errors
         (
             "{alice: {key: hunter2}}",
             "a.yaml:1:34: server.api_keys.alice.key: this is a secret; "
-            "write ${NAME} here and set the environment variable NAME",
+            "write ${NAME} here and set the environment variable NAME, or write ${file:/PATH}",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import jsonschema
+import pytest
 
 from mlxrun.config.schema import build_schema
 from mlxrun.config.server_settings import ApiKeySettings
@@ -28,6 +29,32 @@ def test_a_reference_in_extends() -> None:
     assert load("extends: ${WHICH}.yaml\n", WHICH="base").config.log.level == "debug"
 
 
+def test_a_file_as_a_reference(tmp_path: Path) -> None:
+    """For secrets that a service manager writes there; the text may be read again."""
+    (tmp_path / "key").write_text(" hunter2\n")
+    (tmp_path / "rows").write_text("8\n")
+    text = f"server: {{api_keys: {{a: '${{file:{tmp_path}/key}}'}}}}\n"
+    text += f"scheduler: {{max_running: '${{file:{tmp_path}/rows}}'}}\nmodel: {{names: ['$${{file:/x}}']}}\n"
+    config = load(text).config
+    assert config.server.api_keys == {"a": "hunter2"}
+    assert (config.scheduler.max_running, config.model.names) == (8, ("${file:/x}",))
+    (tmp_path / "key").write_text("other")
+    assert load(text).config.server.api_keys == {"a": "other"}
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("key", "key is not an absolute path, which ${file:...} needs"),
+        ("/none/key", "/none/key: No such file or directory"),
+        ("/dev/null", "/dev/null: it is a device, not a regular file"),
+    ],
+)
+def test_a_file_that_cannot_be_read(path: str, said: str) -> None:
+    text = f"server: {{api_keys: {{a: '${{file:{path}}}'}}}}\n"
+    assert load_errors(text) == [f"a.yaml:1:24: server.api_keys.a: {said}"]
+
+
 def test_a_missing_variable() -> None:
     assert load_errors("scheduler:\n  max_running: ${ROWS}\n") == [
         "a.yaml:2:16: scheduler.max_running: the environment variable ROWS is not set"
@@ -42,7 +69,7 @@ def test_api_keys_come_from_variables_and_are_not_printed() -> None:
     assert hash_config(config) == hash_config(load(text, A="other", B="one").config)
     assert load_errors("server:\n  api_keys:\n    alice: hunter2\n") == [
         "a.yaml:3:12: server.api_keys.alice: this is a secret; "
-        "write ${NAME} here and set the environment variable NAME"
+        "write ${NAME} here and set the environment variable NAME, or write ${file:/PATH}"
     ]
     assert load("", MLXRUN_SERVER__API_KEYS__CAROL="hunter2").config.server.api_keys == {"carol": "hunter2"}
 
@@ -69,7 +96,7 @@ def test_api_keys_with_roles_are_read_from_every_source_and_not_printed() -> Non
 def test_a_secret_is_not_written_down() -> None:
     assert load_errors("server:\n  api_keys:\n    a: ${T}\n    b: x${T}\n    c: hunter2\n", T="other") == [
         "a.yaml:5:8: server.api_keys.c: this is a secret; "
-        "write ${NAME} here and set the environment variable NAME"
+        "write ${NAME} here and set the environment variable NAME, or write ${file:/PATH}"
     ]
 
 

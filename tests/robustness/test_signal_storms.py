@@ -76,6 +76,8 @@ def run_storm(folder: Path, arguments: list[str], seconds: float, rng: random.Ra
         while process.poll() is None and time.monotonic() < until:
             time.sleep(0.005)
         sent = send_signals(process, rng)
+        if arguments[0] == "serve" and process.poll() is None:
+            process.send_signal(signal.SIGTERM)  # SIGHUP alone does not end it
         code = process.wait(BOUND)
     finally:
         process.kill()

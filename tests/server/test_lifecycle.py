@@ -421,6 +421,32 @@ def test_the_url_for_a_client_on_this_machine(host: str, url: str) -> None:
     assert make_url(host, 80) == url
 
 
+@pytest.mark.parametrize(
+    ("terminal", "ignored", "stops"),
+    [
+        ([False, False], False, False),
+        ([True, True], False, False),
+        ([True, False], False, True),
+        ([True, False], True, False),
+    ],
+    ids=["service", "terminal", "closed", "nohup"],
+)
+async def test_a_hangup_reloads_unless_the_terminal_is_gone(
+    terminal: list[bool], ignored: bool, stops: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "has_terminal", lambda: terminal.pop(0))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    said: list[str] = []
+    stop, reloaded = asyncio.Event(), asyncio.Event()
+    try:
+        with handle_signals(stop, said.append, reloaded.set):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await until(lambda: stop.is_set() or reloaded.is_set())
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert (stop.is_set(), reloaded.is_set(), len(said)) == (stops, not stops, int(stops))
+
+
 async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(os, "_exit", codes.append)

@@ -18,7 +18,10 @@ from mlxrun.cli.options import (
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.settings import Config
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -84,13 +87,19 @@ def command(
         from mlxrun.cli.ray_setup import serve_on_ray
 
         return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
-    return run_async(serve_until_signal(loaded))
+    return run_async(serve_until_signal(loaded, sets, options))
 
 
-async def serve_until_signal(loaded: LoadedConfig) -> int:
-    """Serve until a signal ends it; the exit code."""
+async def serve_until_signal(
+    loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[tuple[str, str, str]]
+) -> int:
+    """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
+    config is read again."""
     import os
 
+    from mlxrun.config.loading import load_config
+    from mlxrun.core.errors import ConfigError
+    from mlxrun.core.text_files import is_stream
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.batches.storage import Storage
@@ -103,7 +112,19 @@ async def serve_until_signal(loaded: LoadedConfig) -> int:
         folder = claim_data_folder(config.server, os.environ)
         queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
     note = make_note(config, os.environ)
-    return await run(make_app(config, queue), lambda: _load(loaded, queue), print_line, note=note)
+
+    def read_config() -> Config:
+        if loaded.path is not None and is_stream(loaded.path):
+            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
+        return load_config(loaded.path, sets, os.environ, options=options).config
+
+    return await run(
+        make_app(config, queue),
+        lambda: _load(loaded, queue),
+        print_line,
+        note=note,
+        read_config=read_config,
+    )
 
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:

@@ -40,11 +40,24 @@ class ApiKeys:
     """The API keys of a config, by name. If there are none, every request is accepted."""
 
     def __init__(self, keys: Mapping[str, str | ApiKeySettings]) -> None:
+        self._digests: dict[str, bytes] = {}
+        self._roles: dict[str, KeyRole | None] = {}
+        self.replace(keys)
+
+    def replace(self, keys: Mapping[str, str | ApiKeySettings]) -> dict[str, list[str]]:
+        """Use these keys from now on. Return the names that are new, gone and changed."""
+        before = {name: (digest, self._roles[name]) for name, digest in self._digests.items()}
         settings = {name: read_api_key(value) for name, value in keys.items()}
         self._digests = {name: _hash_secret(each.key) for name, each in settings.items()}
         self._roles = {name: each.role for name, each in settings.items()}
         if "admin" in self._roles.values():
             self._roles = {name: role or "inference" for name, role in self._roles.items()}
+        after = {name: (digest, self._roles[name]) for name, digest in self._digests.items()}
+        return {
+            "new": [name for name in after if name not in before],
+            "gone": [name for name in before if name not in after],
+            "changed": [name for name in after if name in before and after[name] != before[name]],
+        }
 
     def __bool__(self) -> bool:
         return bool(self._digests)

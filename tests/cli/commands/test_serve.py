@@ -60,7 +60,7 @@ def test_a_model_may_be_named_as_an_argument(
     """It goes over the config; a folder comes before a short name."""
     found: list[LoadedConfig] = []
 
-    async def serve(loaded: LoadedConfig) -> int:
+    async def serve(loaded: LoadedConfig, *others: object) -> int:
         found.append(loaded)
         return 0
 

@@ -1,0 +1,64 @@
+"""Takes over changed API keys while the server runs, at SIGHUP."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from aiohttp import web
+
+from mlxrun.config.server_settings import find_weak_keys
+from mlxrun.config.setting_fields import list_fields
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import ConfigError
+from mlxrun.server.http.access import API_KEYS, CONFIG
+
+log = logging.getLogger(__name__)
+KEYS = "server.api_keys"
+
+
+def reload_api_keys(app: web.Application, read_config: Callable[[], Config]) -> None:
+    """Read the config again, and use its API keys from now on. Requests that run go on.
+
+    The log says what has changed. If the config is wrong, or has no keys any more, all stays as it was.
+    """
+    try:
+        config = read_config()
+    except ConfigError as error:
+        for problem in error.problems or (str(error),):
+            log.error("SIGHUP: nothing is reloaded: %s", problem)
+        return
+    keys, running = config.server.api_keys, app[CONFIG]
+    if app[API_KEYS] and not keys:
+        log.error("SIGHUP: nothing is reloaded: %s is empty; restart the server to serve without keys", KEYS)
+        return
+    for warning in find_weak_keys(config.server):
+        log.warning("%s", warning)
+    changes = app[API_KEYS].replace(keys)
+    said = [f"{what}: {', '.join(names)}" for what, names in changes.items() if names]
+    log.info("SIGHUP: %d API keys%s", len(keys), f" ({'; '.join(said)})" if said else ", as before")
+    others = list_differences(running, config)
+    if others:
+        log.warning("SIGHUP: only %s is reloaded; a restart is needed for %s", KEYS, ", ".join(others))
+
+
+def list_differences(running: Config, config: Config) -> list[str]:
+    """List the settings besides the API keys in which two configs differ."""
+    pairs = zip(_list_values(running), _list_values(config), strict=True)
+    return [path for (path, before), (_, after) in pairs if path != KEYS and before != after]
+
+
+def _list_values(config: Config) -> Iterator[tuple[str, Any]]:
+    for path, info in list_fields().items():
+        yield path, getattr(getattr(config, info.section) if info.section else config, info.key)
+
+
+def has_terminal() -> bool:
+    """Whether this process can reach its terminal. It cannot if it has none, or after a hang-up."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
