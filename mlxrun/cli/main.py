@@ -55,6 +55,7 @@ COMMANDS = {
     "pull": "Download a model from the hub, and say first what it is.",
     "ps": "List the servers that run on this machine.",
     "stop": "Stop a server that runs on this machine.",
+    "service": "Run a server as a service of systemd or launchd.",
     "list": "List the models in the local cache of the hub.",
     "show": "Show what a model is: its architecture, size, context and licence.",
     "rm": "Remove a model from the local cache of the hub.",
