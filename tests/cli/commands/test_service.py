@@ -54,11 +54,11 @@ def test_a_service_of_systemd(
     assert "TimeoutStopSec=120\n" in unit and f"WorkingDirectory={place}\n" in unit
     assert 'Environment="HF_HOME=/a 100%% $place"\n' in unit and "secret" not in unit
     unit_name = "mlxrun-prod.service"
-    told = [
+    calls = [
         f"systemctl --user {each}"
         for each in ("daemon-reload", f"enable {unit_name}", f"restart {unit_name}")
     ]
-    assert read_log(place) == told
+    assert read_log(place) == calls
     assert f"journalctl --user -u {unit_name} -f" in capsys.readouterr().err
     assert main(["service", "uninstall", "--name", "prod"]) == 0
     assert read_log(place)[-1] == f"systemctl --user disable --now {unit_name}"
