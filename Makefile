@@ -138,7 +138,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q uv || true
 
 .venv/.installed: pyproject.toml | $(BIN)/python
-	$(call install,.venv,-e .)
+	$(call install,.venv,-e '.[vision]')
 	@touch $@
 
 .venv/.installed-dev: pyproject.toml | $(BIN)/python

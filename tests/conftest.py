@@ -9,6 +9,7 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,10 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 # Else each of the many processes that tests start compiles all modules of transformers and mlx-lm again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# The servers of tests are not this user's servers. Workers of xdist share the folder of their parent.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _data = tempfile.TemporaryDirectory(prefix="mlxrun-tests-data-")
+    os.environ["XDG_DATA_HOME"] = _data.name
 # `make test-product` runs tests as the product runs: threads, kernels and lengths of steps are the machine's.
 PINNED = os.environ.get("TEST_ENVIRONMENT") != "product"
 if PINNED:

@@ -35,14 +35,14 @@ def count_preemptions() -> Iterator[Preemptions]:
     """Count the preemptions of all engines of this process meanwhile."""
     from mlxrun.engine.scheduler.scheduler import Scheduler
 
-    found, preempt = Preemptions(), Scheduler._preempt
+    found, preempt = Preemptions(), Scheduler.preempt
 
     def count(self: Scheduler, state: RequestState) -> None:
         found.rows += 1
         found.begun += bool(state.output)
         preempt(self, state)
 
-    with replace_name(Scheduler, "_preempt", count):
+    with replace_name(Scheduler, "preempt", count):
         yield found
 
 

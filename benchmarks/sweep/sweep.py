@@ -46,7 +46,7 @@ def run_sweep(
 def _run_apart(context: SpawnContext | ForkServerContext, kind: str, family: str) -> FamilyResult:
     """The result of a family from a process of its own; a process that dies or hangs is a result too."""
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_result, args=(sender, kind, family), daemon=True)
+    process = context.Process(target=send_result, args=(sender, kind, family), daemon=True)
     process.start()
     sender.close()
     try:
@@ -65,7 +65,7 @@ def _run_apart(context: SpawnContext | ForkServerContext, kind: str, family: str
         process.join()
 
 
-def _send_result(sender: Connection, kind: str, family: str) -> None:
+def send_result(sender: Connection, kind: str, family: str) -> None:
     silent = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):  # what libraries print is not part of the report
         os.dup2(silent, output)

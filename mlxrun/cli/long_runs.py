@@ -56,7 +56,7 @@ def keep_awake(setting: str) -> Iterator[None]:
         try:
             yield
         finally:
-            _end(process)
+            end_process(process)
 
 
 def _find_inhibitor(setting: str) -> list[str] | None:
@@ -76,7 +76,7 @@ def _find_inhibitor(setting: str) -> list[str] | None:
     return None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """End the program; the log says if it had ended before the job, so that the machine could sleep."""
     early = process.poll()
     if early is not None:

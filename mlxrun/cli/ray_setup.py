@@ -108,6 +108,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     from mlxrun.jobs.run.progress import pluralize
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
+    from mlxrun.server.running_servers import make_note
 
     config, loop = loaded.config, asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, lambda: None)  # there is nothing to restart yet
@@ -132,6 +133,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
     try:
         check_overrides(servers.configs, count)
         say(f"{pluralize(count, 'worker')} on Ray")
-        return await run(make_front(config, pool, servers.secret), load, print_line)
+        note = make_note(config, os.environ)
+        return await run(make_front(config, pool, servers.secret), load, print_line, note=note)
     finally:
         await servers.disconnect()

@@ -175,13 +175,14 @@ class Dispatcher:
                 if ticket := slot.has.get(number):
                     report_counts(ticket, counts)
             for result in report.finished:
-                self._finish(slot, result)
+                self.finish_line(slot, result)
             if report.dead is not None:
                 raise WorkerDied(report.dead)
             if report.finished:
                 self._feed_soon()
 
-    def _finish(self, slot: WorkerSlot, result: LineResult) -> None:
+    def finish_line(self, slot: WorkerSlot, result: LineResult) -> None:
+        """Give a result to whoever waits for it, unless the line went to another worker meanwhile."""
         ticket = slot.has.pop(result.number, None)
         if ticket is None:  # it was given to another worker
             self.counts.ignored += 1

@@ -114,7 +114,8 @@ class ServerSettings:
     store_bytes: Annotated[int, Bytes(), Range(1, None)] = 256_000_000
     """Maximum size of the stored responses and conversations."""
     data_path: str | None = None
-    """Folder for uploaded files and batches. null: mlxrun in $XDG_DATA_HOME or ~/.local/share."""
+    """Folder for uploaded files and batches. null: mlxrun in $XDG_DATA_HOME or ~/.local/share. A further
+    server on another port takes a folder of its own in there."""
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
     """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
     batch that would exceed it is refused. The output of a batch counts, but is always written."""

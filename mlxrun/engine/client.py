@@ -81,7 +81,7 @@ class EngineClient:
         listener = Listener(
             on_ready=partial(self._call_on_loop, self._on_ready),
             on_events=partial(self._call_on_loop, self._on_events),
-            on_dead=partial(self._call_on_loop, self._on_dead),
+            on_dead=partial(self._call_on_loop, self.on_dead),
         )
         self._thread = EngineThread(build, listener)
 
@@ -178,7 +178,7 @@ class EngineClient:
         try:
             await asyncio.to_thread(self._thread.join)
         finally:
-            self._on_dead(EngineDead("the engine was closed"))
+            self.on_dead(EngineDead("the engine was closed"))
 
     def stop_at_exit(self) -> None:
         """Stop the engine and wait for its thread, at a time when no worker thread can start any more. It may
@@ -231,7 +231,8 @@ class EngineClient:
             self._collectors[event.request_id] = Collector()  # nobody reads the events that are still to come
             self._thread.send(Abort(event.request_id))
 
-    def _on_dead(self, error: MlxrunError) -> None:
+    def on_dead(self, error: MlxrunError) -> None:
+        """End every request and every pending call with the first error that the engine died of."""
         self._dead_error = self._dead_error or error
         if not self._ready.done():
             self._ready.set_exception(error)

@@ -99,7 +99,7 @@ class Watchdog:
 
     def _read_signs(self) -> Signs:
         counted = (self._notes, count_progress())
-        return Signs(counted, _read_thread_seconds(self._watched), _read_used_seconds(), _read_bytes())
+        return Signs(counted, read_thread_seconds(self._watched), read_used_seconds(), read_bytes())
 
     def _report(self) -> None:
         frames = sys._current_frames()
@@ -114,7 +114,7 @@ class Watchdog:
         self._on_stuck(f"no progress for {LIMIT:.0f} seconds while {doing}{place}")
 
 
-def _read_thread_seconds(ident: int) -> float | None:
+def read_thread_seconds(ident: int) -> float | None:
     """Processor seconds of a thread; None where the system does not say, as macOS, or if it has ended."""
     try:
         return time.clock_gettime(time.pthread_getcpuclockid(ident))
@@ -122,11 +122,12 @@ def _read_thread_seconds(ident: int) -> float | None:
         return None
 
 
-def _read_used_seconds() -> float:
+def read_used_seconds() -> float:
+    """Processor seconds that this process has spent in its own code."""
     return os.times().user
 
 
-def _read_bytes() -> int:
+def read_bytes() -> int:
     """Bytes that this process has read from files; 0 where the system does not say."""
     try:
         return int(Path("/proc/self/io").read_text().split()[1])  # rchar

@@ -288,13 +288,14 @@ def separate_adapters(caller: ModelCaller, methods: ComputeMethods) -> ComputeMe
     """The same methods if rows with different adapters may share a forward; else methods that never mix
     them."""
     count = len(caller.row_adapters.names)
-    if not count or _is_mixing_exact(caller, sorted({0, 1, count})):
+    if not count or is_mixing_exact(caller, sorted({0, 1, count})):
         return methods
     sharing = PrefillSharing(merge_chunks=methods.sharing.merge_chunks)
     return replace(methods, decode="row_by_row", sharing=sharing, quantization=None)
 
 
-def _is_mixing_exact(caller: ModelCaller, numbers: Sequence[int]) -> bool:
+def is_mixing_exact(caller: ModelCaller, numbers: Sequence[int]) -> bool:
+    """Whether rows with these adapters have the same logits together as alone, within the tolerance."""
     try:
         together = _compute_logits(caller, range(len(numbers)), numbers)
     except ValueError:  # the shapes of some layer do not go by rows

@@ -17,7 +17,7 @@ import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -172,10 +172,12 @@ async def run(
     say: Say,
     *,
     stop: asyncio.Event | None = None,
+    note: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     read_config: Callable[[], Config] | None = None,
 ) -> int:
     """Serve until a signal or `stop` (exit code 0), or until the engine dies (3). Return the exit code.
-    `read_config`: reads the config again at SIGHUP, for its API keys.
+    `note`: called with the URL; what it returns is open while the server listens. `read_config`: reads the
+    config again at SIGHUP, for its API keys.
 
     ModelLoadError if the model cannot be loaded; ConfigError if the address cannot be used.
     """
@@ -184,7 +186,9 @@ async def run(
         warnings.simplefilter("ignore", category)  # of clients' forms, which get an error besides
     reload = None if read_config is None else partial(reload_api_keys, app, read_config)
     with _set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say, reload):
-        return await _run(app, load, say, stop or signalled)
+        async with listen(app) as url:
+            with note(url):
+                return await _serve(app, load, say, stop or signalled, url)
 
 
 @contextmanager
@@ -199,29 +203,28 @@ def _set_switch_interval() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-async def _run(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.Event) -> int:
+async def _serve(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.Event, url: str) -> int:
     config = app[CONFIG]
-    async with listen(app) as url:
-        if config.server.allow_public and not config.server.api_keys:
-            log.warning("no API key is required: everybody who can reach %s may use it", url)
-        for warning in find_weak_keys(config.server):
-            log.warning("%s", warning)
-        say(f"listening on {url}; loading {config.model.path}")
-        client = await _load(app, load, stop)
-        if client is None:
-            say("stopped before the model was loaded")
-            return 0
-        _warn_without_template(app)
-        try:
-            for line in format_welcome(app, url):
-                say(line)
-            await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
-            if client.dead_error is not None and not stop.is_set():
-                say(f"the engine has died: {client.dead_error}")
-            await drain(app)
-        finally:
-            died = client.dead_error
-            await client.close()
+    if config.server.allow_public and not config.server.api_keys:
+        log.warning("no API key is required: everybody who can reach %s may use it", url)
+    for warning in find_weak_keys(config.server):
+        log.warning("%s", warning)
+    say(f"listening on {url}; loading {config.model.path}")
+    client = await _load(app, load, stop)
+    if client is None:
+        say("stopped before the model was loaded")
+        return 0
+    _warn_without_template(app)
+    try:
+        for line in format_welcome(app, url):
+            say(line)
+        await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
+        if client.dead_error is not None and not stop.is_set():
+            say(f"the engine has died: {client.dead_error}")
+        await drain(app)
+    finally:
+        died = client.dead_error
+        await client.close()
     return 0 if died is None else EngineDead.exit_code
 
 

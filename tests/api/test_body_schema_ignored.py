@@ -105,7 +105,7 @@ def test_fields_of_responses_are_dropped(name: str) -> None:
 
 
 def test_it_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ignored_fields, "_logged", set())
+    monkeypatch.setattr(ignored_fields, "logged_fields", set())
     caplog.set_level(logging.INFO, logger="mlxrun.api.text.ignored_fields")
     for value in ("low", "high"):
         prepare(CHAT, {**CHAT_BODY, "verbosity": value, "metadata": {"a": value}})

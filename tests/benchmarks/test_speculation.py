@@ -68,7 +68,7 @@ def free_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxrun.model.model_loading.choose_methods", lambda *given: chosen)
     monkeypatch.setattr("mlxrun.engine.build.find_device_problem", lambda: None)
     monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *given: 0.0)
-    monkeypatch.setattr(build, "_time_draft", lambda *given: 0.0)
+    monkeypatch.setattr(build, "time_draft", lambda *given: 0.0)
 
 
 @pytest.mark.usefixtures("free_drafts")

@@ -176,12 +176,12 @@ def test_a_killed_job_lets_the_machine_sleep(tmp_path: Path, monkeypatch: pytest
 def test_a_job_keeps_a_mac_awake(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_engine: list[Config], options: list[str]
 ) -> None:
-    log, end = install(tmp_path, monkeypatch, "Darwin", "caffeinate", CAFFEINATE), long_runs._end
+    log, end = install(tmp_path, monkeypatch, "Darwin", "caffeinate", CAFFEINATE), long_runs.end_process
 
     def end_when_started(process: subprocess.Popen[bytes]) -> None:
         read_call(log)
         end(process)
 
-    monkeypatch.setattr(long_runs, "_end", end_when_started)
+    monkeypatch.setattr(long_runs, "end_process", end_when_started)
     assert main(["batch", str(write_job(tmp_path, chats(2))), *options]) == 0
     assert log.exists() == (options == [])

@@ -156,12 +156,12 @@ def test_a_server_that_ends_says_why(
 ) -> None:
     """A start that failed may have had an engine: it ends by the same door."""
 
-    async def serves(loaded: Any) -> int:
+    async def serves(*given: Any) -> int:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", serves)
+    monkeypatch.setattr("mlxrun.cli.commands.serve.serve_until_signal", serves)
     monkeypatch.setattr("mlxrun.cli.options.set_up_logging", lambda settings: None)
     assert main(["serve", "--port", "0"]) == code
     shown = capsys.readouterr().err

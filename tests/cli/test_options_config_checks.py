@@ -20,7 +20,7 @@ def _nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", load)
-    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", load)
+    monkeypatch.setattr("mlxrun.cli.commands.serve.serve_until_signal", load)
     Path("job.jsonl").write_text('{"id": "a", "prompt": "x"}\n')
 
 

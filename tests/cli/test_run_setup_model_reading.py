@@ -22,7 +22,7 @@ from mlxrun.engine import watchdog
 from mlxrun.model.load import load_progress, model_info
 
 watchdog.TICK, watchdog.LIMIT = 0.01, 0.3
-watchdog._read_used_seconds, watchdog._read_bytes = lambda: 0.0, lambda: 0
+watchdog.read_used_seconds, watchdog.read_bytes = lambda: 0.0, lambda: 0
 
 def load(settings, **options):
     with {around}:

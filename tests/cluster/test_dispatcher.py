@@ -84,7 +84,7 @@ async def count_results(dispatcher: Dispatcher, fleet: FakeFleet) -> list[str]:
     fleet.held = False
     first.kill()
     found = await task
-    dispatcher._finish(slot, late)
+    dispatcher.finish_line(slot, late)
     assert found.body is not None
     return [found.body["of"]] + (["late"] if not dispatcher.counts.ignored else [])
 
@@ -110,7 +110,7 @@ async def test_the_check_sees_a_doubled_line(monkeypatch: pytest.MonkeyPatch) ->
         if ticket := slot.has.pop(result.number, None):
             ticket.result.set_result(result)
 
-    monkeypatch.setattr(Dispatcher, "_finish", take_any)
+    monkeypatch.setattr(Dispatcher, "finish_line", take_any)
     fleet = FakeFleet()
     async with started(fleet, 2) as dispatcher:
         assert await count_results(dispatcher, fleet) == ["line", "late"]

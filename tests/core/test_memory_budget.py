@@ -94,7 +94,7 @@ def test_rows_count_in_full_until_a_step_has_quantized_them(
         whole = [s.projected_length for s in states if not s.decoding]
         return whole, [s.projected_length for s in states if s.decoding]
 
-    monkeypatch.setattr(token_budget, "_list_lengths", list_early)
+    monkeypatch.setattr(token_budget, "list_lengths", list_early)
     assert any(serve_crowd(limit, start).broken for limit in limits)
 
 
@@ -238,21 +238,21 @@ def test_a_token_in_flight_counts_although_its_row_is_preempted() -> None:
         answers.record(engine.step())
     (entry,) = scheduler.requests
     assert (entry.kv_length, entry.num_tokens, entry.num_in_flight) == (13, 13, 1)
-    scheduler._preempt(entry)
-    scheduler._admit = lambda order: ()  # type: ignore[method-assign]
+    scheduler.preempt(entry)
+    scheduler.admit = lambda order: ()  # type: ignore[method-assign]
     answers.record(engine.step())
     assert len(answers.tokens("a")) == 4 and entry.num_in_flight == 0 and not entry.running
-    del scheduler._admit  # type: ignore[method-assign]
+    del scheduler.admit  # type: ignore[method-assign]
     while len(answers.tokens("a")) < 6:
         answers.record(engine.step())
-    scheduler._preempt(entry)  # admitted in the same step
+    scheduler.preempt(entry)  # admitted in the same step
     answers.record(engine.step())
     assert len(answers.tokens("a")) == 6
     scheduler.abort("a")
     engine.add(replace(other, id="a"))
-    scheduler._admit = lambda order: ()  # type: ignore[method-assign]
+    scheduler.admit = lambda order: ()  # type: ignore[method-assign]
     assert engine.step() == []
-    del scheduler._admit  # type: ignore[method-assign]
+    del scheduler.admit  # type: ignore[method-assign]
     again = finish_all(engine)
     assert again.tokens("a") == compute_answer(other)[0]
     assert answers.tokens("a") == compute_answer(long)[0][:6]

@@ -25,8 +25,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A watchdog that gives up soon, and whose process does nothing else."""
     monkeypatch.setattr(watchdog, "TICK", 0.01)
     monkeypatch.setattr(watchdog, "LIMIT", 0.3)
-    monkeypatch.setattr(watchdog, "_read_used_seconds", lambda: 0.0)
-    monkeypatch.setattr(watchdog, "_read_bytes", lambda: 0)
+    monkeypatch.setattr(watchdog, "read_used_seconds", lambda: 0.0)
+    monkeypatch.setattr(watchdog, "read_bytes", lambda: 0)
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ async def test_a_load_that_hangs_is_given_up(quick: None, caplog: pytest.LogCapt
 async def test_a_load_that_counts_is_waited_for(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """More than three times the limit, with progress before each look."""
     counted = threading.Semaphore(0)
-    monkeypatch.setattr(watchdog, "_read_used_seconds", lambda: 0.0 * counted.acquire(timeout=60))
-    monkeypatch.setattr(watchdog, "_read_thread_seconds", lambda ident: None)
+    monkeypatch.setattr(watchdog, "read_used_seconds", lambda: 0.0 * counted.acquire(timeout=60))
+    monkeypatch.setattr(watchdog, "read_thread_seconds", lambda ident: None)
 
     def build() -> Engine:
         progress = LoadProgress("loading the weights of m", 1000)

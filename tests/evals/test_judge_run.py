@@ -203,7 +203,7 @@ async def test_an_interrupted_judge_continues(tmp_path: Path, monkeypatch: pytes
     bench = JudgeBench(tmp_path, lines_of(8))
     bench.judge.config = make_config(concurrency=1)
     await bench.run.run()
-    before, answer, calls = by_id(bench.run.paths.out), FakeClient._answer, list[str]()
+    before, answer, calls = by_id(bench.run.paths.out), FakeClient.answer_body, list[str]()
 
     async def stop_later(self: FakeClient, request: Request, text: str) -> AsyncGenerator[TokenEvent, None]:
         calls.append(text)
@@ -213,7 +213,7 @@ async def test_an_interrupted_judge_continues(tmp_path: Path, monkeypatch: pytes
             yield event
 
     with monkeypatch.context() as patch, pytest.raises(JobError, match="the disk is full"):
-        patch.setattr(FakeClient, "_answer", stop_later)
+        patch.setattr(FakeClient, "answer_body", stop_later)
         await bench.score(make_judge())
     done = {name.removeprefix("1/") for name in by_id(bench.judge.paths.out)}
     assert len(done) == 5 and by_id(bench.run.paths.out) == before

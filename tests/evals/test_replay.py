@@ -57,13 +57,13 @@ async def test_a_replay_is_equal(tmp_path: Path) -> None:
 async def test_an_impure_engine_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The twin: one whose answers depend on something else than the line."""
     bench, run = await finish(tmp_path)
-    answer = FakeClient._answer
+    answer = FakeClient.answer_body
 
     def answer_otherwise(self: FakeClient, request: Any, text: str) -> Any:
         seed = (request.params.seed or 0) + (text == "say 7")
         return answer(self, replace(request, params=replace(request.params, seed=seed)), text)
 
-    monkeypatch.setattr(FakeClient, "_answer", answer_otherwise)
+    monkeypatch.setattr(FakeClient, "answer_body", answer_otherwise)
     paths = JobPaths(bench.job, tmp_path / "again.out.jsonl")
     found = await replay_job(run, paths, make_setup(bench, run), JobOptions(), bench.said.append)
     assert found.compared == 12

@@ -57,13 +57,13 @@ async def test_a_line_that_comes_out_differently_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, run = await finish(tmp_path, chats(6))
-    answer = FakeClient._answer
+    answer = FakeClient.answer_body
 
     def answer_otherwise(self: FakeClient, request: Any, text: str) -> Any:
         most = 4 if text == "say 3" else request.params.max_tokens
         return answer(self, replace(request, params=replace(request.params, max_tokens=most)), text)
 
-    monkeypatch.setattr(FakeClient, "_answer", answer_otherwise)
+    monkeypatch.setattr(FakeClient, "answer_body", answer_otherwise)
     found = await run_lines_again(run, [2, 4], bench.make_setup(), bench.said.append)
     assert found.compared == 2
     (line,) = found.differing
@@ -77,7 +77,7 @@ async def test_a_line_that_fails_now_is_a_difference(tmp_path: Path, monkeypatch
     def fail(self: FakeClient, request: Any, text: str) -> Any:
         raise KeyError("broken")
 
-    monkeypatch.setattr(FakeClient, "_answer", fail)
+    monkeypatch.setattr(FakeClient, "answer_body", fail)
     found = await run_lines_again(run, [1], bench.make_setup(), bench.said.append)
     assert [line.text.startswith("it was answered, and fails now") for line in found.differing] == [True]
 

@@ -94,14 +94,14 @@ class FakeClient:
         self.most = max(self.most, self.busy)
         over = False
         try:
-            async for event in self._answer(request, text):
+            async for event in self.answer_body(request, text):
                 over = event.finish is not None
                 yield event
         finally:
             self.busy -= 1
             self.aborted += not over
 
-    async def _answer(self, request: Request, text: str) -> AsyncGenerator[TokenEvent, None]:
+    async def answer_body(self, request: Request, text: str) -> AsyncGenerator[TokenEvent, None]:
         rng = random.Random(request.params.seed)
         answer = text + "".join(rng.choices("xyz", k=2))
         ids = byte_tokenizer()(answer, add_special_tokens=False)["input_ids"][: request.params.max_tokens]

@@ -49,14 +49,14 @@ def keep_rejected_convolutions(monkeypatch: Patch) -> None:
 
 def forget_the_tokens_before(monkeypatch: Patch) -> None:
     """The third token is computed from the state after the first; blocks begin with states of other rows."""
-    original = DraftedState._begin_call
+    original = DraftedState.begin_call
 
     def begin(self: DraftedState, index: int, call: LayerCall, after: list[Any], changed: set[int]) -> Any:
         if call.tokens > 1:
             call = replace(call, begin=RowChoice(call.begin.rows[::-1]))
         return original(self, index, call, after[:1] * len(after), changed)
 
-    monkeypatch.setattr(DraftedState, "_begin_call", begin)
+    monkeypatch.setattr(DraftedState, "begin_call", begin)
 
 
 def mix_up_results(monkeypatch: Patch) -> None:
@@ -66,7 +66,7 @@ def mix_up_results(monkeypatch: Patch) -> None:
         pairs = zip(self._layout.calls, parts, strict=True)
         return mx.concatenate([call.flatten(part) for call, part in pairs], axis=0)[: self._layout.total]
 
-    monkeypatch.setattr(HoistedCalls, "_gather", gather)
+    monkeypatch.setattr(HoistedCalls, "gather", gather)
 
 
 PLANTS: tuple[Callable[[Patch], None], ...] = (

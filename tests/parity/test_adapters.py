@@ -130,7 +130,7 @@ def test_preempted_rows_keep_their_adapters(models: Callable[[str], Adapted]) ->
     def preempt(step: int) -> None:
         for state in engine.scheduler.requests:
             if step % 4 == 3 and state.running:
-                engine.scheduler._preempt(state)
+                engine.scheduler.preempt(state)
 
     assert made.check(engine_driver.run_requests(engine, make_requests(engine), preempt))
 
@@ -177,7 +177,7 @@ def test_logprobs_of_prompts_are_those_of_the_adapter(models: Callable[[str], Ad
 def test_a_model_whose_rows_cannot_be_mixed_computes_them_apart(
     models: Callable[[str], Adapted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lora, "_is_mixing_exact", lambda adapter, numbers: False)
+    monkeypatch.setattr(lora, "is_mixing_exact", lambda adapter, numbers: False)
     made = models("llama")
     engine = made.make_engine()
     assert engine.load_check is not None

@@ -110,14 +110,14 @@ class Recorder:
 
 def plant_errors(monkeypatch: Patch, every: int = 5) -> None:
     """Every so many predictions, all rows predict WRONG, and go on from there."""
-    calls, original = [0], draft_model._fit_width
+    calls, original = [0], draft_model.fit_width
 
     def fit(logits: mx.array, vocab: int) -> mx.array:
         calls[0] += 1
         fitted = original(logits, vocab)
         return fitted if calls[0] % every else mx.where(mx.arange(vocab) == WRONG, 1e9, fitted)
 
-    monkeypatch.setattr(draft_model, "_fit_width", fit)
+    monkeypatch.setattr(draft_model, "fit_width", fit)
 
 
 def skip_steps(monkeypatch: Patch) -> None:
@@ -146,7 +146,7 @@ def preempt_some(engine: Engine) -> Callable[[int], None]:
     def preempt(step: int) -> None:
         rows = [s for s in engine.scheduler.requests if s.decoding and not s.num_in_flight and s.output]
         if rows and len(preempted) < 3 and step % 4 == 0:
-            engine.scheduler._preempt(rows[-1])
+            engine.scheduler.preempt(rows[-1])
             preempted.append(rows[-1].id)
 
     return preempt
@@ -208,14 +208,14 @@ def keep_rejected(monkeypatch: Patch) -> None:
 
 def believe_all(monkeypatch: Patch) -> None:
     """All drafted tokens count as accepted."""
-    original = DraftModel._take_back
+    original = DraftModel.take_back
 
     def take_back(self: DraftModel, row: KnownRow) -> list[int]:
         own = self._rows[row.id]
         own.drafted = row.list_tokens(own.known)[: len(own.drafted)]
         return original(self, row)
 
-    monkeypatch.setattr(DraftModel, "_take_back", take_back)
+    monkeypatch.setattr(DraftModel, "take_back", take_back)
 
 
 def count_drafted(monkeypatch: Patch) -> None:
@@ -298,7 +298,7 @@ def test_a_draft_model_that_fails_fails_no_request(zoo: Zoo, monkeypatch: Patch)
     asks = list_asks()
     without = engine_driver.run_requests(make_engine(zoo, None), asks)
     engine = make_engine(zoo, zoo.text("llama"))
-    calls, original = [0], DraftModel._forward
+    calls, original = [0], DraftModel.run_forward
 
     def fail(self: DraftModel, *given: Any) -> mx.array:
         calls[0] += 1
@@ -306,7 +306,7 @@ def test_a_draft_model_that_fails_fails_no_request(zoo: Zoo, monkeypatch: Patch)
             raise RuntimeError("planted")
         return original(self, *given)
 
-    monkeypatch.setattr(DraftModel, "_forward", fail)
+    monkeypatch.setattr(DraftModel, "run_forward", fail)
     found = engine_driver.run_requests(engine, asks)
     assert calls[0] == 12 and engine.generation.errors == 0
     assert all(is_same(found[rid], without[rid]) for rid in without)

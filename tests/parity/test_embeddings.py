@@ -255,9 +255,9 @@ def test_the_check_at_load_finds_padding(
 def test_a_window_of_another_size_is_seen(
     folders: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = encoders._read_modernbert_config
+    read = encoders.read_modernbert_config
     monkeypatch.setattr(
-        encoders, "_read_modernbert_config", lambda config: {**read(config), "local_attention": 128}
+        encoders, "read_modernbert_config", lambda config: {**read(config), "local_attention": 128}
     )
     engine = make_engine(folders("modernbert"))
     assert differ(compute(engine, make_requests(engine, TEXTS)), GOLDEN["modernbert"]) > TOLERANCE

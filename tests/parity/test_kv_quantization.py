@@ -166,14 +166,14 @@ def masks_dropped(monkeypatch: Patch) -> None:
 
 def quantized_from_the_start(monkeypatch: Patch) -> None:
     """`start` is not looked at."""
-    original = decode_batch.DecodeBatch._find_bucket
+    original = decode_batch.DecodeBatch.pick_bucket
 
     def find_bucket(self: Any, length: int) -> int:
         bucket = original(self, length)
         is_exact = self._quantization is not None and bucket < decode_batch.QUANTIZED
         return bucket + decode_batch.QUANTIZED if is_exact else bucket
 
-    monkeypatch.setattr(decode_batch.DecodeBatch, "_find_bucket", find_bucket)
+    monkeypatch.setattr(decode_batch.DecodeBatch, "pick_bucket", find_bucket)
 
 
 BUGS = [scales_stay_where_they_were, biases_of_the_first_row, masks_dropped, quantized_from_the_start]

@@ -113,7 +113,7 @@ def run(engine: Engine, requests: Sequence[Request], preempt_every: int = 0) -> 
     def preempt(step: int) -> None:
         for state in engine.scheduler.requests:
             if preempt_every and step % preempt_every == int(state.id) and state.running:
-                engine.scheduler._preempt(state)  # type: ignore[arg-type]
+                engine.scheduler.preempt(state)  # type: ignore[arg-type]
 
     timed = [TimedRequest(request, JOINS[int(request.id)]) for request in requests]
     return engine_driver.run_requests(engine, timed, preempt)
@@ -156,7 +156,7 @@ def none(monkeypatch: Patch) -> None:
 
 
 def ends_never_masked(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Sampler, "_suppress_ends", lambda self, x, positions: x)
+    monkeypatch.setattr(Sampler, "suppress_ends", lambda self, x, positions: x)
 
 
 def one_token_fewer(monkeypatch: Patch) -> None:
@@ -173,22 +173,22 @@ def positions_of_the_next_row(monkeypatch: Patch) -> None:
 
 
 def change_positions(monkeypatch: Patch, change: Callable[[list[int]], list[int]]) -> None:
-    original = Sampler._suppress_ends
+    original = Sampler.suppress_ends
     monkeypatch.setattr(
-        Sampler, "_suppress_ends", lambda self, x, positions: original(self, x, change(list(positions)))
+        Sampler, "suppress_ends", lambda self, x, positions: original(self, x, change(list(positions)))
     )
 
 
 def mask_of_a_step_ago(monkeypatch: Patch) -> None:
     """The mask stays once it was made."""
-    original = Sampler._suppress_ends
+    original = Sampler.suppress_ends
 
     def suppress(self: Sampler, x: mx.array, positions: Sequence[int]) -> mx.array:
         if self._suppressed is not None:
             return x + self._suppressed[1]
         return original(self, x, positions)
 
-    monkeypatch.setattr(Sampler, "_suppress_ends", suppress)
+    monkeypatch.setattr(Sampler, "suppress_ends", suppress)
 
 
 def counted_from_the_preemption(monkeypatch: Patch) -> None:

@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 @pytest.fixture(autouse=True)
 def free_drafts(monkeypatch: Patch) -> None:
     """The time of a tiny model's head is noise: it costs as little as one can."""
-    monkeypatch.setattr(speculation_build, "_time_draft", lambda *args: 0.0)
+    monkeypatch.setattr(speculation_build, "time_draft", lambda *args: 0.0)
     monkeypatch.setattr("mlxrun.engine.build.measure_row_cost", lambda *args: 0.0)
 
 
@@ -152,7 +152,7 @@ def test_preempted_rows(folder: Folder, plain: Plain, monkeypatch: Patch) -> Non
         rows = [s for s in engine.scheduler.requests if s.decoding and not s.num_in_flight and s.output]
         rows = [s for s in rows if not s.id.startswith("noise")]
         if rows and len(preempted) < 4:
-            engine.scheduler._preempt(rows[0])
+            engine.scheduler.preempt(rows[0])
             preempted.append(rows[0].id)
 
     draft_from(monkeypatch, plain("glm4_moe"))
@@ -353,7 +353,7 @@ def test_a_head_that_fails_drafts_no_more(folder: Folder, plain: Plain, monkeypa
     def fail(*args: Any) -> None:
         raise RuntimeError("no memory for the head")
 
-    monkeypatch.setattr(MTPRows, "_forward", fail)
+    monkeypatch.setattr(MTPRows, "run_forward", fail)
     monkeypatch.setattr(speculation_build, "time_step", lambda *args: 1.0)
     engine = make_engine(folder("glm4_moe"))
     found = engine_driver.run_requests(engine, list_asks())

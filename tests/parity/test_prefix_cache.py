@@ -121,7 +121,7 @@ def test_preempted_rows_come_back_through_the_cache(zoo: Zoo, family: str) -> No
     def disturb(step: int) -> None:
         if step in (4, 9):
             running = [e for e in engine.scheduler.requests if e.running]
-            engine.scheduler._preempt(running[-1])
+            engine.scheduler.preempt(running[-1])
 
     events = engine_driver.run_requests(
         engine, [ask(name, ids, count=16) for name, ids in prompts.items()], disturb

@@ -143,7 +143,7 @@ def test_preempted_prompts_are_scored_once(zoo: Zoo, family: str) -> None:
     def preempt(step: int) -> None:
         for state in engine.scheduler.requests:
             if state.running and rng.random() < 0.2 and step < 40:
-                engine.scheduler._preempt(state)
+                engine.scheduler.preempt(state)
 
     events = engine_driver.run_requests(engine, [TimedRequest(r, i) for i, r in enumerate(requests)], preempt)
     for request in requests:
@@ -186,12 +186,12 @@ def test_an_off_by_one_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_wrong_target_is_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = PromptLogprobReader._reduce
+    original = PromptLogprobReader.reduce_logits
 
     def reduce(self: PromptLogprobReader, logits: Any, tokens: Any, parts: Any) -> Any:
         return replace(original(self, logits[::-1], tokens, parts), tokens=tokens)
 
-    monkeypatch.setattr(PromptLogprobReader, "_reduce", reduce)
+    monkeypatch.setattr(PromptLogprobReader, "reduce_logits", reduce)
     engine = engine_driver.make_real_engine(zoo.text("llama"), backend="none")
     request = make_scored("a", PROMPTS[5])
     event = engine_driver.run_requests(engine, [request])["a"]

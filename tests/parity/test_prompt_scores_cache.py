@@ -197,13 +197,13 @@ def test_ranks_that_are_off_by_many_are_found(zoo: Zoo, monkeypatch: pytest.Monk
 
 
 def test_scores_of_another_prompt_are_found(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    overlaps = LogprobKeeper._list_overlaps
+    overlaps = LogprobKeeper.list_overlaps
 
     def take_all(self: LogprobKeeper, tracked: Any) -> Any:
         return overlaps(self, tracked) or [(entry, entry.stop) for entry in self._index.entries.values()]
 
     assert not has_wrong_scores(zoo, make_scored("a", BASE), make_scored("b", OTHER))
-    monkeypatch.setattr(LogprobKeeper, "_list_overlaps", take_all)
+    monkeypatch.setattr(LogprobKeeper, "list_overlaps", take_all)
     assert has_wrong_scores(zoo, make_scored("a", BASE), make_scored("b", OTHER))
 
 

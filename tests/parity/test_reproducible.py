@@ -113,7 +113,7 @@ def test_text_is_the_same_bytes_after_preemptions(zoo: Zoo, family: str, exact: 
         if step % 9 == 8 and rows and step < 100:
             row = rows[step % len(rows)]
             generated += len(row.output)
-            engine.scheduler._preempt(row)
+            engine.scheduler.preempt(row)
 
     events = engine_driver.run_requests(engine, asks, preempt)
     assert generated > 20
@@ -287,8 +287,8 @@ def test_a_graph_that_grows_is_seen(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -
     def remember(self: Sampler, tokens: mx.array) -> None:
         self._counts = self._counts + 1.0
 
-    monkeypatch.setattr(Sampler, "_record_tokens", remember)
-    monkeypatch.setattr(Sampler, "_adjust", lambda self, x: x)
+    monkeypatch.setattr(Sampler, "record_tokens", remember)
+    monkeypatch.setattr(Sampler, "adjust_logits", lambda self, x: x)
     monkeypatch.setattr(Sampler, "list_arrays", lambda self: [])
     early, late = graph_growth(engine)
     assert late > early + 40

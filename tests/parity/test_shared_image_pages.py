@@ -112,7 +112,7 @@ def preempt_every(engine: Engine, steps: int) -> Callable[[int], None]:
     def each(step: int) -> None:
         rows = [state for state in engine.scheduler.requests if state.decoding]
         if steps and step % steps == steps - 1 and rows:
-            engine.scheduler._preempt(rows[step % len(rows)])
+            engine.scheduler.preempt(rows[step % len(rows)])
 
     return each
 

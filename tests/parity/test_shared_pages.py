@@ -55,7 +55,7 @@ def preempt_every(engine: Engine, steps: int) -> Any:
     def each(step: int) -> None:
         rows = [state for state in engine.scheduler.requests if state.decoding]
         if step % steps == steps - 1 and rows:
-            engine.scheduler._preempt(rows[step % len(rows)])
+            engine.scheduler.preempt(rows[step % len(rows)])
 
     return each
 

@@ -146,7 +146,7 @@ def preempt_once(engine: Engine) -> Callable[[int], None]:
     def each(step: int) -> None:
         rows = [s for s in engine.scheduler.requests if s.decoding and len(s.output) > 4]
         if rows and not done:
-            engine.scheduler._preempt(rows[0])
+            engine.scheduler.preempt(rows[0])
             done.append(rows[0].id)
 
     return each

@@ -280,7 +280,7 @@ def test_preempted_and_aborted_rows(zoo: Zoo, plain: Plain, monkeypatch: Patch, 
     def preempt(step: int) -> None:
         rows = [s for s in engine.scheduler.requests if s.decoding and not s.num_in_flight and s.output]
         if rows and len(preempted) < 4:
-            engine.scheduler._preempt(rows[0])
+            engine.scheduler.preempt(rows[0])
             preempted.append(rows[0].id)
 
     noise = [
@@ -319,13 +319,13 @@ def run_preempted_grammar(zoo: Zoo, monkeypatch: Patch, how: str) -> TokenEvent:
     """The answer of a row that is preempted while the token whose mask failed is under way."""
     request = replace(list_asks(logprobs=None)[0].request, grammar=FailingGrammar(how))
     engine = make_engine(zoo, "llama", "off")
-    admit, held = engine.scheduler._admit, list[tuple[()]]()
-    monkeypatch.setattr(engine.scheduler, "_admit", lambda queue: held.pop() if held else admit(queue))
+    admit, held = engine.scheduler.admit, list[tuple[()]]()
+    monkeypatch.setattr(engine.scheduler, "admit", lambda queue: held.pop() if held else admit(queue))
 
     def preempt(step: int) -> None:
         for state in engine.scheduler.requests:
             if len(state.output) == 6 and state.num_in_flight and state.running:
-                engine.scheduler._preempt(state)
+                engine.scheduler.preempt(state)
                 held.append(())  # no row is free for it in the next step
 
     return engine_driver.run_requests(engine, [TimedRequest(request)], preempt)[request.id]

@@ -201,7 +201,7 @@ def test_fuzz(zoo: Zoo, family: str, seed: int, small: None) -> None:
     def preempt(step: int) -> None:
         for entry in engine.scheduler.requests:
             if entry.running and rng.random() < 0.02:
-                engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+                engine.scheduler.preempt(entry)  # type: ignore[arg-type]
 
     events = engine_driver.run_requests(engine, todo, preempt)
     for name, event in events.items():
@@ -220,7 +220,7 @@ def test_rows_that_memory_pushes_out_and_back(
     monkeypatch.setattr(footprint, "BUFFER_STEP", 16)
     monkeypatch.setattr(footprint, "ACTIVATION_FACTOR", 0)
     monkeypatch.setattr(token_budget, "DECODE_RESERVE", 1)
-    preempted = count_calls(monkeypatch, Scheduler, "_preempt")
+    preempted = count_calls(monkeypatch, Scheduler, "preempt")
     engine = engine_driver.make_real_engine(zoo.text(family))
     limit = engine.scheduler.limits.memory.compute_needed_bytes([40, 40, 60, 96], 16)
     engine = engine_driver.make_real_engine(zoo.text(family), memory_limit=limit, memory_headroom=0.0)
@@ -253,7 +253,7 @@ def test_all_rows_pushed_out_at_once_and_at_any_step(zoo: Zoo, family: str, ever
         if step % 4 == 3 and step < 40:
             for entry in engine.scheduler.requests[::every]:
                 if entry.running:
-                    engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+                    engine.scheduler.preempt(entry)  # type: ignore[arg-type]
                     last["step"] = step
 
     events = engine_driver.run_requests(engine, asks(SHORT), preempt)

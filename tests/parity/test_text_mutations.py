@@ -115,7 +115,7 @@ def state_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(recurrent_states, "_reorder_state", keep_order)
+    monkeypatch.setattr(recurrent_states, "reorder_state", keep_order)
 
 
 def state_of_a_step_ago(monkeypatch: Patch) -> None:

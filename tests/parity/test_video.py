@@ -152,7 +152,7 @@ def swap_features(monkeypatch: Patch) -> None:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     monkeypatch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
-    monkeypatch.setattr(ImagePromptEmbedder, "_check_pair", lambda *given: True)
+    monkeypatch.setattr(ImagePromptEmbedder, "check_pair", lambda *given: True)
 
 
 def shift_positions(monkeypatch: Patch) -> None:

@@ -175,7 +175,7 @@ def push_out(engine: Engine) -> Any:
         if step % 7 == 5 and step < 30:
             for entry in engine.scheduler.requests:
                 if entry.running:
-                    engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+                    engine.scheduler.preempt(entry)  # type: ignore[arg-type]
 
     return preempt
 
@@ -211,7 +211,7 @@ def test_fuzz(zoo: Zoo, family: str) -> None:
     def preempt(step: int) -> None:
         for entry in engine.scheduler.requests:
             if entry.running and rng.random() < 0.02:
-                engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+                engine.scheduler.preempt(entry)  # type: ignore[arg-type]
 
     events = engine_driver.run_requests(engine, todo, preempt)
     for name, event in events.items():

@@ -70,7 +70,7 @@ def positions_of_the_first_chunk(monkeypatch: Patch) -> None:
 
         return media
 
-    wraps(monkeypatch, "_slice_inputs", make)
+    wraps(monkeypatch, "slice_inputs", make)
 
 
 def deepstack_of_the_first_tokens(monkeypatch: Patch) -> None:

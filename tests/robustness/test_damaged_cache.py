@@ -476,7 +476,7 @@ def test_files_without_permissions(filled: Filled) -> None:
 def test_a_digest_that_is_not_compared_is_noticed(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a digest that fits everything, damaged payloads come through to the answers."""
     monkeypatch.setattr("mlxrun.engine.prefix_cache.entry_file._DIGEST", slice(0, 0))
-    monkeypatch.setattr("mlxrun.engine.prefix_cache.entry_file._hash_file", lambda head, data: b"")
+    monkeypatch.setattr("mlxrun.engine.prefix_cache.entry_file.hash_file", lambda head, data: b"")
 
     def spoil(paths: list[Path]) -> None:
         for path in paths:

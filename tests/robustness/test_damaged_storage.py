@@ -121,7 +121,7 @@ async def test_documents_whose_types_are_not_checked_would_be_seen(
     stored: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutation: any value is taken for any field, as it was."""
-    monkeypatch.setattr(durable_files, "_has_type", lambda value, hint: True)
+    monkeypatch.setattr(durable_files, "has_type", lambda value, hint: True)
     with pytest.raises((TypeError, AttributeError, AssertionError)):
         await damage_and_serve(stored, random.Random(0), tmp_path / "damaged", 100)
 

@@ -190,7 +190,7 @@ def test_an_adapter_that_is_written_meanwhile_is_refused(
 
     monkeypatch.setattr(loader, "read_adapters", read)
     assert "were changed while the model was loaded; start again" in refuse(damaged)
-    monkeypatch.setattr(loader, "_check_digests", lambda settings, info: None)
+    monkeypatch.setattr(loader, "check_digests", lambda settings, info: None)
     load(damaged)  # the mutation twin
 
 

@@ -67,13 +67,13 @@ def make_requests(rng: random.Random, number: int) -> list[TimedRequest]:
 def score_all(zoo: Zoo, family: str, engine: Engine, todo: list[TimedRequest]) -> tuple[float, int]:
     """The largest error of a logprob of those that stay, and how many rows were preempted."""
     preempted: list[str] = []
-    preempt = engine.scheduler._preempt
+    preempt = engine.scheduler.preempt
 
     def note(state: Any) -> None:
         preempted.append(state.id)
         preempt(state)
 
-    engine.scheduler._preempt = note  # type: ignore[method-assign]
+    engine.scheduler.preempt = note  # type: ignore[method-assign]
     events = engine_driver.run_requests(engine, todo)
     whole = [ask.request for ask in todo if ask.abort_step is None]
     count("prompts that were scored in little memory", len(todo))

@@ -227,7 +227,7 @@ sys.exit(main.main())
 
 async def test_the_tests_see_a_waiter_that_is_forgotten(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: an engine thread that ends and says nothing leaves a request behind."""
-    monkeypatch.setattr("mlxrun.engine.client.EngineClient._on_dead", lambda self, error: None)
+    monkeypatch.setattr("mlxrun.engine.client.EngineClient.on_dead", lambda self, error: None)
     runner = FakeRunner(dead=True)
     client = await EngineClient.start_with(lambda: make_engine(runner, max_errors=1))
     async with run_server(engine=FakeEngine()) as s:
@@ -239,5 +239,5 @@ async def test_the_tests_see_a_waiter_that_is_forgotten(host: Any, monkeypatch: 
         assert client._collectors
     with pytest.raises(EngineDead):
         monkeypatch.undo()
-        client._on_dead(EngineDead("at last"))
+        client.on_dead(EngineDead("at last"))
         await client.clear_cache()

@@ -60,7 +60,7 @@ async def test_copies_that_fail_are_only_missing(host: Any, monkeypatch: pytest.
         await nothing_left(s)
 
 
-@pytest.mark.parametrize("where", ["restore", "_restore_keys"])
+@pytest.mark.parametrize("where", ["restore", "restore_keys"])
 async def test_a_hit_that_cannot_be_restored_is_computed(
     host: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
@@ -195,7 +195,7 @@ async def test_an_image_processor_that_raises(host: Any, monkeypatch: pytest.Mon
 
 async def test_inputs_that_the_model_cannot_take(host: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What fails when a row is made, on the engine's thread, fails that request alone."""
-    start = ModelRunner._start_row
+    start = ModelRunner.start_row
 
     def failing(self: Any, admission: Any) -> Any:
         if admission.request.media is not None:
@@ -204,7 +204,7 @@ async def test_inputs_that_the_model_cannot_take(host: Any, monkeypatch: pytest.
 
     async with site(host) as s:
         right = text(await ask(s))
-        monkeypatch.setattr(ModelRunner, "_start_row", failing)
+        monkeypatch.setattr(ModelRunner, "start_row", failing)
         one, bad, other = await asyncio.gather(ask(s), ask(s, make_image_messages()), ask(s))
         assert [text(one), text(other)] == [right, right]
         assert bad.status == 500 and bad.json["error"]["code"] == "model_error"

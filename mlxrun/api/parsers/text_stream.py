@@ -64,7 +64,7 @@ class TextStream(TextBuffer):
             parts.append(text)
 
         def pass_to_collect() -> PassThrough:
-            self._keep_taken()
+            self.keep_taken()
             return collect, scanner.is_plain
 
         marker = yield from self._scan(scanner, parts.append, pass_to_collect)
@@ -235,10 +235,11 @@ class TextStream(TextBuffer):
 
     def add_text(self, text: str) -> None:
         """Add received text. Taken text is not copied again, however long it is kept."""
-        self._keep_taken()
+        self.keep_taken()
         self._text += text
 
-    def _keep_taken(self) -> None:
+    def keep_taken(self) -> None:
+        """Move the text that was taken since the last call out of the text that is still searched."""
         if self._start < self._at:
             self._taken.append(self._text[self._start : self._at])
         self._text = self._text[self._at :]

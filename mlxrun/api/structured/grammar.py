@@ -103,9 +103,9 @@ class CompiledGrammar:
         request compiles the grammar again."""
         key = self.tokens, self.source, self.param
         with _cache_lock:
-            cached = _cache.get(key)
+            cached = compiled_grammars.get(key)
             if cached is not None and cached.matcher is self.matcher:
-                del _cache[key]
+                del compiled_grammars[key]
 
 
 def _get_cached_size(grammar: CompiledGrammar) -> int:
@@ -113,7 +113,7 @@ def _get_cached_size(grammar: CompiledGrammar) -> int:
     return max(len(grammar.source), MAX_CACHED_CHARACTERS // MAX_CACHED)
 
 
-_cache: LRUCache[tuple[GrammarTokens, str, str | None], CompiledGrammar] = LRUCache(
+compiled_grammars: LRUCache[tuple[GrammarTokens, str, str | None], CompiledGrammar] = LRUCache(
     MAX_CACHED_CHARACTERS, getsizeof=_get_cached_size
 )
 _cache_lock = threading.Lock()
@@ -267,11 +267,11 @@ def _compile(source: str, model: ModelInfo, param: str) -> CompiledGrammar:
         raise GrammarError(f"a grammar of {len(source)} characters; at most {MAX_CHARACTERS} are allowed")
     tokens = get_grammar_tokens(model)
     with _cache_lock:
-        grammar = _cache.get((tokens, source, param))
+        grammar = compiled_grammars.get((tokens, source, param))
     if grammar is None:
         grammar = replace(call_on_deep_stack(lambda: _compile_source(tokens, source)), param=param)
         with _cache_lock:
-            _cache[tokens, source, param] = grammar
+            compiled_grammars[tokens, source, param] = grammar
     return grammar
 
 

@@ -54,17 +54,17 @@ MESSAGE_FIELDS: dict[str, dict[str, str]] = {
 ECHOED = "a field of an answer, which the client sends back and the prompt does not need"
 _MOST = 1000
 _INDEX = re.compile(r"\[\d+\]")
-_logged: set[str] = set()
+logged_fields: set[str] = set()
 
 
 def log_ignored(param: str, reason: str) -> None:
     """Log that a field was accepted and has no effect, once for each field."""
     name = shorten(_INDEX.sub("[]", param))
-    if name in _logged or len(_logged) >= _MOST:
+    if name in logged_fields or len(logged_fields) >= _MOST:
         return
-    _logged.add(name)
+    logged_fields.add(name)
     logger.info("the field %r is accepted and has no effect: %s", name, reason)
-    if len(_logged) == _MOST:
+    if len(logged_fields) == _MOST:
         logger.info("%d such fields were logged; further ones are not", _MOST)
 
 

@@ -188,12 +188,13 @@ def _choose_models(folder: Path, prefix: str | None) -> list[ModelFolder]:
 
 
 def _confirm_deletion(what: str) -> bool:
-    if not _can_ask():
+    if not can_ask():
         raise click.UsageError(f"this would delete {what}; give --yes, as there is no terminal to ask on")
     return click.confirm(f"Delete {what}?", err=True)
 
 
-def _can_ask() -> bool:
+def can_ask() -> bool:
+    """Whether somebody can answer a question in the terminal."""
     return sys.stdin.isatty()
 
 

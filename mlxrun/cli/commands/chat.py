@@ -80,12 +80,15 @@ def command(
 
 
 def _find_server(key: str | None) -> str | None:
-    """The usual address, if a server answers there."""
+    """The usual address, else that of the newest server on this machine, if a server answers there."""
     from mlxrun.cli.chat.client import ChatClient, ChatError
+    from mlxrun.server.running_servers import find_notes_folder, list_servers
 
-    with suppress(ChatError):
-        ChatClient(LOCAL, key).list_models(_LOOK_SECONDS)
-        return LOCAL
+    newest = [note.url for note in list_servers(find_notes_folder(os.environ))][::-1]
+    for url in dict.fromkeys((LOCAL, *newest)):
+        with suppress(ChatError):
+            ChatClient(url, key).list_models(_LOOK_SECONDS)
+            return url
     return None
 
 
@@ -123,9 +126,9 @@ def _converse(session: ChatSession) -> None:
 
 
 def _load_history() -> Path:
-    from mlxrun.server.batches.storage import find_data_folder
+    from mlxrun.server.data_folder import find_data_folder
 
-    path = find_data_folder(None, os.environ) / "chat_history"
+    path = find_data_folder(os.environ) / "chat_history"
     with suppress(ImportError, OSError):
         import readline
 

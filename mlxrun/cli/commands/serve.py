@@ -87,10 +87,14 @@ def command(
         from mlxrun.cli.ray_setup import serve_on_ray
 
         return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
-    return run_async(_serve(loaded, sets, options))
+    return run_async(serve_until_signal(loaded, sets, options))
 
 
-async def _serve(loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[tuple[str, str, str]]) -> int:
+async def serve_until_signal(
+    loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[tuple[str, str, str]]
+) -> int:
+    """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
+    config is read again."""
     import os
 
     from mlxrun.config.loading import load_config
@@ -98,13 +102,16 @@ async def _serve(loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[
     from mlxrun.core.text_files import is_stream
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
-    from mlxrun.server.batches.storage import Storage, find_data_folder
+    from mlxrun.server.batches.storage import Storage
+    from mlxrun.server.data_folder import claim_data_folder
     from mlxrun.server.lifecycle import run
+    from mlxrun.server.running_servers import make_note
 
     config, queue = loaded.config, None
     if config.apis.batches:
-        folder = find_data_folder(config.server.data_path, os.environ)
+        folder = claim_data_folder(config.server, os.environ)
         queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
+    note = make_note(config, os.environ)
 
     def read_config() -> Config:
         if loaded.path is not None and is_stream(loaded.path):
@@ -112,7 +119,11 @@ async def _serve(loaded: LoadedConfig, sets: tuple[str, ...], options: Sequence[
         return load_config(loaded.path, sets, os.environ, options=options).config
 
     return await run(
-        make_app(config, queue), lambda: _load(loaded, queue), print_line, read_config=read_config
+        make_app(config, queue),
+        lambda: _load(loaded, queue),
+        print_line,
+        note=note,
+        read_config=read_config,
     )
 
 

@@ -216,8 +216,8 @@ def find_own_address(ray: Any) -> str:
     given = os.environ.get("RAY_ADDRESS", "")
     if given not in ("", "auto", "local"):
         return given
-    public, private = sort_raylets(_list_commands())
-    noted = _read_noted_address(ray)
+    public, private = sort_raylets(list_commands())
+    noted = read_noted_address(ray)
     if noted in public or (noted and not public):
         return noted
     if len(public) > 1:
@@ -245,7 +245,7 @@ def sort_raylets(commands: Iterable[str]) -> tuple[set[str], set[str]]:
     return public, private
 
 
-def _list_commands() -> list[str]:
+def list_commands() -> list[str]:
     """The command lines of all processes that can be seen."""
     with suppress(OSError, subprocess.SubprocessError):
         listed = subprocess.run(("ps", "-axww", "-o", "args="), capture_output=True, text=True, check=True)
@@ -253,7 +253,7 @@ def _list_commands() -> list[str]:
     return []
 
 
-def _read_noted_address(ray: Any) -> str:
+def read_noted_address(ray: Any) -> str:
     """What `ray start` has noted as the address of its last cluster; it may have ended since."""
     with suppress(Exception):
         found: str | None = importlib.import_module(f"{ray.__name__}._private.utils").read_ray_address()

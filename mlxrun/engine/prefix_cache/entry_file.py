@@ -61,7 +61,7 @@ def encode_entry(entry: CacheEntry, payload: SerializedPayload, fingerprint: byt
     fields |= {CODEC + name: value for name, value in payload.meta.items()}
     header = _encode_header(fields, tensors)
     data = [tensor.data for tensor in tensors.values()]
-    digest = _hash_file(header, data)
+    digest = hash_file(header, data)
     return [header[: _DIGEST.start] + digest + header[_DIGEST.stop :], *data]
 
 
@@ -73,7 +73,7 @@ def load_entry(source: Path | bytes, fingerprint: bytes) -> tuple[CacheEntry, Se
         header = _read_header(file)
         table = _read_table(header, size)
         data = [_read_exactly(file, info.nbytes) for info in table]
-    if _hash_file(header.raw, data) != header.raw[_DIGEST]:
+    if hash_file(header.raw, data) != header.raw[_DIGEST]:
         _fail("its checksum is wrong: it was changed or damaged")
     name = source.stem if isinstance(source, Path) else None
     logprobs = data[1] if len(table) > 1 and table[1].name == LOGPROBS else None
@@ -272,7 +272,7 @@ def _decode_entry(
     return entry
 
 
-def _hash_file(header: bytes, data: Iterable[bytes]) -> bytes:
+def hash_file(header: bytes, data: Iterable[bytes]) -> bytes:
     """Hash the whole file, with zeros in place of the digest itself."""
     state = hashlib.blake2b(header[: _DIGEST.start] + _NO_DIGEST + header[_DIGEST.stop :], digest_size=32)
     for tensor in data:

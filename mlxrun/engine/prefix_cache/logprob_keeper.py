@@ -70,7 +70,7 @@ class LogprobKeeper:
         wanted = tracked.request.params.prompt_logprobs
         if tracked.book is None or wanted is None or wanted > 1:
             return []
-        overlaps = self._list_overlaps(tracked)
+        overlaps = self.list_overlaps(tracked)
         for entry, matched in overlaps:
             if entry.logprobs is not None:
                 tracked.book.take(entry.logprobs, matched)
@@ -83,7 +83,7 @@ class LogprobKeeper:
         book = tracked.book
         if book is not None and book.changed and tracked.cacheable:
             book.changed = False
-            for entry, matched in self._list_overlaps(tracked):
+            for entry, matched in self.list_overlaps(tracked):
                 self.add_logprobs(entry, book, matched)
 
     def add_logprobs(self, entry: CacheEntry, book: LogprobBook | None, matched: int) -> None:
@@ -107,8 +107,8 @@ class LogprobKeeper:
             finally:
                 entry.in_tier = True  # if the new file is refused, the old one is still there
 
-    def _list_overlaps(self, tracked: TrackedRequest) -> list[tuple[CacheEntry, int]]:
+    def list_overlaps(self, tracked: TrackedRequest) -> list[tuple[CacheEntry, int]]:
         """The entries that may have logprobs of a prompt. Where prompts are computed on the grid only, its
-        last token is not part of a full chunk, so that the chunk of a longer prompt is of no use."""
+        last token is in no full chunk. The chunk of a longer prompt is then of no use."""
         limit = len(tracked.request.prompt) - int(self._grid_only)
         return self._index.list_overlaps(tracked.chain, limit, self._grid_only)

@@ -56,7 +56,7 @@ class Preemption:
     def make_room(self, state: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
         """Whether a waiting request can run now. Background rows may be preempted for it, and are removed
         from `running`."""
-        return self._can_run(state, running) or self._preempt_background(state, running, preempt)
+        return self._can_run(state, running) or self.preempt_background(state, running, preempt)
 
     def preempt_for_memory(self, running: Sequence[RequestState], preempt: Preempt) -> bool:
         """Preempt the least urgent rows if the next step does not fit in memory. Returns whether any was."""
@@ -77,7 +77,7 @@ class Preemption:
             return False
         return len(running) < max_rows and self._token_budget.can_admit(running, state, use_cache)
 
-    def _preempt_background(self, state: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
+    def preempt_background(self, state: RequestState, running: list[RequestState], preempt: Preempt) -> bool:
         """Preempt as few background rows as needed for a request that is not in the background, or none if
         that is not enough. Returns whether the request can run now."""
         background = [s for s in self._sort_by_urgency(running) if s.request.background]

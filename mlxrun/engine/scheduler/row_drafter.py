@@ -183,14 +183,14 @@ class Acceptance:
     def expect(self, count: int) -> float:
         """How many tokens of a draft of `count` are expected to be accepted. Each needs those before it."""
         expected, likely = 0.0, 1.0
-        for rate in self._estimate_rates(count):
+        for rate in self.estimate_rates(count):
             likely *= rate
             expected += likely
         return expected
 
-    def _estimate_rates(self, count: int) -> list[float]:
+    def estimate_rates(self, count: int) -> list[float]:
         """By place, the probability that a drafted token is accepted if those before it are."""
-        others = None if self._others is None else self._others._estimate_rates(count)
+        others = None if self._others is None else self._others.estimate_rates(count)
         rates: list[float] = []
         for place in range(count):
             start, weight = rates[-1] if rates else START_RATE, START_WEIGHT

@@ -128,10 +128,10 @@ class Scheduler:
         If nothing runs, a request waits a step or two until the snapshots of earlier rows are stored. It may
         continue the answer of one of them.
         """
-        clear_pool = self._preemption.preempt_for_memory(self._running, self._preempt)
+        clear_pool = self._preemption.preempt_for_memory(self._running, self.preempt)
         queue = self._waiting_queue.order_requests(self._requests.values(), self.has_rows_to_free)
         is_stored = snapshots_are_stored and not self._final_snapshots
-        admitted = self._admit(queue) if is_stored or self._running else ()
+        admitted = self.admit(queue) if is_stored or self._running else ()
         running = self._running
         rows = [s for s in running if s.decoding]
         decoding = [s for s in rows if not s.exhausted]
@@ -201,14 +201,14 @@ class Scheduler:
         events = [self._finish(running[0], FinishReason.ERROR, error)] if is_alone else []
         for state in self._running:
             state.suspect = True
-            self._preempt(state)
+            self.preempt(state)
         self._rows_to_free.clear()
         self._final_snapshots.clear()
         return events
 
     # -- admission and preemption ---------------------------------------------------------------------
 
-    def _admit(self, queue: Sequence[RequestState]) -> tuple[Admission, ...]:
+    def admit(self, queue: Sequence[RequestState]) -> tuple[Admission, ...]:
         """Start waiting requests in the order of the queue while there are rows and memory. A request whose
         prompt begins with what another one is computing is passed over until that is in the prefix cache."""
         running = self._running
@@ -216,7 +216,7 @@ class Scheduler:
         for state in (s for s in queue if not s.running):
             if running and not state.suspect and self._prefix_cache.should_wait_for_prefix(state.id):
                 continue
-            if not self._preemption.make_room(state, running, self._preempt):
+            if not self._preemption.make_room(state, running, self.preempt):
                 break
             if state.hit_kind is None:
                 state.queue_seconds = self._clock() - state.arrival_time
@@ -236,9 +236,9 @@ class Scheduler:
             admitted.append(Admission(state.request, tuple(state.output), hit))
         return tuple(admitted)
 
-    def _preempt(self, state: RequestState) -> None:
-        """Free the row; its tokens are computed again once it is admitted again. A token in flight is still
-        appended when it arrives, so the request continues from the final snapshot of the row, unless all of
+    def preempt(self, state: RequestState) -> None:
+        """Free the row. Its tokens are computed again once it is admitted again. A token in flight is still
+        appended when it arrives. The request then continues from the final snapshot of the row, unless all of
         its output is generated again."""
         self.num_preemptions += 1
         self._rows_to_free.append(state.id)
@@ -271,7 +271,7 @@ class Scheduler:
             self._remove(state, state.output)
         elif state.suspect:  # it completed a step alone; preempted, so that the next suspect is alone too
             state.suspect = False
-            self._preempt(state)
+            self.preempt(state)
         return state.make_event(state.num_tokens, tokens, logprobs, finish)
 
     def _finish(

@@ -62,7 +62,7 @@ class TokenBudget:
     def can_admit(self, running: Sequence[RequestState], state: RequestState, use_cache: bool = True) -> bool:
         """Whether a request fits beside the running ones. `use_cache`: see fits_memory."""
         reserve = min(state.remaining_output, DECODE_RESERVE)
-        lengths, decoding = _list_lengths(running)
+        lengths, decoding = list_lengths(running)
         lengths.append(state.expected_length + reserve)
         tokens = self._compute_min_prefill([*running, state])
         return self.fits_memory(lengths, tokens, use_cache, decoding, self.wanted_by_texts)
@@ -70,7 +70,7 @@ class TokenBudget:
     def can_start_texts(self, running: Sequence[RequestState], nbytes: int) -> bool:
         """Whether texts of `nbytes` bytes fit beside the running requests. The prefix cache is shrunk for
         them."""
-        lengths, decoding = _list_lengths(running, DECODE_RESERVE)
+        lengths, decoding = list_lengths(running, DECODE_RESERVE)
         return self.fits_memory(lengths, self._compute_min_prefill(running), True, decoding, nbytes)
 
     @property
@@ -91,7 +91,7 @@ class TokenBudget:
     def fits_next_step(self, running: Sequence[RequestState]) -> bool:
         """Whether the running requests can take one more step. Each token of a draft also needs a recurrent
         state."""
-        lengths, decoding = _list_lengths(running)
+        lengths, decoding = list_lengths(running)
         states = self._memory.footprint.fixed * sum(len(state.draft) for state in running)
         tokens = self._compute_min_prefill(running)
         return self.fits_memory(lengths, tokens, decoding=decoding, besides=states)
@@ -134,7 +134,7 @@ class TokenBudget:
             weight = max(waiting * self.costs.waiting_weight, decoding)
             budget = min(budget, self._limit_for_depth(self._max_tokens_busy * weight // decoding, depth))
         budget = self.pace.limit_tokens(budget, decoding > 0)
-        lengths, others = _list_lengths(running)
+        lengths, others = list_lengths(running)
         while budget > self.min_chunk and not self.fits_memory(lengths, budget, decoding=others):
             budget = max(budget // 2, self.min_chunk)
         return budget
@@ -154,7 +154,7 @@ class TokenBudget:
         return max([min(self.min_chunk, sum(s.remaining_prefill for s in left)), *images])
 
 
-def _list_lengths(states: Sequence[RequestState], reserve: int = 0) -> tuple[list[int], list[int]]:
+def list_lengths(states: Sequence[RequestState], reserve: int = 0) -> tuple[list[int], list[int]]:
     """Tokens, and at most `reserve` that they may still get, of the rows with caches of their own, and of
     those in the decode batch. A row that joins it in the next step counts as the former: many may join at
     once, and each is quantized only then."""

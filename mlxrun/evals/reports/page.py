@@ -46,7 +46,7 @@ def render_page(runs: ReportRuns) -> str:
     """Render the page of a report."""
     style, script = Markup(_read_asset("report.css")), Markup(build_script())
     page: str = (
-        _make_environment()
+        make_environment()
         .get_template("report.html")
         .render(
             report=build_view(runs),
@@ -63,7 +63,7 @@ def render_page(runs: ReportRuns) -> str:
 
 def render_markdown(runs: ReportRuns) -> str:
     """Render the report as Markdown: scores, differences, failures, speed, versions."""
-    environment = _make_environment(is_html=False)
+    environment = make_environment(is_html=False)
     environment.filters.update(show=shown_text.show_markdown, plain=shown_text.escape_markdown)
     text = environment.get_template("report.md").render(report=build_view(runs))
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
@@ -130,7 +130,8 @@ def _read_asset(name: str) -> str:
     return resources.files("mlxrun.evals.reports").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _make_environment(*, is_html: bool = True) -> Any:
+def make_environment(*, is_html: bool = True) -> Any:
+    """The Jinja environment of the report, which escapes values if it is HTML."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -128,16 +128,16 @@ class DraftedState:
         outputs, after = [], list[States]()
         for index, call in enumerate(self._layout.calls):
             cache = copy.copy(self._first)
-            cache.cache = self._begin_call(index, call, after, update.slots)
+            cache.cache = self.begin_call(index, call, after, update.slots)
             outputs.append(update.run(self, cache, call, self._layout.total))
             after.append(cache.cache)
         self._after = after
         self._updates.append(update)
         return update.hoisted.join(outputs)
 
-    def _begin_call(self, index: int, call: LayerCall, after: Sequence[States], changed: set[int]) -> States:
-        """The states with which a call begins: in slots that the module changes, those of its call before; in
-        others, what another module left in this call."""
+    def begin_call(self, index: int, call: LayerCall, after: Sequence[States], changed: set[int]) -> States:
+        """The states with which a call begins. A slot that the module changes holds the state of its call
+        before. Another one holds what another module left in this call."""
         others = self._after[index] if self._after else None
         if call.previous is None:
             return list(others or _take_rows(self._first.cache, call.begin))
@@ -294,10 +294,11 @@ class HoistedCalls:
         if all(made) and len(layers) == 1:
             (layer,) = layers.values()
             with self._use_adapters(self._numbers):
-                return layer(self._gather([each[2] for each in made if each is not None]))
-        return self._gather(parts)
+                return layer(self.gather([each[2] for each in made if each is not None]))
+        return self.gather(parts)
 
-    def _gather(self, parts: Sequence[mx.array]) -> mx.array:
+    def gather(self, parts: Sequence[mx.array]) -> mx.array:
+        """The results of the rows in their order, of what each call computed."""
         pairs = zip(self._layout.calls, parts, strict=True)
         return self._layout.results.take(mx.concatenate([call.flatten(part) for call, part in pairs], axis=0))
 

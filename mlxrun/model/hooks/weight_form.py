@@ -183,7 +183,7 @@ def time_products(model: nn.Module, dtype: mx.Dtype, may_hold: bool = True) -> d
             least = max((value for r, value in times.items() if r < rows), default=0.0)
             if least > HOPELESS * best or not _is_candidate(name, rows):
                 continue
-            lasted, elapsed = _time_graph(partial(_multiply_all, layers, held, inputs, name))
+            lasted, elapsed = time_graph(partial(_multiply_all, layers, held, inputs, name))
             times[rows] = min(lasted, times.get(rows, math.inf))
             best, spent = min(best, lasted), spent + elapsed
         if spent > SECONDS:
@@ -257,7 +257,7 @@ def _make_rows(layer: Any, rows: int, dtype: mx.Dtype) -> mx.array:
     return made
 
 
-def _time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
+def time_graph(compute: Callable[[], list[mx.array]]) -> tuple[float, float]:
     """Seconds of one graph, the best of several, and the seconds that timing it took without compiling."""
     mx.eval(compute())  # compiles, and allocates
     start = time.perf_counter()

@@ -56,7 +56,7 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
         if settings.adapter is not None:
             model = apply_adapter(model, settings.adapter, vision=info.vision)
         adapters = read_adapters(model, settings.adapters, vision=info.vision)
-        _check_digests(settings, info)
+        check_digests(settings, info)
     except _OF_FILES as error:
         if isinstance(error, RuntimeError):
             for file in sorted(info.folder.glob("*.safetensors")):  # whose damage the library did not name
@@ -88,9 +88,9 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
     return caller
 
 
-def _check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
-    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more:
-    the prefix cache would keep its states under the name of other weights."""
+def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
+    """ConfigError if the files of an adapter, which have been read, are not those of its digest any more.
+    The prefix cache would keep its states under the name of other weights."""
     for adapter in info.adapters:
         folder = settings.adapters[adapter.name]
         if digest_adapter(Path(folder)) != adapter.digest:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ DEFAULT_CONTEXT = 32_768
 _CONTEXT_KEYS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "seq_length")
 _TOWER = re.compile(r"vision|visual|image|img|vit|vpm|clip")  # in names of a vision tower's weights
 NO_TOWER = "the checkpoint has no vision tower, so it is a text model"
+INSTALL_VISION = "pip install 'mlxrun[vision]'"
+NO_LIBRARY = f"images need mlx-vlm, which is not installed ({INSTALL_VISION}), so it is a text model"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -123,6 +126,8 @@ def choose_kind(settings: ModelSettings, config: Mapping[str, Any], folder: Path
         return ModelKind(False)
     if str(settings.kind) not in ("auto", "vision") or (settings.kind == "auto" and not has_config):
         return ModelKind(False)
+    if find_spec("mlx_vlm") is None:
+        return _choose_without_library(settings, config, folder)
     if not has_config:
         _check_vision(config, folder)
     names = list_tensor_names(folder)
@@ -133,6 +138,18 @@ def choose_kind(settings: ModelSettings, config: Mapping[str, Any], folder: Path
     log.warning("%s: %s", folder, NO_TOWER)
     _check_text(config, folder)
     return ModelKind(False, NO_TOWER)
+
+
+def _choose_without_library(settings: ModelSettings, config: Mapping[str, Any], folder: Path) -> ModelKind:
+    """The kind of a model for images where mlx-vlm is not installed: mlx-lm may have its text part."""
+    if settings.kind == "vision":
+        raise ModelLoadError(f"model.kind: vision needs mlx-vlm: {INSTALL_VISION}")
+    try:
+        _check_text(config, folder)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{folder}: this model needs mlx-vlm: {INSTALL_VISION}") from error
+    log.warning("%s: %s", folder, NO_LIBRARY)
+    return ModelKind(False, NO_LIBRARY)
 
 
 def _check_text(config: Mapping[str, Any], folder: Path) -> None:

@@ -207,6 +207,7 @@ def load_model_info(
         adapters=_read_adapters(settings, pooled, own_name),
         gguf=gguf,
         kind_note=kind.note,
+        refused_media=dict.fromkeys(("images", "videos"), kind.note) if kind.note else {},
         processor=processor,
         video_sampling=read_video_sampling(processor, config) if kind.vision else None,
         processor_digest=_digest_processor(folder) if kind.vision else b"",

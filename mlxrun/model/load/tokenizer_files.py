@@ -54,7 +54,7 @@ def load_tokenizer(folder: Path, settings: ModelSettings) -> Any:
         raise ModelLoadError(f"{folder / 'tokenizer_config.json'}: model_max_length: {text}")
     _check_vocabulary(folder, tokenizer)
     if kind == "sentencepiece":
-        _compare_with_sentencepiece(folder / "tokenizer.model", tokenizer)
+        compare_with_sentencepiece(folder / "tokenizer.model", tokenizer)
     return tokenizer
 
 
@@ -98,7 +98,7 @@ def _check_code(folder: Path) -> None:
     )
 
 
-def _compare_with_sentencepiece(file: Path, tokenizer: Any) -> None:
+def compare_with_sentencepiece(file: Path, tokenizer: Any) -> None:
     """ModelLoadError unless the tokenizer splits text as sentencepiece does with its own file."""
     from sentencepiece import SentencePieceProcessor
 

@@ -175,9 +175,9 @@ class ImageChecks:
         self._answer = text[-IMAGE_STEPS:]
         self._prefilled: tuple[PromptInputs, list[Any]] | None = None
         self._own_arrays = find_kept_arrays(caller.model)
-        self._features = self._call_library(reference)
+        self._features = self.call_library(reference)
 
-    def _call_library(self, reference: Reference) -> dict[str, Any]:
+    def call_library(self, reference: Reference) -> dict[str, Any]:
         """Add the logits of the library's own calls to the reference; return what it made of the prompt."""
         made: list[dict[str, Any]] = []
 

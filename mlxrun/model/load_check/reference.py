@@ -200,7 +200,7 @@ class Reference:
             if not may_shorten_float32():
                 return
             most = TOLERANCE[mx.float16]
-            noise = compare_logits(self._compute_by_token(), self.logits)
+            noise = compare_logits(self.compute_by_token(), self.logits)
         else:
             exact = self._compute_exactly()
             noise = compare_logits(self.logits, exact)
@@ -217,7 +217,7 @@ class Reference:
                 logits |= row
         return logits
 
-    def _compute_by_token(self) -> CheckLogits:
+    def compute_by_token(self) -> CheckLogits:
         """The logits of the library's model with the first two prompts computed token by token: the longest
         takes too many forwards."""
         logits: CheckLogits = {}

@@ -49,7 +49,7 @@ class MemoryLimit:
 
 def list_limits() -> list[MemoryLimit]:
     """All limits that are set. The machine's own memory is the last one."""
-    return [*_list_process_limits(), *_list_group_limits(), *_list_machine_limits()]
+    return [*list_process_limits(), *_list_group_limits(), *list_machine_limits()]
 
 
 def find_free_memory(limits: list[MemoryLimit], reserved: int) -> int:
@@ -82,7 +82,7 @@ def explain_shortage(needed: int, limits: list[MemoryLimit], reserved: int) -> s
 def prepare_imports() -> None:
     """Prepare limited address space for MLX's import: all threads share few heaps, each of which would
     reserve 64 MB. ModelLoadError if too little is left."""
-    limits = _list_process_limits()
+    limits = list_process_limits()
     if not limits:
         return
     with suppress(AttributeError, OSError):
@@ -97,7 +97,7 @@ def prepare_imports() -> None:
         )
 
 
-def _list_process_limits() -> list[MemoryLimit]:
+def list_process_limits() -> list[MemoryLimit]:
     """Those of `ulimit -v` and `ulimit -d`."""
     try:
         import resource
@@ -154,7 +154,7 @@ def _list_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
             folder = folder.parent
 
 
-def _list_machine_limits() -> list[MemoryLimit]:
+def list_machine_limits() -> list[MemoryLimit]:
     """What the machine has, and what of it is available without swapping."""
     try:
         lines = _MEMINFO.read_text().splitlines()

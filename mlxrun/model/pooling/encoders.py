@@ -225,7 +225,7 @@ class ModernBertEncoder(nn.Module):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
-        config = _read_modernbert_config(config)
+        config = read_modernbert_config(config)
         size, bias = config["hidden_size"], config["norm_bias"]
         self.tok_embeddings = nn.Embedding(config["vocab_size"], size)
         self.norm = nn.LayerNorm(size, eps=config["norm_eps"], bias=bias)
@@ -244,7 +244,7 @@ class ModernBertEncoder(nn.Module):
         return self.final_norm(x)
 
 
-def _read_modernbert_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def read_modernbert_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config with defaults, and in its first form where the library wrote a newer one."""
     found = {
         **{"norm_eps": 1e-5, "norm_bias": False, "attention_bias": False, "mlp_bias": False},

@@ -108,7 +108,7 @@ def find_hidden_hook(caller: ModelCaller) -> HiddenStateHook | None:
     """A hook with the model's own logits. None, with a warning, if there is none."""
     ids = mx.array([[1 + i % 3 for i in range(TRIAL_TOKENS)]])
     expected = caller.prefill(ids, caller.make_cache(), 0, TEXT_ONLY)
-    for path in _iterate_paths(caller.text_model):
+    for path in iterate_paths(caller.text_model):
         try:
             hook = HiddenStateHook(caller.text_model, path)
             if _is_faithful(hook, caller, ids, expected):
@@ -120,7 +120,7 @@ def find_hidden_hook(caller: ModelCaller) -> HiddenStateHook | None:
     return None
 
 
-def _iterate_paths(model: nn.Module) -> Iterator[tuple[str, ...]]:
+def iterate_paths(model: nn.Module) -> Iterator[tuple[str, ...]]:
     """Where a trunk may be: the model's parts, and the parts of these (a wrapper's language model)."""
     parts = {name: part for name, part in model.items() if isinstance(part, nn.Module)}
     yield from ((name,) for name in parts)

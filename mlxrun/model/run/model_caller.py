@@ -267,7 +267,7 @@ class VisionModelCaller(ModelCaller):
         if start < prompt < stop:  # a preempted row: its answer so far has token ids only
             self.prefill(ids[:, : prompt - start], cache, start, inputs, model)
             return self.prefill(ids[:, prompt - start :], cache, prompt, inputs, model)
-        extra = self._slice_inputs(inputs, start, stop) if start < prompt else {}
+        extra = self.slice_inputs(inputs, start, stop) if start < prompt else {}
         if self._mrope and "position_ids" not in extra:
             positions = mx.arange(start + inputs.position_delta, stop + inputs.position_delta)
             extra["position_ids"] = self._arrange_axes(mx.broadcast_to(positions, (3, *ids.shape)))
@@ -284,7 +284,7 @@ class VisionModelCaller(ModelCaller):
         logits: mx.array = self._language(ids, cache=cache, **extra).logits
         return logits
 
-    def _slice_inputs(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
+    def slice_inputs(self, inputs: PromptInputs, start: int, stop: int) -> dict[str, Any]:
         """A chunk of what replaces or accompanies the token ids of a prompt with images."""
         extra: dict[str, Any] = {}
         if inputs.embeds is not None:

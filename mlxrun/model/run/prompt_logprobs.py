@@ -137,7 +137,7 @@ class PromptLogprobReader:
             return self._read_small_forwards(forward, parts[0])
         logits = forward.call(self._caller)
         flat = logits.reshape(-1, logits.shape[-1])
-        slices = [self._reduce(_take(flat, rows), at, parts) for rows, at in self._cut(forward, parts)]
+        slices = [self.reduce_logits(_take(flat, rows), at, parts) for rows, at in self._cut(forward, parts)]
         return LogprobForward(slices, logits[:, -1])
 
     def _read_hidden(
@@ -154,7 +154,7 @@ class PromptLogprobReader:
         for rows, tokens in self._cut(forward, parts):
             own = [adapters[i] for i in rows] if adapters else ()
             logits = compute_logits(_take(flat, rows), [ids[i] for i in rows], own)
-            slices.append(self._reduce(logits, tokens, parts))
+            slices.append(self.reduce_logits(logits, tokens, parts))
         last = compute_logits(hidden[:, -1], [row[-1] for row in forward.ids], forward.adapters)
         return LogprobForward(slices, last)
 
@@ -168,7 +168,8 @@ class PromptLogprobReader:
             own = LogprobPart(0, PrefillChunk(chunk.request_id, first, first + len(part_ids)), part.logprobs)
             logits = small.call(self._caller)[0]
             slices += [
-                self._reduce(_take(logits, rows), tokens, [own]) for rows, tokens in self._cut(small, [own])
+                self.reduce_logits(_take(logits, rows), tokens, [own])
+                for rows, tokens in self._cut(small, [own])
             ]
         return LogprobForward(slices, logits[-1:])
 
@@ -199,19 +200,20 @@ class PromptLogprobReader:
             for at in range(chunk.start + number * self._size + 1, chunk.stop + 1)[: self._size]
         ]
 
-    def _reduce(
+    def reduce_logits(
         self, logits: mx.array, tokens: Sequence[tuple[str, int]], parts: Sequence[LogprobPart]
     ) -> LogprobSlice:
+        """The logprobs of one slice of logits [rows, V], for the tokens of `tokens` in the same order."""
         by_request = {part.chunk.request_id: part.logprobs for part in parts}
         own = [(by_request[rid], at) for rid, at in tokens]
         # A slice that is aligned may end after the prompt; nothing is read of that.
         targets = [wanted.prompt[at] if at < len(wanted.prompt) else 0 for wanted, at in own]
         count = max(wanted.count for wanted, _ in own)
         part = LogprobSlice(tokens, *compute_logprobs(logits, mx.array(targets), count))
-        self._bound_memory(part, 4 * logits.size)
+        self.bound_memory(part, 4 * logits.size)
         return part
 
-    def _bound_memory(self, part: LogprobSlice, nbytes: int) -> None:
+    def bound_memory(self, part: LogprobSlice, nbytes: int) -> None:
         """Evaluate earlier slices before their logits and those of `part` are too many: MLX would have them
         all in memory at the same time."""
         if self._unevaluated and self._unevaluated_bytes + nbytes > self._slice_bytes:

@@ -161,7 +161,7 @@ class ModelRunner:
         errors: dict[str, Exception] = {}
         for admission in admissions:
             with self._contain_error(admission.request.id, errors):
-                self._rows[admission.request.id] = self._start_row(admission)
+                self._rows[admission.request.id] = self.start_row(admission)
         return errors
 
     @contextmanager
@@ -215,7 +215,7 @@ class ModelRunner:
                     row.inputs = self._caller.encode_images(row.inputs, chunk.start, chunk.stop)
         return errors
 
-    def _start_row(self, admission: Admission) -> RunningRow:
+    def start_row(self, admission: Admission) -> RunningRow:
         """A row with an empty cache, or with none yet if the prefix cache has a hit for it."""
         request, output, hit = admission.request, admission.output, admission.hit
         tokens = [*request.prompt, *output]
@@ -253,7 +253,7 @@ class ModelRunner:
         rows = [self._rows[rid] for batch in batches for rid in batch.ids]
         first_tokens = bool(rows) and not any(row.has_sampled for row in rows)
         unsampled = batches if any(row.grammar for row in rows) else []
-        sampled = [] if unsampled else self._sample(batches)
+        sampled = [] if unsampled else self.sample_rows(batches)
         arrays = self._list_arrays(sampled) + [batch.logits for batch in unsampled] + prefilled.arrays
         copies, logprobs = (*snapshots, *prefilled.snapshots), tuple(prefilled.prompt_logprobs)
         step = LaunchedStep(sampled, prefilled.arrays, copies, logprobs, first_tokens)
@@ -264,14 +264,14 @@ class ModelRunner:
     ) -> tuple[LaunchedStep, tuple[SnapshotResult, ...]]:
         """Sample rows with a grammar. Returns the step, and snapshots that have to be stored at once."""
         if unsampled:
-            step = replace(step, sampled=self._sample(unsampled))
+            step = replace(step, sampled=self.sample_rows(unsampled))
             mx.async_eval(self._list_arrays(step.sampled))
         if not any(snapshot.request.synchronous for snapshot in step.snapshots):
             return step, ()
         mx.eval(self._copier.list_arrays(step.snapshots))
         return replace(step, snapshots=()), step.snapshots
 
-    def _sample(self, batches: Sequence[LogitsBatch]) -> list[SampledRows]:
+    def sample_rows(self, batches: Sequence[LogitsBatch]) -> list[SampledRows]:
         """Sample each row by its settings and its grammar; the row's next decode step takes in the token."""
         sampled = []
         for batch in batches:

@@ -109,13 +109,13 @@ class Sampler:
         together. `mask`: bool [rows, V], False for forbidden tokens."""
         raw = logits.astype(mx.float32)
         allowed = raw if mask is None else mx.where(mask, raw, -mx.inf)
-        kept = self._suppress_ends(allowed, positions)
+        kept = self.suppress_ends(allowed, positions)
         if mask is not None and kept is not allowed:  # a complete answer may sample nothing but its end
             kept = mx.where(mx.max(kept, axis=-1, keepdims=True) > -mx.inf, kept, allowed)
-        adjusted = self._adjust(kept)
+        adjusted = self.adjust_logits(kept)
         tokens = mx.argmax(self._add_noise(adjusted, positions), axis=-1)
         if self._penalties:
-            self._record_tokens(tokens)
+            self.record_tokens(tokens)
         if self._logprobs is None:
             return SampledBatch(tokens)
         logprobs = raw - mx.logsumexp(raw, axis=-1, keepdims=True)
@@ -126,7 +126,7 @@ class Sampler:
         order = mx.argsort(-logprobs, axis=-1)[:, :count]
         return SampledBatch(tokens, chosen, order, mx.take_along_axis(logprobs, order, axis=-1))
 
-    def _suppress_ends(self, x: mx.array, positions: Sequence[int]) -> mx.array:
+    def suppress_ends(self, x: mx.array, positions: Sequence[int]) -> mx.array:
         """Logits without the tokens that end answers, for rows whose answers may not end yet."""
         active = [i for i in self._end_ids if positions[i] < self.rows[i].end_position]
         if not active:
@@ -139,7 +139,8 @@ class Sampler:
             self._suppressed = active, penalty
         return x + self._suppressed[1]
 
-    def _adjust(self, x: mx.array) -> mx.array:
+    def adjust_logits(self, x: mx.array) -> mx.array:
+        """Logits [rows, V] with biases added and penalties taken off."""
         if self._bias is not None:
             x = x + self._bias
         if self._penalties:
@@ -169,7 +170,8 @@ class Sampler:
         keep = ((before < self._top_p) & (p >= self._min_p * p[:, :1])) | (mx.arange(self._vocab) == 0)
         return mx.put_along_axis(y, order, mx.where(keep, ranked, -mx.inf), axis=-1)
 
-    def _record_tokens(self, tokens: mx.array) -> None:
+    def record_tokens(self, tokens: mx.array) -> None:
+        """Count the tokens [rows] for penalties of later steps."""
         rows = mx.arange(len(self.rows))
         self._seen = self._seen.astype(mx.float32).at[rows, tokens].add(1.0) > 0
         self._counts = self._counts.at[rows, tokens].add(1.0)

@@ -151,7 +151,7 @@ def load_mtp_source(
         launch_first=methods.launch_first,
         compiled=methods.decode == "compiled",
     )
-    source.cost = max(_time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
+    source.cost = max(time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
     log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)
     size = measure_footprint([source.rows.cache])
     footprint = replace(size, per_token=0, windows=((PLACES, size.per_token),))
@@ -195,7 +195,7 @@ def time_step(caller: ModelCaller, methods: ComputeMethods, count: int = 1) -> f
     return statistics.median(seconds[2:])  # the first ones compile
 
 
-def _time_draft(rows: MTPRows, hidden: mx.array) -> float:
+def time_draft(rows: MTPRows, hidden: mx.array) -> float:
     """Seconds of one more drafted token, for one row."""
     rows.read_step(["trial"], hidden, mx.array([1]))
     mx.eval(rows.list_arrays())

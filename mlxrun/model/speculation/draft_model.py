@@ -93,12 +93,12 @@ class DraftModel:
                     joining.append(JoiningRow(row.id, own.known, own.cache))
                     own.joined, own.cache = True, []
             elif self._count_behind(row) > MAX_BEHIND // 2 and left:
-                late[row.id] = self._take_back(row)[:-1][: min(MAX_BEHIND, left)]
+                late[row.id] = self.take_back(row)[:-1][: min(MAX_BEHIND, left)]
                 left -= len(late[row.id])
         if joining:
             self._batch.update(set(self._batch.ids), joining)
         if any(late.values()):
-            mx.async_eval(self._forward(late))
+            mx.async_eval(self.run_forward(late))
             for rid, tokens in late.items():
                 self._rows[rid].known += len(tokens)
 
@@ -110,14 +110,14 @@ class DraftModel:
     def propose(self, rows: Sequence[KnownRow], limits: Sequence[int]) -> Sequence[tuple[int, ...]]:
         by_id = {row.id: row for row in rows}
         order = [by_id[rid] for rid in self._batch.ids if rid in by_id]
-        logits = self._forward({row.id: self._take_back(row) for row in order})
+        logits = self.run_forward({row.id: self.take_back(row) for row in order})
         sampler = Sampler([self._follow(row) for row in order], self._vocab)
         chain: list[mx.array] = []
         for depth in range(max(limits)):
             if depth:
-                logits = self._forward({row.id: 1 for row in order}, chain[-1])
+                logits = self.run_forward({row.id: 1 for row in order}, chain[-1])
             positions = [row.num_tokens + depth for row in order]
-            chain.append(sampler(_fit_width(logits, self._vocab), positions).tokens)
+            chain.append(sampler(fit_width(logits, self._vocab), positions).tokens)
             if self._launch_first:
                 mx.async_eval(chain[-1])
         found: list[list[int]] = mx.stack(chain, axis=1).tolist()
@@ -153,7 +153,7 @@ class DraftModel:
             own.known += len(tokens)
         return len(tokens)
 
-    def _take_back(self, row: KnownRow) -> list[int]:
+    def take_back(self, row: KnownRow) -> list[int]:
         """Let go of drafted tokens that were not accepted. Returns the known tokens that follow."""
         own = self._rows[row.id]
         new = row.list_tokens(own.known)
@@ -176,7 +176,7 @@ class DraftModel:
         own.counted = row.num_tokens
         return own.sampling.fork(())  # which counts what is drafted
 
-    def _forward(self, tokens: Mapping[str, Sequence[int] | int], ids: mx.array | None = None) -> mx.array:
+    def run_forward(self, tokens: Mapping[str, Sequence[int] | int], ids: mx.array | None = None) -> mx.array:
         """Logits [rows, V] behind the last one of each row's new tokens; `ids`: where only the device knows
         them."""
         batch = self._batch
@@ -196,7 +196,7 @@ class DraftModel:
         return logits if len(lasts) == len(positions) else logits[mx.array(lasts)]
 
 
-def _fit_width(logits: mx.array, vocab: int) -> mx.array:
+def fit_width(logits: mx.array, vocab: int) -> mx.array:
     """Logits as wide as the target's; both are padded beyond the tokenizer's tokens."""
     width = logits.shape[-1]
     if width >= vocab:

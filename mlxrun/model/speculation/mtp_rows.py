@@ -174,7 +174,7 @@ class MTPRows:
             if self._launch_first:
                 mx.async_eval(drafted[-1])
             ends = [length + len(drafted) - 1 for length in self._lengths]
-            normed, chained = self._forward(drafted[-1][by_slot][:, None], chained, ends)
+            normed, chained = self.run_forward(drafted[-1][by_slot][:, None], chained, ends)
         found: list[list[int]] = mx.stack(drafted, axis=1).tolist()
         return {rid: tuple(row[:limit]) for (rid, limit), row in zip(limits.items(), found, strict=True)}
 
@@ -185,7 +185,7 @@ class MTPRows:
 
     # -- buffers ----------------------------------------------------------------------------------------
 
-    def _forward(
+    def run_forward(
         self, tokens: mx.array, hidden: mx.array, lengths: Sequence[int]
     ) -> tuple[mx.array, mx.array]:
         """The head's output for pairs [slots, n] behind so many of each slot."""
@@ -202,7 +202,7 @@ class MTPRows:
         width = 1 << (max(self._waiting) - 1).bit_length()
         self._make_room(width)
         hidden, tokens = (buffer[:, :width] for buffer in self._pairs)
-        normed, chained = self._forward(tokens, hidden, self._lengths)
+        normed, chained = self.run_forward(tokens, hidden, self._lengths)
         slots = mx.arange(len(self._lengths))[:, None]
         ends = mx.array([max(count - 1, 0) for count in self._waiting])[:, None]
         self._output = normed[slots, ends], chained[slots, ends]

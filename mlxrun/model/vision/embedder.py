@@ -69,7 +69,7 @@ class Embedder:
         positions, delta = features.position_ids, features.rope_deltas
         if self.mrope and positions is None:
             positions, delta = self._compute_positions(ids, grids)
-        positions, delta = self._read_positions(positions, delta, len(prompt))
+        positions, delta = self.read_positions(positions, delta, len(prompt))
         if not self.mrope:  # some leave positions with axes of their own on the language model
             positions = getattr(self._language, "_position_ids", None)
         return PromptInputs(
@@ -119,7 +119,7 @@ class Embedder:
         has_grid = any(grid is not None for grid in grids)
         if (has_grid or position_ids is None) and hasattr(self._language, "get_rope_index"):
             position_ids, delta = self._compute_positions(ids, grids)
-        positions, shift = self._read_positions(position_ids, delta, len(prompt))
+        positions, shift = self.read_positions(position_ids, delta, len(prompt))
         return PromptInputs(features.inputs_embeds, positions, shift, per_layer=features.per_layer_inputs)
 
     def _compute_positions(self, ids: mx.array, grids: Sequence[mx.array | None]) -> tuple[mx.array, Any]:
@@ -150,7 +150,7 @@ class Embedder:
             log.debug("the positions of a text are not known", exc_info=True)
             return True
 
-    def _read_positions(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
+    def read_positions(self, positions: Any, delta: Any, length: int) -> tuple[mx.array | None, int]:
         """Positions [3, 1, L] if the model uses mRoPE, and the offset of later tokens' positions."""
         if not self.mrope:
             positions = None

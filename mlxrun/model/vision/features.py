@@ -108,8 +108,8 @@ class ImagePromptEmbedder:
         """The inputs of a prompt. `cached`: tokens in the row's cache, which need no embeddings. If images
         are known to be independent, at most one is encoded here, and `encode_pending` encodes the others."""
         regions = find_regions(tokens, self._embedder.tokens, media)
-        if self._needs_no_image(regions, cached):
-            return self._embed_text(tokens, media)
+        if self.needs_no_image(regions, cached):
+            return self.embed_text(tokens, media)
         prompt = split_prompt(tokens, media, regions) if self._enabled else None
         if prompt is None:
             return _evaluate(self._embedder.embed_prompt(tokens, media))
@@ -132,11 +132,12 @@ class ImagePromptEmbedder:
         log.warning("the images of a prompt cannot be encoded one by one: %s", error)
         return self._embed_all(prompt)
 
-    def _needs_no_image(self, regions: Sequence[MediaRegion], cached: int) -> bool:
+    def needs_no_image(self, regions: Sequence[MediaRegion], cached: int) -> bool:
+        """Whether all images of a prompt lie in its cached tokens, so that none must be encoded."""
         is_computed = not regions or cached >= regions[-1].spans[-1][1]
         return self._enabled and self._verified and is_computed
 
-    def _embed_text(self, tokens: Sequence[int], media: Media) -> PromptInputs:
+    def embed_text(self, tokens: Sequence[int], media: Media) -> PromptInputs:
         """What tokens after all images need."""
         return PromptInputs(position_delta=self._embedder.embed_text(tokens, media).position_delta)
 
@@ -153,11 +154,11 @@ class ImagePromptEmbedder:
         count, known = self.features.match_prefix(prompt.digests)
         if not self._are_independent(prompt):
             return None
-        if self._needs_no_image(prompt.regions, cached):  # known only now
-            return self._embed_text(prompt.tokens, prompt.media)
+        if self.needs_no_image(prompt.regions, cached):  # known only now
+            return self.embed_text(prompt.tokens, prompt.media)
         if not known:  # one is needed for the type and the width of the embeddings
             count = next(image for image, run in enumerate(runs) if run[-1] >= cached)
-            first = self._encode_image(prompt, runs, count)
+            first = self.encode_image(prompt, runs, count)
             known = [*(first.make_blank(len(run)) for run in runs[:count]), first]
             count += 1
         inputs = self._assemble(prompt, ImageFeatures.concatenate(known))
@@ -182,7 +183,7 @@ class ImagePromptEmbedder:
         self.features.add(prompt.digests, features)
         return inputs
 
-    def _encode_image(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], image: int) -> ImageFeatures:
+    def encode_image(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], image: int) -> ImageFeatures:
         """Features of one image, from the part of the prompt that holds it, or as they were seen before."""
         known = self.features.get((prompt.digests[image],))
         if known is not None:
@@ -204,16 +205,16 @@ class ImagePromptEmbedder:
         for at, (one, other) in enumerate(itertools.pairwise(prompt.regions)):
             is_video = one.is_video
             if is_video == other.is_video and self._independent[is_video] is None:
-                self._independent[is_video] = self._check_pair(prompt, runs, at)
+                self._independent[is_video] = self.check_pair(prompt, runs, at)
 
-    def _check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], at: int) -> bool:
-        """Whether image or video `at` and the next one have the same features one by one as together, and the
-        model's own embeddings are those assembled from them."""
+    def check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], at: int) -> bool:
+        """Whether image or video `at` and the next one have the same features one by one as together. The
+        model's own embeddings must also be those assembled from them."""
         try:
             pair = prompt.cut(runs, at, at + 2)
             together = ImageFeatures.from_prompt(self._embed_all(pair), pair.places)
             single = ImageFeatures.concatenate(
-                [self._encode_image(prompt, runs, image) for image in (at, at + 1)]
+                [self.encode_image(prompt, runs, image) for image in (at, at + 1)]
             )
             pairs = zip(single.list_arrays(), together.list_arrays(), strict=True)
             return self._enabled and all(_are_close(a, b) for a, b in pairs)
@@ -229,7 +230,7 @@ class ImagePromptEmbedder:
         if run[-1] < start:
             deepstack = tuple(mx.zeros((len(run), *d.shape[1:]), d.dtype) for d in inputs.deepstack)
         else:
-            features = self._encode_image(pending.prompt, pending.runs, pending.first)
+            features = self.encode_image(pending.prompt, pending.runs, pending.first)
             if features.count != len(run):
                 raise ValueError(f"{features.count} features of an image for {len(run)} image tokens")
             embeds[0, mx.array(run)] = features.embeddings

@@ -68,7 +68,7 @@ def read_object(path: Path, kind: type[T]) -> T | None:
     values, hints = read_json(path), get_type_hints(kind)
     for name, value in values.items():
         is_time = name.endswith("_at") and value is not None
-        if not _has_type(value, hints.get(name)) or (is_time and not 0 <= value <= _MAX_TIME):
+        if not has_type(value, hints.get(name)) or (is_time and not 0 <= value <= _MAX_TIME):
             return None
     try:
         return kind(**values)
@@ -76,15 +76,15 @@ def read_object(path: Path, kind: type[T]) -> T | None:
         return None
 
 
-def _has_type(value: Any, hint: Any) -> bool:
+def has_type(value: Any, hint: Any) -> bool:
     """Whether a JSON value is what an annotation says."""
     if hint is Any:
         return True
     if isinstance(hint, UnionType):
-        return any(_has_type(value, each) for each in get_args(hint))
+        return any(has_type(value, each) for each in get_args(hint))
     if get_origin(hint) is dict:
         of_key, of_value = get_args(hint)
         return isinstance(value, dict) and all(
-            _has_type(key, of_key) and _has_type(each, of_value) for key, each in value.items()
+            has_type(key, of_key) and has_type(each, of_value) for key, each in value.items()
         )
     return type(value) is (NoneType if hint is None else hint)

@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -112,14 +112,6 @@ class Upload:
         with suppress(OSError):  # a full disk: the unwritten rest is not needed
             self._file.close()
         self.path.unlink(missing_ok=True)
-
-
-def find_data_folder(path: str | None, environ: Mapping[str, str]) -> Path:
-    """Return `path` (server.data_path), else mlxrun's folder in XDG_DATA_HOME, else in ~/.local/share."""
-    if path is not None:
-        return Path(path).expanduser()
-    base = environ.get("XDG_DATA_HOME", "")
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".local" / "share") / "mlxrun"
 
 
 class QuotaExceeded(BodyTooLarge):

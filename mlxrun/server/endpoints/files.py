@@ -73,10 +73,11 @@ async def open_upload(storage: Storage, most: int) -> AsyncIterator[Upload]:
     try:
         yield await asyncio.shield(starting)
     finally:
-        await asyncio.shield(_discard(storage, starting))
+        await asyncio.shield(discard(storage, starting))
 
 
-async def _discard(storage: Storage, starting: Awaitable[Upload]) -> None:
+async def discard(storage: Storage, starting: Awaitable[Upload]) -> None:
+    """Delete an upload that was begun."""
     with suppress(StorageError):  # the file could not be created
         await asyncio.to_thread(storage.discard_upload, await starting)
 

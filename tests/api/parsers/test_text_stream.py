@@ -91,8 +91,8 @@ def test_a_megabyte_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_copies_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counterpart: a stream that keeps all that it has read in one string."""
-    rest = TextStream._keep_taken
-    monkeypatch.setattr(TextStream, "_keep_taken", lambda stream: rest(stream) if stream._settled else None)
+    rest = TextStream.keep_taken
+    monkeypatch.setattr(TextStream, "keep_taken", lambda stream: rest(stream) if stream._settled else None)
     assert _copied(monkeypatch, *_HELD_BACK["no call at all"]) > 1000 * len(_LONG)
 
 

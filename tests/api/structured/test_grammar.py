@@ -38,9 +38,9 @@ Cache = LRUCache[tuple[GrammarTokens, str, str | None], CompiledGrammar]
 @pytest.fixture
 def cache() -> Iterator[Cache]:
     """The cache of compiled grammars, empty before and after."""
-    grammar._cache.clear()
-    yield grammar._cache
-    grammar._cache.clear()
+    grammar.compiled_grammars.clear()
+    yield grammar.compiled_grammars
+    grammar.compiled_grammars.clear()
 
 
 @pytest.fixture(scope="module")
@@ -339,7 +339,7 @@ def test_the_characters_of_cached_grammars_are_bounded(
     """The memory of a compiled grammar follows its source, so the sum of the sources is bounded too."""
     size = len(make(model, "choice", ["x" * 900]).source)
     small: Cache = LRUCache(3 * size, getsizeof=lambda made: len(made.source))
-    monkeypatch.setattr(grammar, "_cache", small)
+    monkeypatch.setattr(grammar, "compiled_grammars", small)
     made = [make(model, "choice", [c * 900]) for c in "abc"]
     assert (len(small), small.currsize) == (3, 3 * size)
     assert make(model, "choice", ["a" * 900]) is made[0]

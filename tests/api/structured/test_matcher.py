@@ -145,7 +145,7 @@ def record_steps(engine: Engine, request: Request, monkeypatch: pytest.MonkeyPat
         original = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *a: (seen.append(letter), original(*a))[1])
 
-    record(ModelRunner, "_sample", "s")
+    record(ModelRunner, "sample_rows", "s")
     record(runner, "collect_tokens", "r")
     record(runner.mx, "async_eval", "l")
     engine_driver.run_requests(engine, [request], lambda step: seen.append(" "))
@@ -263,7 +263,7 @@ def test_preempted_rows_follow_their_grammar_again(zoo: Zoo, backend: str) -> No
         nonlocal dropped
         running = [e for e in engine.scheduler.requests if e.running and e.output]
         if step % 5 == 4 and running and dropped < 12:
-            engine.scheduler._preempt(running[dropped % len(running)])
+            engine.scheduler.preempt(running[dropped % len(running)])
             dropped += 1
 
     events = engine_driver.run_requests(engine, make_ruled(engine), preempt)
@@ -275,7 +275,7 @@ def test_a_failed_step_changes_no_answer(zoo: Zoo, monkeypatch: pytest.MonkeyPat
     """All rows are lost and computed again, one after the other."""
     expected = answer_alone(zoo)
     engine = engine_driver.make_real_engine(zoo.text("llama", ends=True))
-    original, calls = ModelRunner._sample, [0]
+    original, calls = ModelRunner.sample_rows, [0]
 
     def failing(*given: Any) -> Any:
         calls[0] += 1
@@ -283,7 +283,7 @@ def test_a_failed_step_changes_no_answer(zoo: Zoo, monkeypatch: pytest.MonkeyPat
             raise RuntimeError("as scripted")
         return original(*given)
 
-    monkeypatch.setattr(ModelRunner, "_sample", failing)
+    monkeypatch.setattr(ModelRunner, "sample_rows", failing)
     events = engine_driver.run_requests(engine, make_ruled(engine))
     assert calls[0] > 12
     assert {name: event.tokens for name, event in events.items()} == expected

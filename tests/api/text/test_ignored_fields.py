@@ -14,7 +14,7 @@ from mlxrun.core.errors import RequestError
 @pytest.fixture(autouse=True)
 def fresh(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a new process."""
-    monkeypatch.setattr(ignored_fields, "_logged", set())
+    monkeypatch.setattr(ignored_fields, "logged_fields", set())
     caplog.set_level(logging.INFO, logger="mlxrun.api.text.ignored_fields")
 
 

@@ -39,7 +39,7 @@ def test_rows_are_preempted_and_snapshots_are_hit(tmp_path: Path, monkeypatch: p
     """The conditions that the names promise do come about."""
     cached: list[int] = []
     preempted: list[str] = []
-    run, preempt = checks.run_requests, Scheduler._preempt
+    run, preempt = checks.run_requests, Scheduler.preempt
 
     def watch_run(engine: Any, requests: Any) -> Any:
         found = run(engine, requests)
@@ -51,7 +51,7 @@ def test_rows_are_preempted_and_snapshots_are_hit(tmp_path: Path, monkeypatch: p
         preempt(self, state)
 
     monkeypatch.setattr(checks, "run_requests", watch_run)
-    monkeypatch.setattr(Scheduler, "_preempt", watch_preempt)
+    monkeypatch.setattr(Scheduler, "preempt", watch_preempt)
     names = [result.name for result in make_checks(tmp_path).run()]
     assert names[-2:] == ["snapshot", "preemption"] and cached[-2] > 0 and preempted
 

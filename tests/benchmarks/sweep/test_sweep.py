@@ -26,7 +26,7 @@ def send_or_die(sender: Connection, kind: str, family: str) -> None:
 
 
 def test_a_process_that_dies_or_hangs_is_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_send_result", send_or_die)
+    monkeypatch.setattr(sweep, "send_result", send_or_die)
     monkeypatch.setattr(sweep, "PRELOADED", [])
     started: list[str] = []
     families = [("text", "dies"), ("text", "good")]
@@ -36,7 +36,7 @@ def test_a_process_that_dies_or_hangs_is_one_result(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_family_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_send_result", send_or_die)
+    monkeypatch.setattr(sweep, "send_result", send_or_die)
     monkeypatch.setattr(sweep, "PRELOADED", [])
     monkeypatch.setattr(sweep, "SECONDS", 0)
     (result,) = sweep.run_sweep([("text", "hangs")])

@@ -63,7 +63,7 @@ def test_the_engine_of_a_job(
     assert [config.cache.disk_path for config in fake_engine] == [str(folder), None]
     assert [config.cache.backend for config in fake_engine] == ["disk", "none"]
     assert not folder.exists()
-    answer = FakeClient._answer
+    answer = FakeClient.answer_body
 
     async def reusing(self: FakeClient, request: Request, text: str) -> Any:
         length = len(request.prompt)
@@ -72,7 +72,7 @@ def test_the_engine_of_a_job(
             yield event
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeClient, "_answer", reusing)
+        patch.setattr(FakeClient, "answer_body", reusing)
         assert main(["batch", str(job), "--fresh"]) == 0
     assert f"2 of 2 lines done, 50% of prompt tokens reused: {tmp_path}" in capsys.readouterr().out
     manifest = json.loads((folder.parent / "manifest.json").read_text())

@@ -78,7 +78,7 @@ def test_another_machine_continues(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_engine: list[Config], capsys: Any
 ) -> None:
     """What an engine that died left is published too, and its lines are not run again."""
-    answer, left = FakeClient._answer, iter(range(4))
+    answer, left = FakeClient.answer_body, iter(range(4))
 
     async def dies(self: FakeClient, request: Any, text: str) -> Any:
         if next(left, None) is None:
@@ -87,7 +87,7 @@ def test_another_machine_continues(
             yield event
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(FakeClient, "_answer", dies)
+        patch.setattr(FakeClient, "answer_body", dies)
         assert main(["batch", f"{bucket}/job.jsonl", "--set", "scheduler.max_running=1"]) == 3
     done = len(read(f"{bucket}/job.out.jsonl"))
     assert 0 < done < 6
@@ -107,7 +107,7 @@ def test_two_machines_at_once(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     """The one that ends first has published; the other one says so and overwrites nothing."""
-    answer, started = FakeClient._answer, []
+    answer, started = FakeClient.answer_body, []
 
     async def overtaken(self: FakeClient, request: Any, text: str) -> Any:
         if not started:
@@ -117,7 +117,7 @@ def test_two_machines_at_once(
         async for event in answer(self, request, text):
             yield event
 
-    monkeypatch.setattr(FakeClient, "_answer", overtaken)
+    monkeypatch.setattr(FakeClient, "answer_body", overtaken)
     assert main(["batch", f"{bucket}/job.jsonl"]) == 2
     assert "it was changed while this job ran, and stays as it is" in capsys.readouterr().err
     assert read(f"{bucket}/job.out.jsonl") == [{"of": "another"}]

@@ -29,7 +29,7 @@ def _no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("it was started")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", never)
+    monkeypatch.setattr("mlxrun.cli.commands.serve.serve_until_signal", never)
 
 
 @pytest.mark.usefixtures("_no_server")
@@ -64,7 +64,7 @@ def test_a_model_may_be_named_as_an_argument(
         found.append(loaded)
         return 0
 
-    monkeypatch.setattr("mlxrun.cli.commands.serve._serve", serve)
+    monkeypatch.setattr("mlxrun.cli.commands.serve.serve_until_signal", serve)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(EMBEDDED, tmp_path / "folder")
     assert main(["serve", given, "--set", "model.path=embedded"]) == 0

@@ -18,8 +18,8 @@ READER = "grep /raylet --gcs-address=10.0.0.1:1"
 
 def find(monkeypatch: pytest.MonkeyPatch, noted: str, *commands: str) -> str:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr("mlxrun.cluster.ray.ray_cluster._list_commands", lambda: list(commands))
-    monkeypatch.setattr("mlxrun.cluster.ray.ray_cluster._read_noted_address", lambda ray: noted)
+    monkeypatch.setattr("mlxrun.cluster.ray.ray_cluster.list_commands", lambda: list(commands))
+    monkeypatch.setattr("mlxrun.cluster.ray.ray_cluster.read_noted_address", lambda ray: noted)
     return find_own_address(SimpleNamespace())
 
 

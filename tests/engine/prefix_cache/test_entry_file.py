@@ -40,7 +40,7 @@ def sign_again(data: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
     head, body = len(text).to_bytes(8, "little") + text, data[8 + count :]
     digest = entry_file._DIGEST
-    return head[: digest.start] + entry_file._hash_file(head, [body]) + head[digest.stop :] + body
+    return head[: digest.start] + entry_file.hash_file(head, [body]) + head[digest.stop :] + body
 
 
 @pytest.mark.parametrize("kind", SnapshotKind)

@@ -240,7 +240,7 @@ def test_a_source_forgets_rows_that_end_or_are_preempted() -> None:
         driver.step()
     driver.step()
     assert set(source.read) == {"new a", "new b"}
-    driver.scheduler._preempt(driver.scheduler.requests[0])
+    driver.scheduler.preempt(driver.scheduler.requests[0])
     assert set(source.read) == {"new b"}
     driver.scheduler.abort("new a")
     driver.run()
@@ -333,9 +333,9 @@ def test_each_place_of_a_draft_is_judged_by_itself(monkeypatch: pytest.MonkeyPat
         return sum(depths) / len(depths), 501 / (time + source.cost * sum(depths))
 
     depth, speed = measure()
-    estimate = Acceptance._estimate_rates
+    estimate = Acceptance.estimate_rates
     monkeypatch.setattr(
-        Acceptance, "_estimate_rates", lambda known, count: [sum(estimate(known, 2)) / 2] * count
+        Acceptance, "estimate_rates", lambda known, count: [sum(estimate(known, 2)) / 2] * count
     )
     other_depth, other_speed = measure()
     assert depth < 1.3 < 1.9 < other_depth and speed > 1.05 * other_speed

@@ -145,7 +145,7 @@ def test_the_property_sees_rows_preempted_in_vain(monkeypatch: pytest.MonkeyPatc
                 preempt(row)
         return self._can_run(entry, running)
 
-    monkeypatch.setattr(Preemption, "_preempt_background", ask)
+    monkeypatch.setattr(Preemption, "preempt_background", ask)
     with pytest.raises(AssertionError):
         holds()
 

@@ -89,7 +89,7 @@ def test_each_request_is_tracked_looked_up_and_forgotten(seed: int) -> None:
             aborted.add(victim)
         for state in scheduler.requests:
             if state.running and rng.random() < 0.1:
-                scheduler._preempt(state)  # type: ignore[arg-type]
+                scheduler.preempt(state)  # type: ignore[arg-type]
     finish_all(engine, answers)
     assert cache.calls == len(requests) and not cache.known and not cache.rows
     for request in requests:

@@ -84,7 +84,7 @@ def test_preempted_and_failed_rows_neither_lose_nor_repeat_logprobs(seed: int) -
         answers.record(engine.step())
         for state in engine.scheduler.requests:
             if state.running and rng.random() < 0.1:
-                engine.scheduler._preempt(state)
+                engine.scheduler.preempt(state)
     assert runner.broken == []
     for request in requests:
         sent, wanted = list_sent(answers, request.id), list_wanted(request)

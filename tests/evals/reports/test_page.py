@@ -102,7 +102,7 @@ async def test_texts_that_are_not_escaped_are_found(tmp_path: Path, monkeypatch:
         assert find_dangers(page.render_page(runs)) == []
     with monkeypatch.context() as patch, pytest.raises(AssertionError):
         patch.setattr(page.shown_text, "show_html", str)
-        patch.setattr(page, "_make_environment", _make_careless(page._make_environment))
+        patch.setattr(page, "make_environment", _make_careless(page.make_environment))
         assert find_dangers(page.render_page(runs)) == []
 
 

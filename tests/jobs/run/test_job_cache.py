@@ -172,8 +172,8 @@ async def test_reused_tokens_reach_manifest_and_meter(
         async for event in plain(self, request, text):
             yield event
 
-    plain = FakeClient._answer
-    monkeypatch.setattr(FakeClient, "_answer", answer)
+    plain = FakeClient.answer_body
+    monkeypatch.setattr(FakeClient, "answer_body", answer)
     bench = Bench(paths.job)
     outcome = await bench.run()
     found = json.loads(paths.manifest.read_text())

@@ -137,7 +137,7 @@ def test_other_processes_do_not_make_few_rows_look_slow() -> None:
         time.sleep(0.05 if len(calls) < 4 else 0.0)  # the first ones, as beside other processes
         return []
 
-    assert weight_form._time_graph(compute)[0] < 0.04
+    assert weight_form.time_graph(compute)[0] < 0.04
 
 
 def test_what_may_not_be_held_is_not_dequantized_to_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_hopeless_methods_are_not_timed_with_more_rows(monkeypatch: pytest.Monke
         return (3.0 if name == HELD else costs[name] * inputs[0].shape[0]), 0.0
 
     monkeypatch.setattr(weight_form, "get_backend", lambda: "metal")
-    monkeypatch.setattr(weight_form, "_time_graph", compute)
+    monkeypatch.setattr(weight_form, "time_graph", compute)
     seconds = time_products(make_model(), mx.float32)
     assert set(seconds[HELD]) == set(WIDTHS)
     assert set(seconds["library"]) == {1, 2, 4, 8, 32} and set(seconds["flat"]) == {1, 4, 8, 32}
@@ -182,7 +182,7 @@ def time_by(curve: Curve, monkeypatch: pytest.MonkeyPatch) -> None:
         return curve.get(name, {}).get(inputs[0].shape[0], 1), 0.0
 
     monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
-    monkeypatch.setattr(weight_form, "_time_graph", time_graph)
+    monkeypatch.setattr(weight_form, "time_graph", time_graph)
 
 
 @pytest.mark.parametrize("curve", [LARGE_ON_CUDA, SMALL_ON_CUDA, {"library": {1: 7.9}, HELD: {1: 10.4}}])
@@ -218,7 +218,7 @@ def test_on_cuda_nothing_is_timed_where_weights_may_not_be_held(
 ) -> None:
     """The table is the fixed one then, whatever the times are."""
     monkeypatch.setattr(weight_form, "get_backend", lambda: "cuda")
-    monkeypatch.setattr(weight_form, "_time_graph", lambda graph: pytest.fail("timed"))
+    monkeypatch.setattr(weight_form, "time_graph", lambda graph: pytest.fail("timed"))
     config = engine_driver.make_config(Path("model"), **{"memory_limit": 10**9} | options)
     form = settle_weights(make_model(), config, mx.float32)
     assert (form.held, form.table, form.seconds) == (False, FIXED_TABLES["cuda"], {})

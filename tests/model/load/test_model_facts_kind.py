@@ -16,7 +16,8 @@ from mlxrun.api.text.media.media_kinds import MediaRef
 from mlxrun.config.settings import MediaSettings, ModelSettings
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.model.doctor import report_model
-from mlxrun.model.load.model_facts import NO_TOWER, choose_kind, list_tensor_names
+from mlxrun.model.load import model_facts
+from mlxrun.model.load.model_facts import NO_LIBRARY, NO_TOWER, choose_kind, list_tensor_names
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
@@ -55,7 +56,8 @@ async def test_it_takes_no_images(towerless: Path) -> None:
     """A 400 that names the image."""
     images = [MediaRef("data:image/png;base64,AAAA", "messages[0].content[0]")]
     with pytest.raises(
-        RequestError, match=r"messages\[0\]\.content\[0\]: the model .* does not accept images"
+        RequestError,
+        match=r"messages\[0\]\.content\[0\]: the model .* does not accept images: the checkpoint has no",
     ):
         async with MediaLoader(MediaSettings(), None).load_images(images, load(towerless)):
             pass
@@ -64,6 +66,24 @@ async def test_it_takes_no_images(towerless: Path) -> None:
 def test_it_cannot_be_made_to_see(towerless: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"model\.kind: vision, but .* no weights of a vision tower"):
         load(towerless, kind="vision")
+
+
+def test_without_its_library_a_model_that_sees_is_a_text_model(
+    zoo: Zoo, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If mlx-lm has its text part. Else the error names what to install, as it does if it shall see."""
+    monkeypatch.setattr(model_facts, "find_spec", lambda name: None)
+    folder = zoo.vision("qwen3_vl")
+    with caplog.at_level(logging.WARNING, "mlxrun.model.load.model_facts"):
+        info = load(folder)
+    assert not info.vision and info.kind_note == NO_LIBRARY and NO_LIBRARY in caplog.text
+    assert info.refused_media == {"images": NO_LIBRARY, "videos": NO_LIBRARY}
+    install = r"needs mlx-vlm: pip install 'mlxrun\[vision\]'"
+    with pytest.raises(ModelLoadError, match=rf"^model\.kind: vision {install}"):
+        load(folder, kind="vision")
+    config = {"model_type": "paligemma", "vision_config": {"a": 1}}
+    with pytest.raises(ModelLoadError, match=rf"{folder}: this model {install}"):
+        choose_kind(ModelSettings(), config, folder)
 
 
 def test_the_index_names_the_tensors_of_a_sharded_checkpoint(zoo: Zoo, towerless: Path) -> None:

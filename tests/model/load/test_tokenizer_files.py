@@ -60,7 +60,7 @@ def test_a_tokenizer_that_splits_otherwise_is_refused(
         ModelLoadError, match=r"tokenizer\.model: .* LlamaTokenizer .* otherwise than sentence"
     ):
         load(tmp_path)
-    monkeypatch.setattr(tokenizer_files, "_compare_with_sentencepiece", lambda *given: None)  # mutation
+    monkeypatch.setattr(tokenizer_files, "compare_with_sentencepiece", lambda *given: None)  # mutation
     load(tmp_path)
 
 

@@ -127,7 +127,7 @@ def states_not_reordered(monkeypatch: Patch) -> None:
         filled = [p for p in parts if p is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    monkeypatch.setattr(recurrent_states, "_reorder_state", keep_order)
+    monkeypatch.setattr(recurrent_states, "reorder_state", keep_order)
 
 
 def moved_rows_lose_a_token(monkeypatch: Patch) -> None:
@@ -280,7 +280,7 @@ def test_the_tolerance_where_a_gpu_shortens_float32(
     """Products in TF32 differ by more than float32 earns; a GPU that computes in full keeps the fixed one."""
     monkeypatch.setattr(reference, "may_shorten_float32", lambda: True)
     original = reference.compare_logits
-    monkeypatch.setattr(reference.Reference, "_compute_by_token", lambda self: {})
+    monkeypatch.setattr(reference.Reference, "compute_by_token", lambda self: {})
     monkeypatch.setattr(reference, "compare_logits", lambda a, b: original(a, b) if a else noise)
     assert checks(engine_driver.make_real_engine(zoo.text("llama")))["decode ragged"].limit == limit
 

@@ -69,7 +69,7 @@ def keep_order_of_states(patch: Patch, count: Count) -> None:
         filled = [part for part in parts if part is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    patch.setattr(recurrent_states, "_reorder_state", reorder)
+    patch.setattr(recurrent_states, "reorder_state", reorder)
 
 
 def restore_stale_rows(patch: Patch, count: Count) -> None:
@@ -103,14 +103,14 @@ def mix_chunks(patch: Patch, count: Count) -> None:
 
 def drop_deltas(patch: Patch, count: Count) -> None:
     """What follows images has the positions that it would have behind text."""
-    original = Embedder._read_positions
+    original = Embedder.read_positions
 
     def read_positions(*given: Any) -> tuple[mx.array | None, int]:
         positions, delta = original(*given)
         count(delta != 0)
         return positions, 0
 
-    patch.setattr(Embedder, "_read_positions", read_positions)
+    patch.setattr(Embedder, "read_positions", read_positions)
 
 
 def swap_images(patch: Patch, count: Count) -> None:
@@ -123,7 +123,7 @@ def swap_images(patch: Patch, count: Count) -> None:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     patch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
-    patch.setattr(ImagePromptEmbedder, "_check_pair", lambda *given: True)
+    patch.setattr(ImagePromptEmbedder, "check_pair", lambda *given: True)
 
 
 IN_BATCHES = (drop_masks, shorten_lengths, keep_order_of_states)

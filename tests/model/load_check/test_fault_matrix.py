@@ -88,7 +88,7 @@ def keep_states(patch: Patch, count: Count) -> None:
         filled = [part for part in parts if part is not None]
         return mx.concatenate(filled, axis=0)[: order.size] if filled else None
 
-    patch.setattr(recurrent_states, "_reorder_state", reorder)
+    patch.setattr(recurrent_states, "reorder_state", reorder)
 
 
 def shorten_windows(patch: Patch, count: Count) -> None:

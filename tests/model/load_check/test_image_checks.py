@@ -26,18 +26,18 @@ SPLIT = "image chunks, encoded by one call"
 
 
 def drop_deltas(monkeypatch: Patch) -> None:
-    original = Embedder._read_positions
-    monkeypatch.setattr(Embedder, "_read_positions", lambda *given: (original(*given)[0], 0))
+    original = Embedder.read_positions
+    monkeypatch.setattr(Embedder, "read_positions", lambda *given: (original(*given)[0], 0))
 
 
 def drop_deltas_after_a_hit(monkeypatch: Patch) -> None:
-    original = ImagePromptEmbedder._needs_no_image
+    original = ImagePromptEmbedder.needs_no_image
 
     def embed_text(self: Any, prompt: Any) -> Any:
         return image_checks.PromptInputs()
 
-    monkeypatch.setattr(ImagePromptEmbedder, "_embed_text", embed_text)
-    monkeypatch.setattr(ImagePromptEmbedder, "_needs_no_image", original)
+    monkeypatch.setattr(ImagePromptEmbedder, "embed_text", embed_text)
+    monkeypatch.setattr(ImagePromptEmbedder, "needs_no_image", original)
 
 
 def swap_features(monkeypatch: Patch) -> None:
@@ -49,17 +49,17 @@ def swap_features(monkeypatch: Patch) -> None:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     monkeypatch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
-    monkeypatch.setattr(ImagePromptEmbedder, "_check_pair", lambda *given: True)
+    monkeypatch.setattr(ImagePromptEmbedder, "check_pair", lambda *given: True)
 
 
 def shift_chunks(monkeypatch: Patch) -> None:
     """A chunk after the first takes what belongs to the token before."""
-    original = VisionModelCaller._slice_inputs
+    original = VisionModelCaller.slice_inputs
 
     def slice_inputs(self: Any, inputs: Any, start: int, stop: int) -> dict[str, Any]:
         return original(self, inputs, start - bool(start), stop - bool(start))
 
-    monkeypatch.setattr(VisionModelCaller, "_slice_inputs", slice_inputs)
+    monkeypatch.setattr(VisionModelCaller, "slice_inputs", slice_inputs)
 
 
 def break_decode_positions(monkeypatch: Patch) -> None:
@@ -257,6 +257,6 @@ def test_a_library_whose_own_call_fails(zoo: Zoo, monkeypatch: Patch) -> None:
     def fail(self: Any, reference: Any) -> Any:
         raise RuntimeError("broken tower")
 
-    monkeypatch.setattr(image_checks.ImageChecks, "_call_library", fail)
+    monkeypatch.setattr(image_checks.ImageChecks, "call_library", fail)
     report = probe_model(zoo.vision("idefics3"))
     assert report.images == "not compared: the library's own call fails: RuntimeError: broken tower"

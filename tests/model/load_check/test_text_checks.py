@@ -128,7 +128,7 @@ def has_library_answers(folder: Path, load_check: bool) -> bool:
     def preempt(step: int) -> None:
         for state in list(engine.scheduler.requests):
             if step % 6 == 5 and state.running:
-                engine.scheduler._preempt(state)  # type: ignore[arg-type]
+                engine.scheduler.preempt(state)  # type: ignore[arg-type]
 
     prompts = text_models.prompts(0, (3, 30, 70))
     asks = [engine_driver.make_text_request(str(i), p, max_tokens=12) for i, p in enumerate(prompts)]
@@ -147,9 +147,9 @@ def test_unprobed_it_would_be_wrong(plamo3: Path) -> None:
 
 
 def shift_restored_keys(monkeypatch: Patch) -> None:
-    original = SnapshotCodec._restore_keys
+    original = SnapshotCodec.restore_keys
     monkeypatch.setattr(
-        SnapshotCodec, "_restore_keys", lambda *given: [mx.roll(a, 1, axis=2) for a in original(*given)]
+        SnapshotCodec, "restore_keys", lambda *given: [mx.roll(a, 1, axis=2) for a in original(*given)]
     )
 
 

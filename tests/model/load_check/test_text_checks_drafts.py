@@ -130,13 +130,13 @@ def test_all_forwards_of_a_fixed_width_are_as_wide(zoo: Zoo, monkeypatch: Patch)
     """Also where a step has fewer rows than the drafts that are compared."""
     config = resolve_config(make_config(zoo.text("llama")))
     caller = load_caller(config, load_model_info(config.model, weights=True))
-    widths, original = set(), PagedDecodeBatch._compute
+    widths, original = set(), PagedDecodeBatch.compute_logits
 
     def compute(self: PagedDecodeBatch, tokens: mx.array, *more: Any) -> Any:
         widths.add(tokens.shape[0])
         return original(self, tokens, *more)
 
-    monkeypatch.setattr(PagedDecodeBatch, "_compute", compute)
+    monkeypatch.setattr(PagedDecodeBatch, "compute_logits", compute)
     check = DraftCheck(Reference(caller, 259), ComputeMethods("paged", fixed_width=2))
     assert check.take_steps().keys() == check.take_drafts().keys() and len(widths) == 1
 

@@ -21,7 +21,7 @@ def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where control groups are, with a process that `cgroup` says the group of."""
     monkeypatch.setattr(memory_limits, "_PROC", tmp_path / "proc")
     monkeypatch.setattr(memory_limits, "_GROUPS", tmp_path / "groups")
-    monkeypatch.setattr(memory_limits, "_list_machine_limits", list)
+    monkeypatch.setattr(memory_limits, "list_machine_limits", list)
     (tmp_path / "proc").mkdir()
     return tmp_path / "groups"
 
@@ -77,7 +77,7 @@ def test_a_shortage_names_what_limits() -> None:
 def test_too_little_for_the_libraries_is_known_before_they_are_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory_limits, "_list_process_limits", lambda: [AS])
+    monkeypatch.setattr(memory_limits, "list_process_limits", lambda: [AS])
     monkeypatch.delitem(sys.modules, "mlx.core")
     with pytest.raises(ModelLoadError, match="ulimit -v leaves 600 B of 1.0 kB, and the libraries"):
         memory_limits.prepare_imports()
@@ -122,7 +122,7 @@ def test_a_mac_says_what_it_can_give(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory_limits, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(memory_limits, "_VM_STAT", (str(program),))
     monkeypatch.setattr(memory_limits.sys, "platform", "darwin")
-    (limit,) = memory_limits._list_machine_limits()
+    (limit,) = memory_limits.list_machine_limits()
     assert (limit.name, limit.left) == (memory_limits.MACHINE, 171_000 * 16384) and limit.total > 0
 
 
@@ -136,4 +136,4 @@ def test_without_vm_stat_no_limit_is_known(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(memory_limits, "_VM_STAT", (str(tmp_path / "vm_stat"),))
     for system in ("darwin", "freebsd"):
         monkeypatch.setattr(memory_limits.sys, "platform", system)
-        assert memory_limits._list_machine_limits() == []
+        assert memory_limits.list_machine_limits() == []

@@ -81,7 +81,7 @@ def test_a_part_after_which_layers_come_is_refused(zoo: Zoo, monkeypatch: pytest
     """The embedding, and the norm after the layers, which would be computed again for each slice."""
     caller = load(zoo.text("llama"))
     paths = [("model", "embed_tokens"), ("model", "norm"), ("lm_head",)]
-    monkeypatch.setattr(hidden_hook, "_iterate_paths", lambda model: iter(paths))
+    monkeypatch.setattr(hidden_hook, "iterate_paths", lambda model: iter(paths))
     assert find_hidden_hook(caller) is None
 
 

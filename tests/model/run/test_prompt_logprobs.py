@@ -156,12 +156,12 @@ def test_logits_of_many_slices_are_not_in_memory_together(monkeypatch: pytest.Mo
         base = mx.get_active_memory()
         states = mx.random.normal((8, 4))
         tokens = [("a", at) for at in range(1, 9)]
-        made = [scorer._reduce(states @ mx.ones((4, vocab)), tokens, [part]) for _ in range(slices)]
+        made = [scorer.reduce_logits(states @ mx.ones((4, vocab)), tokens, [part]) for _ in range(slices)]
         mx.eval([array for scored in made for array in scored.list_arrays()])
         return mx.get_peak_memory() - base
 
     bounded = measure_peak()
-    monkeypatch.setattr(PromptLogprobReader, "_bound_memory", lambda *args: None)
+    monkeypatch.setattr(PromptLogprobReader, "bound_memory", lambda *args: None)
     assert bounded * 2 < measure_peak()
 
 

@@ -206,7 +206,7 @@ def test_every_step_of_the_filters_is_the_references(index: int) -> None:
         x = logits(seed, 1)[0]
         prompt, output = [seed, 2, 3], [seed + 5, 3, 3]
         sampler = Sampler([started(params, prompt, output)], VOCAB)
-        y = sampler._adjust(mx.array(x[None]))
+        y = sampler.adjust_logits(mx.array(x[None]))
         if params.temperature == 0:
             assert int(mx.argmax(y)) == int(allowed(x, params, prompt, output).argmax())
             continue
@@ -361,7 +361,7 @@ def test_a_seeded_request_gives_the_same_text_in_any_batch(zoo: Zoo, family: str
     def preempt(step: int) -> None:
         for entry in engine.scheduler.requests:
             if step == 9 + 4 * int(entry.id) and entry.running:
-                engine.scheduler._preempt(entry)  # type: ignore[arg-type]
+                engine.scheduler.preempt(entry)  # type: ignore[arg-type]
 
     for each in (lambda step: None, preempt):
         events = engine_driver.run_requests(engine, asks, each)

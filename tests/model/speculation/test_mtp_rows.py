@@ -185,13 +185,13 @@ def test_planted_bugs_are_found(
 def test_what_waits_is_read_when_a_draft_needs_it(head: MTPHead, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps without drafts call the head once in a while only."""
     widths = []
-    original = MTPRows._forward
+    original = MTPRows.run_forward
 
     def forward(self: MTPRows, tokens: mx.array, *args: Any) -> Any:
         widths.append(tokens.shape[1])
         return original(self, tokens, *args)
 
-    monkeypatch.setattr(MTPRows, "_forward", forward)
+    monkeypatch.setattr(MTPRows, "run_forward", forward)
     rows = RowsWithReference(head)
     for _ in range(11):
         rows.step("ab")

@@ -261,7 +261,7 @@ def test_an_image_that_does_not_fit_its_place_is_encoded_with_the_others(
     made = eyes.made("a", one, "b", two, "c", three, "d", four, "e")
     inputs = eyes.caller.prepare_inputs(made.ids, made.media)
     own = eyes.caller._images
-    monkeypatch.setattr(own, "_encode_image", lambda prompt, runs, image: ImageFeatures(mx.zeros((1, 8)), ()))
+    monkeypatch.setattr(own, "encode_image", lambda prompt, runs, image: ImageFeatures(mx.zeros((1, 8)), ()))
     inputs = eyes.caller.encode_images(inputs, 0, len(made.ids))
     wanted = eyes.cold.prepare_inputs(made.ids, made.media)
     assert inputs.pending is None

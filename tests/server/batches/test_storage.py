@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.server.batches.durable_files import StorageError
-from mlxrun.server.batches.storage import QuotaExceeded, Storage, StoredFile, find_data_folder
+from mlxrun.server.batches.storage import QuotaExceeded, Storage, StoredFile
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import Clock, ServerSetup
 from tests.helpers.plain_user import obey_permissions
@@ -70,14 +70,6 @@ async def test_two_servers_in_one_folder(place: ServerSetup) -> None:
             assert (found["status_code"], "server.data_path" in found["error"]["message"]) == (503, True)
             await first.queue.close()
             assert [each["id"] for each in (await second.send("GET", "/v1/files"))["data"]] == [file]
-
-
-def test_the_default_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert find_data_folder(None, {}) == tmp_path / ".local" / "share" / "mlxrun"
-    assert find_data_folder(None, {"XDG_DATA_HOME": "relative"}) == tmp_path / ".local" / "share" / "mlxrun"
-    assert find_data_folder(None, {"XDG_DATA_HOME": "/data"}) == Path("/data/mlxrun")
-    assert find_data_folder("~/jobs", {"XDG_DATA_HOME": "/data"}) == tmp_path / "jobs"
 
 
 def test_the_folder_is_private(tmp_path: Path) -> None:

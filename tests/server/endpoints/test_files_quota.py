@@ -166,7 +166,7 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
 ) -> None:
     """What a thread begins for it is removed all the same, its handle too."""
     gate, begun, leaving = threading.Event(), threading.Event(), asyncio.Event()
-    begin, drop = storage.Storage.start_upload, files._discard
+    begin, drop = storage.Storage.start_upload, files.discard
     drops: list[asyncio.Task[None]] = []
 
     def late(self: storage.Storage, max_bytes: int) -> storage.Upload:
@@ -180,7 +180,7 @@ async def test_a_client_that_disconnects_before_its_upload_is_created(
         await drop(*given)
 
     monkeypatch.setattr(storage.Storage, "start_upload", late)
-    monkeypatch.setattr(files, "_discard", seen)
+    monkeypatch.setattr(files, "discard", seen)
     async with place.run() as site, asyncio.timeout(60):
         task = asyncio.create_task(put(site, form(b"x" * 100)))
         assert await asyncio.to_thread(begun.wait, 30)

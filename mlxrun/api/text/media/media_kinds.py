@@ -82,7 +82,8 @@ def check_model_takes(refs: Sequence[MediaRef], model: ModelInfo) -> None:
         name = ref.medium.plural
         if not model.vision or (ref.medium is VIDEO and model.video_sampling is None):
             pages = ", which the pages of a PDF become; send its text" if ref.medium is PDF else ""
-            reject(ref.param, f"the model {model.name!r} does not accept {name}{pages}")
+            known = f": {model.refused_media[name]}" if name in model.refused_media else pages
+            reject(ref.param, f"the model {model.name!r} does not accept {name}{known}")
         for each in (name, *both):
             if why := model.refused_media.get(each):
                 reject(ref.param, f"{each} are refused for this model: {why}")

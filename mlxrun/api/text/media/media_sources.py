@@ -221,10 +221,11 @@ def _make_connector(public: Callable[[str], bool]) -> TCPConnector:
                 raise MediaError("the URL leads to no public address")
             return connection
 
-    return PublicConnector(resolver=_make_resolver(public), use_dns_cache=False, force_close=True)
+    return PublicConnector(resolver=make_resolver(public), use_dns_cache=False, force_close=True)
 
 
-def _make_resolver(public: Callable[[str], bool]) -> AbstractResolver:
+def make_resolver(public: Callable[[str], bool]) -> AbstractResolver:
+    """A resolver of names that gives only addresses for which `public` is true."""
     from aiohttp.abc import AbstractResolver, ResolveResult
     from aiohttp.resolver import ThreadedResolver
 

@@ -156,7 +156,7 @@ def _open(data: bytes) -> Any:
     try:
         import cv2
     except ImportError as error:
-        hint = "install opencv-python-headless, which needs no graphics libraries"
+        hint = "pip install 'mlxrun[vision]', or opencv-python-headless, which needs no graphics libraries"
         raise MediaError(f"videos need OpenCV, which cannot be imported: {error}; {hint}") from error
     cv2.setNumThreads(_THREADS)
     video = cv2.VideoCapture(io.BytesIO(data), cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, _THREADS])

@@ -56,15 +56,16 @@ class WorkBudget:
         """Count a step. TemplateLimitError if the budget is spent."""
         self._left -= STEP_BYTES
         if self._left < self._next_check:
-            self._check()
+            self.check_time()
 
     def spend(self, size: int) -> None:
         """Count a step and `size` bytes. TemplateLimitError if the budget is spent."""
         self._left -= size + STEP_BYTES
         if self._left < self._next_check:
-            self._check()
+            self.check_time()
 
-    def _check(self) -> None:
+    def check_time(self) -> None:
+        """Raise TemplateLimitError if bytes or processor time are spent, and set when to look again."""
         if self._left < 0:
             raise TemplateLimitError("it loops or grows beyond what a template may compute")
         if time.thread_time() > self._deadline:

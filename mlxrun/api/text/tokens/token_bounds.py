@@ -95,7 +95,7 @@ def find_reach(backend: Tokenizer) -> TokenReach | None:
     if backend.normalizer is not None:
         spellings += [backend.normalizer.normalize_str(text) for text in spellings]
     lengths = _measure_lengths(vocabulary, spellings, in_bytes)
-    kept = _find_kept(backend.model, vocabulary, in_bytes)
+    kept = find_kept(backend.model, vocabulary, in_bytes)
     shares, least = np.where(kept, 1.0 / lengths, 0.0).astype(np.float32), 1.0 / lengths.max() / shrinking
     replaced = [[_list_units(text, in_bytes) for text in pair] for pair in _list_replaced(backend)]
     keeps_replaced = all(kept[content].all() for _, content in replaced)
@@ -109,7 +109,7 @@ def find_reach(backend: Tokenizer) -> TokenReach | None:
     )
 
 
-def _find_kept(model: Any, vocabulary: dict[str, int], in_bytes: bool) -> np.ndarray:
+def find_kept(model: Any, vocabulary: dict[str, int], in_bytes: bool) -> np.ndarray:
     """For each byte or character, whether it always becomes a token, or a part of one."""
     prefix, suffix = model.continuing_subword_prefix or "", model.end_of_word_suffix or ""
 

@@ -33,7 +33,7 @@ def tokenize_in_process(
 ) -> tuple[tuple[int, ...], Splits]:
     """Return the token ids and splits of a text. `tokenizer`: a plain one (token_bounds.is_plain). Abandoned
     if nobody waits any more; InternalError if the process fails."""
-    definition, raw = _serialize(tokenizer.backend_tokenizer), text.encode()
+    definition, raw = serialize(tokenizer.backend_tokenizer), text.encode()
     plain = bool(tokenizer.backend_tokenizer.encode_special_tokens)
     head = _HEAD.pack(len(definition), len(raw), add_special_tokens, plain)
     pipe = subprocess.PIPE
@@ -52,7 +52,8 @@ def tokenize_in_process(
 
 
 @functools.lru_cache(maxsize=2)
-def _serialize(backend: Tokenizer) -> bytes:
+def serialize(backend: Tokenizer) -> bytes:
+    """The JSON of a tokenizer, as the child reads it."""
     definition: str = backend.to_str()
     return definition.encode()
 

@@ -68,7 +68,7 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     interrupted = False
     with open_model(plan.model, plan.seed) as model:
         for name in plan.workloads:
-            openers = _make_openers(cached if name in CACHED_WORKLOADS else plan, model)
+            openers = make_openers(cached if name in CACHED_WORKLOADS else plan, model)
             warm_up, workload = (
                 make_workload(name, plan.scale, model.vocab, seed) for seed in (plan.seed + 1, plan.seed)
             )
@@ -95,7 +95,7 @@ def run_engine_bench(plan: EnginePlan, say: Say) -> dict[str, Any]:
     } | ({"incomplete": True} if interrupted else {})
 
 
-def _make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:
+def make_openers(plan: EnginePlan, model: BenchModel) -> dict[str, Opener]:
     """Functions that load each side. Ours computes in the dtype of the file, as mlx-lm does."""
     from mlxrun.cli.bench.engine.mlxrun_contender import MlxrunContender
 

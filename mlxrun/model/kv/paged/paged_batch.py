@@ -188,12 +188,12 @@ class PagedDecodeBatch:
             pool.keys = pool.values = None  # so that the forward may write in place
         if self._decode != decode:
             self._decode, self._compiled = decode, _compile(self)
-        compute = self._compiled if self._is_compiled(tables) else self._compute
+        compute = self._compiled if self._is_compiled(tables) else self.compute_logits
         logits, pools = compute(tokens, lengths, turns, tables, pools)
         self._restore_pools(pools)
         return logits[: len(ids)]
 
-    def _compute(
+    def compute_logits(
         self,
         tokens: mx.array,
         lengths: mx.array,
@@ -306,6 +306,6 @@ def _compile(batch: PagedDecodeBatch) -> Callable[..., Any]:
     def compute(*args: Any) -> Any:
         alive = reference()
         assert alive is not None
-        return alive._compute(*args)
+        return alive.compute_logits(*args)
 
     return mx.compile(compute)

@@ -118,7 +118,7 @@ class DecodeBatch:
         for row in joining:
             layers = [layer for layer in flatten_caches(row.cache) if get_kind(layer) is not LayerKind.STATE]
             entering.append((row.id, row.length, [layer_caches.read_keys_values(layer) for layer in layers]))
-        later = Counter() if self._split_rows else Counter(self._find_bucket(row.length) for row in expected)
+        later = Counter() if self._split_rows else Counter(self.pick_bucket(row.length) for row in expected)
         for group, rows in self._assign_groups([*moving, *entering]):
             self._add_rows(group, rows, later[group.bucket])
         self.groups = sorted((g for g in self.groups if g.ids), key=lambda g: g.bucket)
@@ -132,16 +132,16 @@ class DecodeBatch:
                 if group.ids[index] not in keep:
                     group.remove_row(index)
             group.trim()
-            outgrown = [i for i, n in enumerate(group.lengths) if self._find_bucket(n) != group.bucket]
+            outgrown = [i for i, n in enumerate(group.lengths) if self.pick_bucket(n) != group.bucket]
             if outgrown and len(outgrown) == len(group.ids) and self._can_change_bucket(group):
-                group.bucket = self._find_bucket(min(group.lengths))  # all rows have: the group itself moves
-                outgrown = [i for i, n in enumerate(group.lengths) if self._find_bucket(n) != group.bucket]
+                group.bucket = self.pick_bucket(min(group.lengths))  # all rows have: the group itself moves
+                outgrown = [i for i, n in enumerate(group.lengths) if self.pick_bucket(n) != group.bucket]
             for index in reversed(outgrown):
                 moving.append(self._copy_row(group, index))
                 group.remove_row(index)
         return moving
 
-    def _find_bucket(self, length: int) -> int:
+    def pick_bucket(self, length: int) -> int:
         """The bucket of a row of that length in the next step."""
         bucket, quantization = find_bucket(length + 1, self._shortest), self._quantization
         return bucket if quantization is None or length < quantization.start else bucket + QUANTIZED
@@ -149,7 +149,7 @@ class DecodeBatch:
     def _can_change_bucket(self, group: RowGroup) -> bool:
         """Whether no other group has the bucket that this one's rows need now: a bucket has one group. Rows
         that are to be quantized move."""
-        bucket = self._find_bucket(min(group.lengths))
+        bucket = self.pick_bucket(min(group.lengths))
         if bucket - group.bucket > QUANTIZED // 2:
             return False
         return self._split_rows or all(g is group or not g.ids or g.bucket != bucket for g in self.groups)
@@ -165,7 +165,7 @@ class DecodeBatch:
         present = {} if self._split_rows else {group.bucket: group for group in self.groups if group.ids}
         placed: dict[int, tuple[RowGroup, list[_EnteringRow]]] = {}
         for row in entering:
-            bucket = self._find_bucket(row[1])
+            bucket = self.pick_bucket(row[1])
             group = present.get(bucket)
             if group is None:
                 form = self._quantization if bucket > QUANTIZED else None
@@ -188,7 +188,7 @@ class DecodeBatch:
         return (
             rows == len(keep)
             and all(rid in keep for group in self.groups for rid in group.ids)
-            and all(self._find_bucket(max(group.lengths)) == group.bucket for group in self.groups)
+            and all(self.pick_bucket(max(group.lengths)) == group.bucket for group in self.groups)
         )
 
     # -- the step ---------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class RecurrentStates:
         joined = [flatten_caches(cache) for cache in joining.values()]
         for layer, state in self._states.items():
             state.cache = [
-                _reorder_state([old, *(caches[layer].cache[slot] for caches in joined)], order)
+                reorder_state([old, *(caches[layer].cache[slot] for caches in joined)], order)
                 for slot, old in enumerate(state.cache)
             ]
 
@@ -115,7 +115,7 @@ class RecurrentStates:
         return [a for state in self._states.values() for a in layer_caches.list_arrays(state)]
 
 
-def _reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
+def reorder_state(states: Sequence[mx.array | None], order: mx.array) -> mx.array | None:
     """State arrays of all rows, one after the other, in a new order. None: a slot that is never filled."""
     filled = [a for a in states if a is not None]
     return mx.concatenate(filled, axis=0)[order] if filled else None

@@ -167,7 +167,7 @@ class SnapshotCodec:
         layers = flatten_caches(cache)
         if [get_kind(layer) for layer in layers] != self._kinds:
             raise ValueError("the payloads are for other caches")
-        spans = iter(self._restore_keys(hit, capacity) if self.has_deltas else ())
+        spans = iter(self.restore_keys(hit, capacity) if self.has_deltas else ())
         rest = iter(self._rest.unstack(self._rest.dequantize(hit.state.stacks)) if self.has_states else ())
         others = iter(hit.state.others if self.has_states else ())
         for index, layer in enumerate(layers):
@@ -183,12 +183,12 @@ class SnapshotCodec:
                 layers[index] = restore_cache(layer, next(others))
         return layer_caches.unflatten_caches(cache, layers)
 
-    def _restore_keys(self, hit: CacheHit, capacity: int) -> Iterable[mx.array]:
+    def restore_keys(self, hit: CacheHit, capacity: int) -> Iterable[mx.array]:
         """Keys and values of each KV layer.
 
-        Layers of one shape are concatenated together: a copy for each chunk instead of one for each chunk and
-        layer, which would dominate on a GPU. The row's first step separates the layers, as it may not write
-        into shared memory.
+        Layers of one shape are concatenated together. That is a copy for each chunk, where one for each chunk
+        and layer would dominate on a GPU. The row's first step separates the layers, as it may not write into
+        shared memory.
         """
         parts = [(stop - start, self._keys.dequantize(payload.stacks)) for start, stop, payload in hit.deltas]
         spare = round_up(capacity) - hit.length

@@ -146,7 +146,7 @@ def load_gguf_model(path: Path, config: Mapping[str, Any]) -> tuple[nn.Module, t
     factors = tensors.pop(ROPE_FACTORS, None)
     weights = {rename_tensor(name): tensor for name, tensor in tensors.items()}
     if factors is not None:
-        _scale_rope(model, factors, config)
+        scale_rope(model, factors, config)
     _quantize(model, weights)
     return model, load_checked_weights(model, weights, path)
 
@@ -164,7 +164,7 @@ def _quantize(model: nn.Module, weights: Mapping[str, mx.array]) -> None:
     nn.quantize(model, group_size=GROUP_SIZE, bits=4, class_predicate=choose)
 
 
-def _scale_rope(model: nn.Module, factors: mx.array, config: Mapping[str, Any]) -> None:
+def scale_rope(model: nn.Module, factors: mx.array, config: Mapping[str, Any]) -> None:
     """Give each layer the factors of its rotary periods that the file has, as Llama 3.1 does."""
     from mlx_lm.models.rope_utils import Llama3RoPE
 

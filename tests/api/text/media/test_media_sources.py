@@ -185,7 +185,7 @@ async def test_the_address_of_the_connection_is_what_counts(
     server: TestServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A resolver that is deceived, or that checks nothing, does not help: nothing is sent."""
-    monkeypatch.setattr(media_sources, "_make_resolver", lambda public: ThreadedResolver())
+    monkeypatch.setattr(media_sources, "make_resolver", lambda public: ThreadedResolver())
     assert "leads to no public address" in await refused(
         f"http://localhost:{server.port}/image", public=is_public
     )

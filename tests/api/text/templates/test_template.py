@@ -120,7 +120,7 @@ def test_the_switch_of_reasoning(template: str | None, switch: str | None) -> No
 
 def test_template_variables(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that the template does not have has no effect, from a request or the config, and is logged once."""
-    monkeypatch.setattr(ignored_fields, "_logged", set())
+    monkeypatch.setattr(ignored_fields, "logged_fields", set())
     caplog.set_level(logging.INFO)
     model_info = FakeModelInfo(chat_template=THINKING)
     assert rendered(model_info, HI, enable_thinking=False).endswith("<think>\n\n</think>\n\n")

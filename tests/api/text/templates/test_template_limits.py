@@ -100,7 +100,7 @@ def test_the_budget_is_what_stops_it(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(work_budget, "BASE_BYTES", 1_000)
     with pytest.raises(TemplateLimitError):
         render(small)
-    monkeypatch.setattr(WorkBudget, "_check", lambda self: None)
+    monkeypatch.setattr(WorkBudget, "check_time", lambda self: None)
     render(small)
 
 

@@ -49,7 +49,7 @@ def test_the_tokens_of_a_text() -> None:
 async def test_it_ends_with_its_caller(
     monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
 ) -> None:
-    monkeypatch.setattr(tokenize_process, "_serialize", lambda backend: b"")
+    monkeypatch.setattr(tokenize_process, "serialize", lambda backend: b"")
     start = tokenize_process.subprocess.Popen
     monkeypatch.setattr(
         tokenize_process.subprocess, "Popen", lambda command, **options: start(SLEEPS, **options)
@@ -78,6 +78,6 @@ def test_a_text_that_fits_into_no_pipe() -> None:
 
 
 def test_a_process_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenize_process, "_serialize", lambda backend: b"{")
+    monkeypatch.setattr(tokenize_process, "serialize", lambda backend: b"{")
     with pytest.raises(InternalError, match="could not be tokenized"):
         tokenize_in_process(byte_tokenizer(), "hello", add_special_tokens=False)

@@ -399,7 +399,7 @@ def test_an_interrupt_leaves_what_was_measured(
 
         return {"mlxrun": open_one, "mlx-lm": open_one}
 
-    monkeypatch.setattr(benchmark, "_make_openers", make_openers)
+    monkeypatch.setattr(benchmark, "make_openers", make_openers)
     path = tmp_path / "bench.json"
     args = ["--repeat", "1", "--scale", "0.01", "--workload", "single", "--workload", "few"]
     assert main(["bench", "engine", *args, "--json", str(path)]) == 130

@@ -48,7 +48,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
             return opened[-1]
 
         openers = {"mlxrun": open_one, "mlx-lm": open_one}
-        monkeypatch.setattr(benchmark, "_make_openers", lambda *_: openers)
+        monkeypatch.setattr(benchmark, "make_openers", lambda *_: openers)
         meter = BenchMeter(lambda: opened[-1].now, lambda _: 0, lambda: 0, lambda: 0)
         monkeypatch.setattr(benchmark, "make_meter", lambda: meter)
         path = tmp_path / "bench.json"

@@ -20,12 +20,12 @@ Prints = pytest.CaptureFixture[str]
 
 def answer_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on, answers have other tokens."""
-    answer = FakeClient._answer
+    answer = FakeClient.answer_body
 
     def answer_again(self: FakeClient, request: Any, text: str) -> Any:
         return answer(self, replace(request, params=replace(request.params, max_tokens=4)), text)
 
-    monkeypatch.setattr(FakeClient, "_answer", answer_again)
+    monkeypatch.setattr(FakeClient, "answer_body", answer_again)
 
 
 def test_a_run_is_replayed(tmp_path: Path, fake_engine: list[Any], capsys: Prints) -> None:

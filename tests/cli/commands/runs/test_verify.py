@@ -115,13 +115,13 @@ def test_lines_that_differ(
     """Only a reproducible run promises equal bytes; others are reported."""
     flags = ["--set", "engine.reproducible=true"] if reproducible else []
     job = run_job(tmp_path, *flags, lines=chats(5))
-    answer = FakeClient._answer
+    answer = FakeClient.answer_body
 
     def answer_otherwise(self: FakeClient, request: Any, text: str) -> Any:
         most = 4 if text == "say 3" else request.params.max_tokens
         return answer(self, replace(request, params=replace(request.params, max_tokens=most)), text)
 
-    monkeypatch.setattr(FakeClient, "_answer", answer_otherwise)
+    monkeypatch.setattr(FakeClient, "answer_body", answer_otherwise)
     capsys.readouterr()
     assert main(["verify", str(job), *(["--strict"] if strict else [])]) == code
     out = capsys.readouterr().out

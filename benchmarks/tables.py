@@ -1,0 +1,139 @@
+"""`python -m benchmarks.tables` writes the tables of README.md and docs/benchmarks.md whose figures come from
+benchmarks/results. A table stands between `<!-- measured: NAME -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.plots.results import read
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+BLOCK = re.compile(r"(<!-- measured: ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.S)
+PROMPTS = {
+    "ragged": "`ragged`: 1 × 16384 + 31 × 256",
+    "mixed": "`mixed`: 4 × 8192 + 8 × 2048 + 20 × 512",
+    "staggered": "`staggered`: one of 256 every 4 steps, one of 16384",
+    "uniform": "`uniform`: 32 × 512",
+    "few": "`few`: 8 × 512",
+    "single": "`single`: 1 × 512",
+}
+MEASURES = {
+    "wall_s": "whole workload",
+    "decode_tps": "decode, all rows",
+    "long_gap_p99_s": "inter-token p99 while the long prompt prefills",
+    "ttft_mean_s": "TTFT mean",
+    "peak_bytes": "peak memory",
+}
+ENGINE = {
+    "engine-h200": ("engine-h200", "engine-h200-staggered"),
+    "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
+    "engine-cpu": ("engine-cpu",),
+}
+SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
+
+
+class Row(NamedTuple):
+    """A row of README's table. `peer`: the side of the report that mlxrun is compared with."""
+
+    text: str
+    files: Sequence[str]
+    workload: str
+    measure: str
+    peer: str = "mlx-lm"
+
+
+README = (
+    Row("32 prompts, one of 16k tokens: whole job (H200, 0.6B)", ENGINE["engine-h200"], "ragged", "wall_s"),
+    Row("the same: peak memory", ENGINE["engine-h200"], "ragged", "peak_bytes"),
+    Row(
+        "p99 between tokens while a 16k prompt prefills (H200)",
+        ENGINE["engine-h200"],
+        "staggered",
+        "long_gap_p99_s",
+    ),
+    Row(
+        "32 prompts of equal length, 8B in 4 bit: decode (H200)",
+        ENGINE["engine-h200-8b-4bit"],
+        "uniform",
+        "decode_tps",
+    ),
+    Row("the same with 0.6B in bfloat16", ENGINE["engine-h200"], "uniform", "decode_tps"),
+    Row("one prompt, 0.6B in bfloat16: decode (H200)", ENGINE["engine-h200"], "single", "decode_tps"),
+    Row(
+        "16 streams of different prompts on two busy CPU cores: output",
+        SERVER,
+        "chat",
+        "output_rate",
+        "mlx_lm.server + preload",
+    ),
+)
+PEERS = {"mlx_lm.server + preload": "mlx_lm.server with OpenBLAS"}
+
+
+def main() -> int:
+    """Write the tables, and print the pages."""
+    for page in PAGES:
+        page.write_text(fill_tables(page.read_text(encoding="utf-8")), encoding="utf-8")
+        print(page.relative_to(ROOT))
+    return 0
+
+
+def fill_tables(text: str) -> str:
+    """The page with its tables made anew. KeyError for a table that nothing makes."""
+    return BLOCK.sub(lambda found: found[1] + "\n".join(make_table(found[2])) + found[3], text)
+
+
+def make_table(name: str) -> list[str]:
+    """The lines of a table."""
+    if name == "readme":
+        return ["| measured | mlxrun | peer | × |", "|---|---|---|---|", *map(_make_row, README)]
+    return ["| workload | measure | mlxrun | mlx-lm | × |", "|---|---|---|---|---|", *_list_engine_rows(name)]
+
+
+def _list_engine_rows(name: str) -> list[str]:
+    report, rows = read(*ENGINE[name]), []
+    for workload, prompts in PROMPTS.items():
+        part, title = report["workloads"].get(workload), prompts
+        for measure, words in MEASURES.items():
+            if part is not None and part["ratio"].get(measure) is not None:
+                values = [part["sides"][side]["median"][measure] for side in ("mlxrun", "mlx-lm")]
+                cells = [format_figure(value, measure) for value in values]
+                rows.append(
+                    f"| {title} | {words} | {' | '.join(cells)} | {format_ratio(part['ratio'][measure])} |"
+                )
+                title = ""
+    return rows
+
+
+def _make_row(row: Row) -> str:
+    part: dict[str, Any] = read(*row.files)["workloads"][row.workload]
+    sides = part.get("sides", part)
+    ours, peer = (sides[side]["median"][row.measure] for side in ("mlxrun", row.peer))
+    is_rate = row.measure.endswith(("_tps", "_rate"))
+    ratio = format_ratio(ours / peer if is_rate else peer / ours)
+    cells = format_figure(ours, row.measure), format_figure(peer, row.measure)
+    return f"| {row.text} | {cells[0]} | {cells[1]}, {PEERS.get(row.peer, row.peer)} | {ratio} |"
+
+
+def format_figure(value: float, measure: str) -> str:
+    """A figure with its unit. `measure`: a key of the reports, whose end names the unit."""
+    if measure.endswith("_bytes"):
+        return f"{value / 1e9:.1f} GB" if value >= 1e8 else f"{value / 1e6:.0f} MB"
+    if measure.endswith("_s"):
+        return (
+            f"{value:.1f} s" if value >= 10 else f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"
+        )
+    return f"{value:,.0f} tok/s"
+
+
+def format_ratio(ratio: float) -> str:
+    """How many times better, with three digits at most."""
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.1f}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

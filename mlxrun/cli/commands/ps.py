@@ -1,0 +1,69 @@
+"""`mlxrun ps`: the servers that run on this machine."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import time
+from contextlib import closing
+from urllib.parse import urlsplit
+
+import click
+
+from mlxrun.core.terminal import open_console, print_json, print_line
+
+FORMAT = 1
+_SECONDS = 2.0  # that a server may take to say its state
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mlxrun ps                                 a line for each server: process, URL, model, state, start
+  mlxrun ps --json | jq -r '.servers[].url'
+
+\b
+Only servers of the same user are listed. The state is ok, loading, stopping or dead, or that the server does
+not answer. `mlxrun stop` stops one.
+"""
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(as_json: bool) -> None:
+    """List the servers that run on this machine."""
+    from mlxrun.server.running_servers import find_notes_folder, list_servers
+
+    rows = [
+        {"pid": n.pid, "url": n.url, "model": n.model, "state": read_state(n.url), "started": int(n.started)}
+        for n in list_servers(find_notes_folder(os.environ))
+    ]
+    if as_json:
+        print_json({"format": FORMAT, "servers": rows})
+    elif not rows:
+        print_line("no servers run; `mlxrun serve` starts one")
+    else:
+        _print_table([(*map(str, row.values()),) for row in rows])
+
+
+def read_state(url: str) -> str:
+    """What a server says of its state, or that it does not answer."""
+    parts = urlsplit(url)
+    try:
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
+        with closing(connection):
+            connection.request("GET", "/health")
+            found = json.loads(connection.getresponse().read(10_000))
+    except (OSError, http.client.HTTPException, ValueError):
+        return "no answer"
+    return str(found.get("status", "unknown")) if isinstance(found, dict) else "unknown"
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("process", "url", "model", "state", "since"):
+        table.add_column(name, overflow="fold", no_wrap=name in ("process", "since"))
+    for *cells, started in rows:
+        table.add_row(*cells, time.strftime("%Y-%m-%d %H:%M", time.localtime(int(started))))
+    open_console().print(table)

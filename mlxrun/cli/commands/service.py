@@ -1,0 +1,143 @@
+"""`mlxrun service`: a server that the system starts at login and again after a failure."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mlxrun.cli.options import add_config_options, add_model_argument, load_command_config, name_model, say
+from mlxrun.core.errors import ConfigError, MlxrunError
+from mlxrun.core.terminal import print_text
+
+if TYPE_CHECKING:
+    from mlxrun.cli.service_files import ServiceFile
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
+# Variables of the shell that a server needs as well.
+_KEPT = re.compile(r"PATH|(HF|MLXRUN|MLX|OPENBLAS|XDG)_\w+|HTTPS?_PROXY|https?_proxy|NO_PROXY|no_proxy")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+
+
+class ServiceError(MlxrunError):
+    """The system did not take the service."""
+
+    code = "service_failed"
+    exit_code = 1
+
+
+def add_name(function: click.decorators.FC) -> click.decorators.FC:
+    """Add `--name`."""
+    text = "Of the service; several may run with different ports."
+    return click.option("--name", default="server", show_default=True, metavar="NAME", help=text)(function)
+
+
+@click.group()
+def command() -> None:
+    """Run a server as a service of systemd or launchd."""
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mlxrun service install qwen3-8b-4bit      the server of this model, now and after each login
+  mlxrun service install -c prod.yaml --name prod
+  mlxrun service install --print            show the file, and install nothing
+
+\b
+The config is checked first, and its path is kept: the service reads the file as it is at each start. It gets
+PATH and the variables of the model hub, of mlxrun and of MLX as they are now, but none that has a key or a
+token in its name; a config reads such from a file, as ${file:/PATH}. Without a login, Linux runs services of
+a user after `loginctl enable-linger`.
+"""
+)
+@add_model_argument
+@add_name
+@click.option("--print", "only_print", is_flag=True, help="Show the file, and install nothing.")
+@add_config_options
+def install(
+    model: str | None, name: str, only_print: bool, config_path: Path | None, sets: tuple[str, ...]
+) -> None:
+    """Install a server as a service, and start it."""
+    file = make_file(model, name, config_path, sets)
+    if only_print:
+        print_text(file.content.decode())
+        return
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    file.path.write_bytes(file.content)
+    say(f"wrote {file.path}")
+    *before, last = file.load
+    for each in before:
+        _call(each, check="bootout" not in each)
+    _call(last)
+    say(f"started; `mlxrun service status --name {name}` shows it, and its log is read by\n  {file.logs}")
+
+
+@command.command()
+@add_name
+def status(name: str) -> int:
+    """Show what the system says of the service."""
+    return subprocess.run(make_file(None, name, None, ()).status, check=False).returncode
+
+
+@command.command()
+@add_name
+def uninstall(name: str) -> None:
+    """Stop the service and remove its file. Its data stays."""
+    file = make_file(None, name, None, ())
+    if not file.path.exists():
+        raise ConfigError(f"{file.path}: there is no such service")
+    for each in file.unload:
+        _call(each, check=False)
+    file.path.unlink()
+    say(f"removed {file.path}")
+
+
+def make_file(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> ServiceFile:
+    """The file of a service with this name. ConfigError if its config is wrong, or its name."""
+    from mlxrun.cli.service_files import Service, make_service_file
+
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"--name {name}: it has other characters than letters, digits, '.', '_' and '-'")
+    loaded = load_command_config(config_path, name_model(model, sets))
+    arguments = [model] if model is not None else []
+    if loaded.path is not None:
+        arguments += ["-c", str(Path(loaded.path).resolve())]
+    arguments += [part for each in sets for part in ("--set", each)]
+    kept = {
+        key: value
+        for key, value in sorted(os.environ.items())
+        if _KEPT.fullmatch(key) and not _SECRET.search(key)
+    }
+    stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
+    service = Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
+    return make_service_file(service, platform.system(), Path.home(), os.getuid())
+
+
+def find_program() -> list[str]:
+    """The command line of mlxrun, with whole paths."""
+    program = shutil.which(sys.argv[0]) if Path(sys.argv[0]).name == "mlxrun" else None
+    beside = Path(sys.executable).with_name("mlxrun")
+    if program is not None:
+        return [str(Path(program).absolute())]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun"]
+
+
+def _call(program: Sequence[str], check: bool = True) -> None:
+    """Run a program of the system. ServiceError with its words if it fails."""
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise ServiceError(f"{program[0]} is not there: this system has no services of it") from error
+    if check and done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise ServiceError(f"`{' '.join(program)}` failed with exit code {done.returncode}: {said}")

@@ -1,0 +1,125 @@
+"""`mlxrun service`: what systemd and launchd read, and what they are told."""
+
+from __future__ import annotations
+
+import os
+import platform
+import plistlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mlxrun.cli.main import main
+from mlxrun.cli.service_files import Service, make_service_file
+
+FAKE = (
+    '#!/bin/sh\necho "$(basename $0) $*" >> {log}\n[ "$1 $2" != "--user {fails}" ] && [ "$1" != "{fails}" ]\n'
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with fakes of the system's programs, which write what they are told to `log`."""
+    make_fakes(tmp_path, "nothing")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make_fakes(home: Path, fails: str) -> None:
+    (home / "bin").mkdir(exist_ok=True)
+    for name in ("systemctl", "launchctl"):
+        (home / "bin" / name).write_text(FAKE.format(log=home / "log", fails=fails))
+        (home / "bin" / name).chmod(0o755)
+
+
+def read_log(home: Path) -> list[str]:
+    return (home / "log").read_text().splitlines()
+
+
+def test_a_service_of_systemd(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the config's whole path and the hub's variables, and no secret."""
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setenv("HF_HOME", "/a 100% $place")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    (place / "prod.yaml").write_text("server: {port: 9000, drain_timeout: 90}\n")
+    assert main(["service", "install", "-c", "prod.yaml", "--name", "prod", "--set", "log.level=debug"]) == 0
+    unit = (place / ".config/systemd/user/mlxrun-prod.service").read_text()
+    assert f'"serve" "-c" "{place}/prod.yaml" "--set" "log.level=debug"\n' in unit
+    assert "TimeoutStopSec=120\n" in unit and f"WorkingDirectory={place}\n" in unit
+    assert 'Environment="HF_HOME=/a 100%% $place"\n' in unit and "secret" not in unit
+    unit_name = "mlxrun-prod.service"
+    calls = [
+        f"systemctl --user {each}"
+        for each in ("daemon-reload", f"enable {unit_name}", f"restart {unit_name}")
+    ]
+    assert read_log(place) == calls
+    assert f"journalctl --user -u {unit_name} -f" in capsys.readouterr().err
+    assert main(["service", "uninstall", "--name", "prod"]) == 0
+    assert read_log(place)[-1] == f"systemctl --user disable --now {unit_name}"
+    assert not list((place / ".config/systemd/user").iterdir())
+
+
+def test_a_service_of_launchd(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert main(["service", "install", "embedded"]) == 0
+    path = place / "Library/LaunchAgents/mlxrun.server.plist"
+    found = plistlib.loads(path.read_bytes())
+    assert found["ProgramArguments"][-2:] == ["serve", "embedded"]
+    assert Path(found["ProgramArguments"][0]).is_absolute()
+    assert found["RunAtLoad"] is True and found["KeepAlive"] == {"SuccessfulExit": False}
+    assert Path(found["StandardErrorPath"]).parent.is_dir()
+    domain = f"gui/{os.getuid()}"
+    assert read_log(place) == [
+        f"launchctl bootout {domain}/mlxrun.server",
+        f"launchctl bootstrap {domain} {path}",
+    ]
+
+
+def test_a_wrong_config_is_not_installed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["service", "install", "--set", "server.prt=1"]) == 2
+    assert main(["service", "install", "--name", "../a"]) == 2
+    assert main(["service", "uninstall", "--name", "absent"]) == 2
+    said = capsys.readouterr().err
+    assert "server.prt: unknown key" in said and "--name ../a" in said and "there is no such service" in said
+    assert not (place / "log").exists() and not (place / ".config").exists()
+
+
+@pytest.mark.parametrize("system", ["Linux", "Darwin"])
+def test_what_the_system_refuses_is_said(
+    place: Path, system: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: system)
+    make_fakes(place, "enable" if system == "Linux" else "bootstrap")
+    assert main(["service", "install"]) == 1
+    assert "failed with exit code 1" in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "")
+    assert main(["service", "install"]) == 1
+    assert "is not there: this system has no services of it" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="has no systemd")
+def test_systemd_reads_the_file(tmp_path: Path) -> None:
+    """Its own checker finds nothing wrong in odd paths, and finds what is."""
+    odd = tmp_path / "a %h $A 'b'"
+    odd.mkdir()
+    program = shutil.which("true") or "/bin/true"
+    service = Service("odd", [program, "-c", "%n $B"], odd, 60, {"A": '"quoted" \\ %%'})
+    file = make_service_file(service, "Linux", tmp_path, 0)
+    path = tmp_path / file.path.name
+    path.write_bytes(file.content)
+    assert verify(path) == ""
+    path.write_bytes(file.content.replace(b"ExecStart=", b"ExecStrt="))
+    assert "ExecStrt" in verify(path)
+
+
+def verify(path: Path) -> str:
+    command = ["systemd-analyze", "verify", "--user", str(path)]
+    environ = {"PATH": os.environ["PATH"], "XDG_RUNTIME_DIR": str(path.parent), "HOME": str(path.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    return "\n".join(line for line in done.stderr.splitlines() if path.name in line)
