@@ -72,6 +72,7 @@ def is_anthropic(request: web.Request) -> bool:
 
 UNKNOWN_SURFACE = Surface("unknown", ())
 OPENAPI_PATH = "/openapi.json"
+UI_PATH = "/ui"
 MOST_SUGGESTED = 5  # paths that the error for an unknown one names
 
 
