@@ -348,7 +348,7 @@ async def test_a_model_without_a_chat_template_is_asked_for_a_completion(
     """The command works, and one warning says what does not."""
     life = Life(FakeEngine(FakeModelInfo(chat_template=None)), ApiSettings(**apis))
     await life.ready()
-    command = shlex.split(life.said[-1])
+    command = shlex.split(life.said[2])
     assert command[1].endswith(path)
     if "-d" in command:
         assert (await life.post(path, json.loads(command[command.index("-d") + 1])))[0] == 200

@@ -60,4 +60,5 @@ SURFACE = Surface(
             if name != _PAGE
         ),
     ),
+    is_api=False,
 )

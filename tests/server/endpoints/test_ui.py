@@ -72,7 +72,9 @@ async def test_browsers_are_led_to_the_page() -> None:
         assert (await s.get("/", accept=HTML)).body == ui.read_assets()["index.html"]
         for path, accept, method in (("/", "*/*", "GET"), ("/", HTML, "POST"), ("/nothing", HTML, "GET")):
             assert await find_target(s, path, accept, method) == 404
-        assert "'/'" not in (await s.get("/")).json["error"]["message"]
+        text = (await s.get("/")).json["error"]["message"]
+        assert "'/'" not in text and "/ui" not in text and "/v1/status" in text
+        assert not any("/ui" in path for path in (await s.get("/openapi.json")).json["paths"])
 
 
 async def test_the_page_can_be_switched_off() -> None:
