@@ -80,9 +80,10 @@ cast: .venv/.installed-plots
 	$(BIN)/python -m benchmarks.plots.record
 	$(BIN)/python -m benchmarks.plots
 
-# Photographs reports for docs/images, in a headless Chromium.
+# Photographs reports and the page of a server for docs/images, in a headless Chromium.
 pictures: .venv/.installed
 	$(BIN)/python -m benchmarks.report_pictures
+	$(BIN)/python -m benchmarks.ui_pictures
 
 # Everything that is made from mlxrun/config/settings.py, the settings of suites and the tables of fields; tests fail when one of these is stale.
 generate: .venv/.installed

@@ -16,6 +16,10 @@ import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 START_SECONDS = 60.0
+_KEYS: dict[str, dict[str, Any]] = {  # whose effect depends on more than their name
+    "Enter": {"text": "\r", "windowsVirtualKeyCode": 13},
+    "Tab": {"windowsVirtualKeyCode": 9},
+}
 
 
 def find_browser() -> str | None:
@@ -24,10 +28,12 @@ def find_browser() -> str | None:
 
 
 class BrowserPage:
-    """One page. What it wrote to its console as an error is in `errors`."""
+    """One page. What it wrote to its console as an error is in `errors`, and the URLs of what it has loaded
+    are in `loaded`."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.errors: list[str] = []
+        self.loaded: list[str] = []
         self._socket = socket
         self._numbers = itertools.count(1)
 
@@ -48,10 +54,12 @@ class BrowserPage:
             self.errors.append(message["params"]["entry"]["text"])
         elif message.get("method") == "Runtime.exceptionThrown":
             self.errors.append(str(message["params"]["exceptionDetails"]))
+        elif message.get("method") == "Network.requestWillBeSent":
+            self.loaded.append(message["params"]["request"]["url"])
 
     async def open(self, url: str) -> None:
         """Open a page and wait until it is loaded."""
-        for domain in ("Page", "Log", "Runtime"):
+        for domain in ("Page", "Log", "Runtime", "Network"):
             await self.send(f"{domain}.enable")
         await self.send("Page.navigate", url=url)
         await self.run("new Promise(done => document.readyState === 'complete' ? done() : onload = done)")
@@ -65,7 +73,7 @@ class BrowserPage:
 
     async def press(self, key: str) -> None:
         """Press and release a key."""
-        text = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
+        text: dict[str, Any] = {"text": key} if len(key) == 1 else _KEYS.get(key, {})
         await self.send("Input.dispatchKeyEvent", type="keyDown", key=key, **text)
         await self.send("Input.dispatchKeyEvent", type="keyUp", key=key)
 

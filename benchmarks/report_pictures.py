@@ -16,7 +16,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.browser import find_browser, open_browser
+from benchmarks.browser import BrowserPage, find_browser, open_browser
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -70,12 +70,16 @@ async def take_pictures(browser: str, folder: Path, images: Path) -> None:
             await page.resize(WIDTH, picture.height, dark=picture.dark)
             await page.open((folder / picture.report).as_uri() + picture.address)
             await page.run(picture.script)
-            path = images / f"{picture.name}.png"
-            await page.take_picture(path)
-            with Image.open(path) as image:
-                small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
-            small.save(path, optimize=True)
-            print(path)
+            await save_picture(page, images / f"{picture.name}.png")
+
+
+async def save_picture(page: BrowserPage, path: Path) -> None:
+    """Photograph what can be seen, in few colours."""
+    await page.take_picture(path)
+    with Image.open(path) as image:
+        small = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
+    print(path)
 
 
 if __name__ == "__main__":

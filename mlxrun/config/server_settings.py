@@ -32,6 +32,8 @@ class ApiSettings:
     """/v1/files, /v1/batches; with `anthropic`, /v1/messages/batches."""
     admin: bool = True
     """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always on."""
+    ui: bool = True
+    """/ui, a page for browsers: chat, live requests, memory and batches. `/` leads there."""
 
 
 KeyRole = Literal["inference", "metrics", "admin"]

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """The engine's numbers. `counts` are JSON-ready: running and waiting requests, in all and in the
-    background; steps, failed steps and preemptions since the start; drafts."""
+    background; steps, failed steps, preemptions and tokens since the start; drafts."""
 
     counts: Mapping[str, Any]
     memory_limit: int | None  # bytes
@@ -66,6 +66,7 @@ def collect_stats(engine: Engine) -> EngineStats:
         "steps": engine.generation.steps,
         "errors": engine.generation.errors,
         "preemptions": engine.scheduler.num_preemptions,
+        "tokens": {"prefilled": engine.generation.prefilled, "generated": engine.generation.generated},
         "speculation": engine.scheduler.drafts.describe(),
         **({} if engine.selection is None else {"sparse_prefill": engine.selection.describe()}),
     }

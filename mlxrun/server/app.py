@@ -24,6 +24,7 @@ from mlxrun.server.endpoints import (
     openai,
     responses,
     tokenize,
+    ui,
 )
 from mlxrun.server.endpoints.admin import HEALTH
 from mlxrun.server.endpoints.responses import cancel_background_responses
@@ -44,7 +45,7 @@ from mlxrun.server.request_metrics import METRICS, RequestMetrics
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.status import StatusCollector
 
-_MODULES = (openai, responses, anthropic, embeddings, tokenize, batches, anthropic_batches, admin)
+_MODULES = (openai, responses, anthropic, embeddings, tokenize, batches, anthropic_batches, admin, ui)
 
 
 def list_surfaces() -> list[Surface]:

@@ -26,6 +26,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
     "steps": 0,
     "errors": 0,
     "preemptions": 0,
+    "tokens": {"prefilled": 0, "generated": 0},
     "speculation": {
         "method": "off",
         "configured": None,

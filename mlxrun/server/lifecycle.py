@@ -32,7 +32,7 @@ from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
-from mlxrun.server.http.surface import ROUTES
+from mlxrun.server.http.surface import ROUTES, UI_PATH
 from mlxrun.server.key_reload import has_terminal, reload_api_keys
 from mlxrun.server.live_requests import LIVE_REQUESTS
 
@@ -54,9 +54,10 @@ FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key o
     "tokenize": ("/tokenize", {"prompt": "What is 2 + 3?"}),
     "batches": ("/v1/batches", None),
     "admin": ("/v1/status", None),
+    "ui": (UI_PATH, None),
 }
 _UNTEMPLATED_REQUESTS = {
-    name: FIRST_REQUESTS[name] for name in ("embeddings", "tokenize", "batches", "admin")
+    name: FIRST_REQUESTS[name] for name in ("embeddings", "tokenize", "batches", "admin", "ui")
 } | {
     "openai": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30})
 }  # of a model without a chat template
@@ -291,8 +292,8 @@ async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
     return True
 
 
-def format_welcome(app: web.Application, url: str) -> tuple[str, str]:
-    """Write two lines: what is served, and a first request to try."""
+def format_welcome(app: web.Application, url: str) -> list[str]:
+    """Write the lines for a ready server: what is served, a first request to try, and where the page is."""
     model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
     kind = "images and text" if model.vision else "text"
     keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
@@ -311,7 +312,8 @@ def format_welcome(app: web.Application, url: str) -> tuple[str, str]:
         command += f" -H 'Content-Type: application/json' -d {shlex.quote(content)}"
     names = ", ".join(served) or "every API is switched off (apis)"
     what = f"{model.name}, {kind}, context of {model.context_length} tokens"
-    return f"ready: {what}; {names}; {keys}", f"  {command}"
+    page = [f"  {url}{UI_PATH} in a browser"] if "ui" in served else []
+    return [f"ready: {what}; {names}; {keys}", f"  {command}", *page]
 
 
 def _warn_without_template(app: web.Application) -> None:

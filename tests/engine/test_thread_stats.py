@@ -32,6 +32,8 @@ def test_requests_are_counted_by_what_they_do() -> None:
     finish_all(engine)
     after = collect_stats(engine).describe()
     assert (after["running"], after["waiting"]) == (0, 0) and after["steps"] > 1
+    cached = 2 * 3  # the last two requests find three tokens each in the prefix cache
+    assert after["tokens"] == {"prefilled": 6 * 5 - cached, "generated": 6 * 9}
 
 
 def test_the_probe_and_the_limit_are_shown() -> None:

@@ -25,7 +25,7 @@ from mlxrun.jobs.run.job_service import JobService
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.storage import Storage
-from mlxrun.server.endpoints import admin, anthropic_batches, batches
+from mlxrun.server.endpoints import admin, anthropic_batches, batches, ui
 from tests.helpers.batch_fakes import FakeClient, make_config
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -115,7 +115,7 @@ class ServerSetup:
         queue = BatchQueue(Storage(self.root, config.server.files_max_bytes, self.clock), retry_seconds=0.01)
         if self.engine:
             await queue.start(jobs)
-        surfaces = [batches.SURFACE, anthropic_batches.SURFACE, admin.SURFACE]
+        surfaces = [batches.SURFACE, anthropic_batches.SURFACE, admin.SURFACE, ui.SURFACE]
         app: web.Application = make_app(config, queue, surfaces=surfaces)
         async with TestServer(app, handler_cancellation=True) as http_server:
             url = str(http_server.make_url("/"))

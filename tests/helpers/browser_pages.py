@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,13 @@ async def open_page(*options: str) -> AsyncIterator[BrowserPage]:
         yield page
     finally:
         await browser.__aexit__(None, None, None)
+
+
+async def wait_for(page: BrowserPage, script: str, value: Any) -> None:
+    """Until an expression on the page has a value; fails after a minute."""
+    for _ in range(600):
+        found = await page.run(script)
+        if found == value:
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"{script} is {found!r}, not {value!r}")

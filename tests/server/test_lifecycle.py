@@ -109,6 +109,7 @@ async def test_the_output_names_the_address_and_a_first_request() -> None:
     assert life.said[0] == f"listening on {await life.url()}; loading embedded"
     assert life.said[1].startswith("ready: fake, text, context of 4096 tokens; openai, responses, anthropic")
     assert f"curl {await life.url()}/v1/chat/completions -H 'Content-Type" in life.said[2]
+    assert life.said[3] == f"  {await life.url()}/ui in a browser"
     assert life.view.state.read_stats()[0]["steps"] == 7
     status, reply = await life.post("/v1/chat/completions", make_chat_body())
     assert (status, reply["choices"][0]["message"]["content"]) == (200, "Hello world!")
@@ -347,7 +348,7 @@ async def test_a_model_without_a_chat_template_is_asked_for_a_completion(
     """The command works, and one warning says what does not."""
     life = Life(FakeEngine(FakeModelInfo(chat_template=None)), ApiSettings(**apis))
     await life.ready()
-    command = shlex.split(life.said[-1])
+    command = shlex.split(life.said[2])
     assert command[1].endswith(path)
     if "-d" in command:
         assert (await life.post(path, json.loads(command[command.index("-d") + 1])))[0] == 200
@@ -363,7 +364,7 @@ async def test_the_welcome_of_a_model_that_does_not_generate(
 ) -> None:
     async with run_server(model_info=FakeModelInfo(pooled=PooledModel(task, 4, 100))) as s:
         welcome = "\n".join(format_welcome(s.app, "http://here"))
-    assert "; embeddings, tokenize, admin; " in welcome and f"curl http://here{path} " in welcome
+    assert "; embeddings, tokenize, admin, ui; " in welcome and f"curl http://here{path} " in welcome
 
 
 @pytest.mark.parametrize("policy", ["exit", "stay"])

@@ -64,7 +64,7 @@ def render_api() -> str:
         "This page is made from the schemas that validate bodies. A server has them at `/openapi.json`.",
         "[Fields](../server.md#fields) lists, with reasons, what has no effect and what is refused.",
     ]
-    surfaces = list_surfaces()
+    surfaces = [surface for surface in list_surfaces() if surface.is_api]
     rows = ["| endpoint | what it does | config key |", "|---|---|---|"]
     for surface in surfaces:
         keys = " and ".join(f"`apis.{key}`" for key in surface.switches)

@@ -42,6 +42,7 @@ Interfaces (each can be switched off under `apis:`):
   Embeddings  /v1/embeddings /v1/rerank /v2/rerank /v1/score (for models that give them)
   Tokens      /tokenize /detokenize /tokenizer_info
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
+  A page      /ui (and / in a browser): chat, requests, memory, batches
 
 \b
 It listens at once and answers 503 until the model is loaded; the log says how far that is. After Ctrl-C or

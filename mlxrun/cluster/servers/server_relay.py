@@ -99,6 +99,8 @@ class Relay:
     def _choose_handler(self, surface: Surface, endpoint: Endpoint) -> Handler:
         if _is_refused(surface):
             return _refuse
+        if surface.name == "ui":
+            return endpoint.handler
         of_all: dict[str, Handler] = {
             OPENAPI_PATH: _get_openapi,
             "/v1/status": self._get_status,

@@ -32,6 +32,7 @@ class GenerationSteps:
         self._max_errors = max_errors
         self.steps = 0  # since the start
         self.errors = 0  # failed steps since the start
+        self.prefilled = self.generated = 0  # tokens since the start: computed by prefill; of answers
         self._failures_in_a_row = 0  # failed steps since the last token
         self._has_aborted = False  # since the last step: the runner is to free a row
         self._last_plan: StepPlan | None = None  # of the step before; None if nothing generated then
@@ -91,6 +92,8 @@ class GenerationSteps:
         if result.tokens or result.prompt_logprobs:
             self._failures_in_a_row = 0
         events = self.scheduler.update(plan, result)
+        self.prefilled += sum(chunk.stop - chunk.start for chunk in plan.prefill)
+        self.generated += sum(len(event.tokens) for event in events)
         if not self.is_busy:  # the time until the next step is that of texts, or nobody's
             self._last_plan = None
         return events

@@ -26,9 +26,10 @@ class AllowedSites:
         self._any_host = "*" in names
         self._names = frozenset(names) | ({_strip_port(settings.host)} - {"0.0.0.0", "::"})
         self._origins = settings.cors_origins
+        self._has_keys = bool(settings.api_keys)
         # With API keys the key protects the server. Names for other machines are known to the operator alone.
         is_limited = is_loopback(settings.host) or bool(names)
-        self._checks_hosts = is_limited and not settings.api_keys and not self._any_host
+        self._checks_hosts = is_limited and not self._has_keys and not self._any_host
 
     def check_host(self, request: web.Request) -> None:
         """Raise Forbidden if the Host header has a name that is not allowed.
@@ -49,13 +50,13 @@ class AllowedSites:
         """Raise Forbidden if a page of another site makes a browser change something here. The browser's
         question whether the page may do so (a preflight) is refused too.
 
-        Browsers send some requests without asking first, and only hide the response from the page."""
+        Browsers send some requests without asking first, and only hide the response from the page. With API
+        keys, a page of the Host header's name is the server's own under any name: other pages have no key."""
         origin = request.headers.get("Origin")
         if origin is None or (request.method in SAFE_METHODS and not is_preflight(request)):
             return
-        is_own = origin.partition("://")[2] == request.host and self._is_allowed_host(
-            _strip_port(request.host)
-        )
+        is_named = self._has_keys or self._is_allowed_host(_strip_port(request.host))
+        is_own = is_named and origin.partition("://")[2] == request.host
         if not is_own and self.find_allowed_origin(request) is None:
             text = f"web pages of {quote(origin)} may not use this server: add it to server.cors_origins"
             raise Forbidden(text)

@@ -22,7 +22,7 @@ from mlxrun.server.http.access import (
 from mlxrun.server.http.allowed_sites import ALLOWED_SITES, is_preflight
 from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.request_log import describe_end, log_end
-from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
+from mlxrun.server.http.surface import ROUTES, UI_PATH, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.request_metrics import METRICS
 
 _HEADERS_SENT = web.RequestKey("headers_sent", bool)
@@ -96,6 +96,9 @@ async def _run(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _answer_unmatched(request: web.Request) -> web.StreamResponse:
     """The response to OPTIONS, also of a browser's preflight; an error for an unknown path or method."""
+    target = _find_page(request)
+    if target is not None:
+        return web.Response(status=302, headers={"Location": target})
     error = request.match_info.http_exception
     is_path = isinstance(error, web.HTTPMethodNotAllowed)
     if not is_path or request.app[ROUTES].find_lacking(request) is not None:
@@ -105,6 +108,14 @@ def _answer_unmatched(request: web.Request) -> web.StreamResponse:
         return _answer_options(request, methods)
     text = f"{request.method} is not allowed for {request.path}; use {' or '.join(methods)}"
     raise MethodNotAllowed(text, methods)
+
+
+def _find_page(request: web.Request) -> str | None:
+    """The relative address of the page for a browser that asks for / or /ui/; None for other requests.
+    Relative, because a proxy may serve all paths below one of its own."""
+    target = {"/": UI_PATH[1:], f"{UI_PATH}/": f"..{UI_PATH}"}.get(request.path)
+    is_browser = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("Accept", "")
+    return target if is_browser and request.app[ROUTES].list_methods(UI_PATH) else None
 
 
 def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Response:
@@ -123,6 +134,7 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
     app, active = request.app, request.app[ACTIVE_IDS]
     request[_HEADERS_SENT] = True
     response.headers["Server"] = f"mlxrun/{__version__}"
+    response.headers["X-Content-Type-Options"] = "nosniff"  # no uploaded file is taken for a script
     if ID_HEADER not in response.headers:
         response.headers[ID_HEADER] = request_id(request, active)
     if is_anthropic(request):

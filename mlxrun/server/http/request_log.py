@@ -88,8 +88,9 @@ def _describe_failure(request: web.Request, error: Exception) -> tuple[str, str]
 
 
 def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, took: float) -> None:
-    """Log the one line of a request. `took`: seconds."""
-    level = logging.DEBUG if endpoint is not None and endpoint.public and not end.failed else logging.INFO
+    """Log the one line of a request. `took`: seconds. What is asked for again and again is for DEBUG."""
+    is_quiet = endpoint is not None and (endpoint.public or endpoint.role == "metrics") and not end.failed
+    level = logging.DEBUG if is_quiet else logging.INFO
     if end.failed and end.sent >= 500:
         level = logging.WARNING
     # Percent-encoded, because the client chooses the path, and it must not forge words or lines of the log.

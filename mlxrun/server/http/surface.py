@@ -44,7 +44,7 @@ class Endpoint:
 class Surface:
     """The endpoints of one API. `name`, `needs`: the keys of `apis:` that switch it; `needs` may be empty.
     `error_body`: gets the error and the request's id. `lacking`: paths of the original API that do not exist
-    here although a pattern matches them, and why."""
+    here although a pattern matches them, and why. `is_api`: /openapi.json has its paths."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -52,6 +52,7 @@ class Surface:
     status: Callable[[BaseException], int] = get_http_status
     needs: str = ""
     lacking: Mapping[str, str] = field(default_factory=dict)
+    is_api: bool = True
 
     @property
     def switches(self) -> tuple[str, ...]:
@@ -72,6 +73,7 @@ def is_anthropic(request: web.Request) -> bool:
 
 UNKNOWN_SURFACE = Surface("unknown", ())
 OPENAPI_PATH = "/openapi.json"
+UI_PATH = "/ui"
 MOST_SUGGESTED = 5  # paths that the error for an unknown one names
 
 
@@ -130,7 +132,8 @@ class Routes:
         return next((s.lacking[request.path] for s in self.surfaces if request.path in s.lacking), None)
 
     def _list_paths(self, method: str) -> list[str]:
-        endpoints = (endpoint for surface in self.surfaces for endpoint in surface.endpoints)
+        apis = (surface for surface in self.surfaces if surface.is_api)
+        endpoints = (endpoint for surface in apis for endpoint in surface.endpoints)
         return sorted({endpoint.path for endpoint in endpoints if endpoint.method == method})
 
 
@@ -155,7 +158,7 @@ def _matches(pattern: str, path: str) -> bool:
 def make_document(surfaces: Iterable[Surface], *, needs_keys: bool) -> dict[str, Any]:
     """Build the OpenAPI 3.1 document. `needs_keys`: whether requests need an API key."""
     paths: dict[str, dict[str, Any]] = {}
-    for surface in surfaces:
+    for surface in (each for each in surfaces if each.is_api):
         for endpoint in surface.endpoints:
             operation = _make_operation(endpoint, surface.name, needs_keys and not endpoint.public)
             paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = operation

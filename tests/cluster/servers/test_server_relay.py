@@ -46,6 +46,13 @@ async def test_answers_are_those_of_a_worker() -> None:
         assert (await front.get("/v1/models", accept_encoding="gzip")).json["data"]
 
 
+async def test_the_page_is_the_fronts_and_may_use_the_workers() -> None:
+    async with run_front(ServerFleet(say_number), 1) as front:
+        assert b"<!doctype html>" in (await front.get("/ui")).body
+        reply = await front.post("/v1/chat/completions", make_chat_body(), origin=front.url)
+        assert read_text(reply) == "worker 0"
+
+
 async def test_keys_are_checked_before_any_worker() -> None:
     async with run_front(ServerFleet(say_number), 1, api_keys={"me": "sesame-open-up"}) as front:
         assert (await front.post("/v1/chat/completions", make_chat_body())).status == 401

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +12,7 @@ from benchmarks.browser import BrowserPage
 from mlxrun.evals.reports.page import render_page
 from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
 from tests.helpers.batch_fakes import chat, chats
-from tests.helpers.browser_pages import BROWSER, open_page
+from tests.helpers.browser_pages import BROWSER, open_page, wait_for
 from tests.helpers.report_jobs import (
     HOSTILE,
     hostile_lines,
@@ -37,16 +35,6 @@ async def open_report(runs: ReportRuns, folder: Path, address: str = "") -> Asyn
         await page.resize(1300, 900)
         await page.open(path.as_uri() + address)
         yield page
-
-
-async def wait_for(page: BrowserPage, script: str, value: Any) -> None:
-    """Until an expression on the page has a value; fails after a minute."""
-    for _ in range(600):
-        found = await page.run(script)
-        if found == value:
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"{script} is {found!r}, not {value!r}")
 
 
 async def test_nothing_of_a_run_is_executed(tmp_path: Path) -> None:
