@@ -117,6 +117,9 @@ class BodySchema:
             path = f"{prefix}{key}"
             if path in self.ignored and _is_valid(value, self.ignored[path][0]):
                 log_ignored(path, self.ignored[path][1])
+            elif prefix and path in self.ignored:
+                schema, reason = self.ignored[path]
+                reject_unsupported(path, f"only {describe_values(schema)} is supported ({reason})")
             elif path in self._parents and isinstance(value, dict):
                 inner = {name: item for name, item in value.items() if item is not None}
                 kept[key] = self._drop_ignored(inner, f"{path}.")

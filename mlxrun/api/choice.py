@@ -7,8 +7,11 @@ is set.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.api.parsers.delta import Delta, Parser
 from mlxrun.api.prepared import PreparedRequest
@@ -16,6 +19,8 @@ from mlxrun.api.text.continuation import get_continuation_tail_ids, get_prompt_t
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.tokens.detokenize import Detokenizer, TokenBytes, get_token_bytes
 from mlxrun.core.request import FinishReason, HitKind, TokenEvent, TokenLogprob
+
+_MAX_DIGITS = 4000  # of an integer; Python parses no longer ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,22 @@ class ToolCall:
     id: str
     name: str
     arguments: str = ""
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """Parse the input of a call, a JSON object. A number that Python or JSON cannot express becomes text."""
+    found = json.loads(
+        text or "{}",
+        parse_int=lambda number: int(number) if len(number) <= _MAX_DIGITS else number,
+        parse_float=_parse_float,
+    )
+    assert isinstance(found, dict), "parsers return an object"
+    return found
+
+
+def _parse_float(text: str) -> float | str:
+    value = float(text)
+    return value if math.isfinite(value) else text
 
 
 class Choice:

@@ -24,6 +24,9 @@ class ApiSettings:
     """/v1/responses, /v1/conversations."""
     anthropic: bool = True
     """/v1/messages, /v1/messages/count_tokens."""
+    ollama: bool = True
+    """/api/chat, /api/generate, /api/tags, /api/show, /api/ps, /api/embed, /api/embeddings, /api/version; and
+    "Ollama is running" on /."""
     embeddings: bool = True
     """/v1/embeddings, /v1/rerank, /v1/score; also /v2/rerank, /rerank and /score."""
     tokenize: bool = True

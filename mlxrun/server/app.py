@@ -21,6 +21,7 @@ from mlxrun.server.endpoints import (
     anthropic_batches,
     batches,
     embeddings,
+    ollama,
     openai,
     responses,
     tokenize,
@@ -45,7 +46,10 @@ from mlxrun.server.request_metrics import METRICS, RequestMetrics
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.status import StatusCollector
 
-_MODULES = (openai, responses, anthropic, embeddings, tokenize, batches, anthropic_batches, admin, ui)
+_MODULES = (
+    *(openai, responses, anthropic, ollama, embeddings, tokenize),
+    *(batches, anthropic_batches, admin, ui),
+)
 
 
 def list_surfaces() -> list[Surface]:

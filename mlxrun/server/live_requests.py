@@ -158,9 +158,9 @@ class LiveRequest:
         text = "%s prefill %d/%d tokens after %.0f s%s"
         log.info(text, self.id, done, total, seconds, rest, extra={FIELDS: fields})
 
-    def describe_work(self) -> dict[str, Any]:
-        """Build what the log has of the engine's work: tokens, and milliseconds by phase. A phase that has
-        not begun has None; one that goes on lasts until now."""
+    def measure_phases(self) -> tuple[float | None, float | None, float | None]:
+        """Return the seconds of waiting, prefill and decoding. A phase that has not begun has None; one that
+        goes on lasts until now."""
         queue, prefill, decode = self.queue_seconds, None, None
         if self.phase == "queued":
             queue = self.age
@@ -168,6 +168,12 @@ class LiveRequest:
             prefill = (self.age if self.ttft is None else self.ttft) - (queue or 0.0)
         if self.ttft is not None:
             decode = self._last_token - self._first_token
+        return queue, prefill, decode
+
+    def describe_work(self) -> dict[str, Any]:
+        """Build what the log has of the engine's work: tokens, and milliseconds by phase, as
+        `measure_phases` has them."""
+        queue, prefill, decode = self.measure_phases()
         rate = self.tokens_per_second
         return {
             "prompt_tokens": self.prompt_tokens,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlxrun.api.choice import Choice
+from mlxrun.api.choice import Choice, parse_arguments
 from mlxrun.api.openai.response import build_response
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.core.errors import EngineDead
@@ -171,3 +171,18 @@ def test_an_error_event_is_raised() -> None:
         Choice(chat(), 0, MODEL_INFO).feed(
             TokenEvent("r", finish=FinishReason.ERROR, error=EngineDead("gone"))
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", {}),
+        ('{"a": 1}', {"a": 1}),
+        ('{"a": 1.5}', {"a": 1.5}),
+        ('{"a": 1e999}', {"a": "1e999"}),
+        ('{"a": ' + "9" * 5000 + "}", {"a": "9" * 5000}),
+    ],
+)
+def test_arguments_are_an_object(text: str, expected: Any) -> None:
+    """A number that Python or JSON cannot represent stays text."""
+    assert parse_arguments(text) == expected

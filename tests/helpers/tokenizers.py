@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from mlxrun.config.media_settings import VideoSampling
+from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 SPECIAL = (
@@ -164,6 +165,7 @@ class FakeModelInfo:
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None
     refused_media: Mapping[str, str] = field(default_factory=dict)
+    summary: ModelSummary = field(default_factory=ModelSummary)
     folder: ClassVar[Path] = Path("no weights")
 
     @property

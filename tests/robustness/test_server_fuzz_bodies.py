@@ -21,6 +21,7 @@ from tests.helpers.server_fakes import parse_events
 CHAT, COMPLETION, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 RESPONSES, COUNT = "/v1/responses", "/v1/messages/count_tokens"
 BATCHES = "/v1/messages/batches"
+OLLAMA_CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "hello"}]
 # One white pixel.
 PNG = (
@@ -132,11 +133,47 @@ GOOD: dict[str, tuple[dict[str, Any], ...]] = {
     "/tokenize": ({"prompt": "hello"}, {"messages": HI, "return_token_strs": True}),
     "/v1/detokenize": ({"tokens": [65, 66]},),
     BATCHES: ({"requests": [{"custom_id": "a", "params": {"model": "m", "max_tokens": 3, "messages": HI}}]},),
+    OLLAMA_CHAT: (
+        {"model": "m", "messages": HI, "options": {"num_predict": 4, "num_ctx": 2048}},
+        {
+            "model": "m:latest",
+            "messages": [
+                *HI,
+                {
+                    "role": "assistant",
+                    "content": "",
+                    "tool_calls": [{"function": {"name": "f", "arguments": {}}}],
+                },
+                {"role": "tool", "tool_name": "f", "content": "1"},
+                {"role": "user", "content": "?", "images": [PNG.partition(",")[2]]},
+            ],
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "stream": False,
+            "think": "low",
+            "options": {
+                "num_predict": 4,
+                "stop": ["a"],
+                "temperature": 0.5,
+                "repeat_penalty": 1.1,
+                "seed": -1,
+            },
+        },
+        {"model": "m", "messages": HI, "format": {"type": "object"}, "logprobs": True, "top_logprobs": 2},
+    ),
+    GENERATE: (
+        {"model": "m", "prompt": "hello", "system": "be brief", "options": {"num_predict": 4, "top_k": 5}},
+        {"model": "m", "prompt": "hello", "raw": True, "stream": False, "keep_alive": "5m", "context": []},
+        {"model": "m", "keep_alive": 0},
+    ),
+    "/api/embed": ({"model": "m", "input": ["hello"], "truncate": True, "dimensions": 8},),
+    "/api/embeddings": ({"model": "m", "prompt": "hello"},),
+    "/api/show": ({"model": "m", "verbose": True},),
     "/v1/batches": (
         {"input_file_id": "file-1", "endpoint": CHAT, "completion_window": "24h", "metadata": {"a": "b"}},
     ),
 }
 ANTHROPIC = (MESSAGES, COUNT, BATCHES)
+OLLAMA = "/api/"
 
 
 def deep(levels: int) -> Any:
@@ -199,6 +236,10 @@ PATHS += ("/openapi.json?x=%ED%A0%80", "/v1/files/file-0/content", "/v1/response
 PATHS += (
     "/v1/messages/batches/x/results",
     "/v1/messages/batches?limit=-1",
+    "/api/tags?x=%FF",
+    "/api/blobs/sha256:%00",
+    "/api/pull",
+    "/api/%2e%2e/x",
     "/v1/messages/batches/%00/cancel",
 )
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "TRACE")
@@ -368,6 +409,9 @@ def judge(shot: Shot, status: int, headers: Any, raw: bytes) -> None:
         _refusal(shot, json.loads(raw), status)
     elif "event-stream" in headers.get("Content-Type", ""):
         _stream(shot, parse_events(raw.decode()))
+    elif "ndjson" in headers.get("Content-Type", ""):
+        last = json.loads(raw.splitlines()[-1])
+        assert last.keys() == {"error"} or last["done"] is True, f"a stream that ends with {last} for {shot}"
 
 
 def _stream(shot: Shot, events: list[tuple[str | None, Any]]) -> None:
@@ -380,7 +424,7 @@ def _stream(shot: Shot, events: list[tuple[str | None, Any]]) -> None:
 
 def _refusal(shot: Shot, found: Any, status: int) -> None:
     error = found["error"]
-    text = error["message"]
+    text = error if isinstance(error, str) else error["message"]
     assert isinstance(text, str) and len(text) > 8, f"{status} says {text!r} for {shot}"
     for leak in ("Traceback", "object at 0x", "site-packages", "Error("):
         assert leak not in text, f"{text!r} for {shot}"
@@ -389,6 +433,9 @@ def _refusal(shot: Shot, found: Any, status: int) -> None:
     is_anthropic = shot.path in ANTHROPIC or shot.path.startswith(BATCHES)
     if (is_anthropic or "anthropic-version" in shot.headers) and not unread:
         assert set(found) == {"type", "error", "request_id"} and found["type"] == "error", (found, str(shot))
+    elif isinstance(error, str) or (shot.path in GOOD and shot.path.startswith(OLLAMA) and not unread):
+        assert shot.path == "/" or shot.path.startswith(OLLAMA), (found, str(shot))
+        assert set(found) == {"error"} and isinstance(error, str), (found, str(shot))
     else:
         assert set(error) == {"message", "type", "param", "code"}, (found, str(shot))
 
@@ -415,11 +462,14 @@ def test_the_same_seed_gives_the_same_requests() -> None:
         (MESSAGES, 400, b'{"error": {"message": "no such thing", "type": "x", "param": null, "code": "x"}}'),
         (MESSAGES, 400, b"bad request, in plain text"),
         (CHAT, 200, b'data: {"choices": []}\n\n'),
+        (GENERATE, 400, b'{"error": {"message": "no such thing", "type": "x", "param": null, "code": "x"}}'),
+        (GENERATE, 200, b'{"response": "x", "done": false}\n'),
         (MESSAGES, 200, b'event: message_start\ndata: {"type": "message_start"}\n\n'),
     ],
 )
 def test_the_judge_sees_a_bad_answer(path: str, status: int, raw: bytes) -> None:
     """Mutation: a 5xx, a refusal that says nothing, another surface's shape, and a stream without an end."""
-    headers = {"Content-Type": "text/event-stream"} if status == 200 else {}
+    kind = "application/x-ndjson" if path == GENERATE else "text/event-stream"
+    headers = {"Content-Type": kind} if status == 200 else {}
     with pytest.raises((AssertionError, ValueError)):
         judge(Shot("x", "POST", path, b"{}"), status, headers, raw)

@@ -5,20 +5,16 @@ One writer makes both, so that a stream and a message have the same blocks. An e
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
 from mlxrun.api.anthropic.request import PreparedMessage
-from mlxrun.api.choice import Choice
+from mlxrun.api.choice import Choice, parse_arguments
 from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.api.parsers.delta import Delta
 
 Json = dict[str, Any]
 Event = tuple[str, Json]
-
-_MAX_DIGITS = 4000  # of an integer; Python parses no longer ones
 
 
 class MessageWriter:
@@ -162,22 +158,6 @@ class MessageWriter:
             "cache_read_input_tokens": cached,
             "output_tokens": output,
         }
-
-
-def parse_arguments(text: str) -> Json:
-    """Parse the input of a call, a JSON object. A number that Python or JSON cannot express becomes text."""
-    found = json.loads(
-        text or "{}",
-        parse_int=lambda number: int(number) if len(number) <= _MAX_DIGITS else number,
-        parse_float=_parse_float,
-    )
-    assert isinstance(found, dict), "parsers return an object"
-    return found
-
-
-def _parse_float(text: str) -> float | str:
-    value = float(text)
-    return value if math.isfinite(value) else text
 
 
 def _event(name: str, **data: Any) -> Event:

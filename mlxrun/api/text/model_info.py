@@ -1,7 +1,7 @@
 """What the front ends need to know of a model; model/load/model_info.py implements it.
 
-Only `process` may be slow: call it on a worker thread. The names that the field `model` of a body may have
-are here too: those of the model and of its LoRA adapters.
+`process`, `summary` and a digest may be slow: call them on a worker thread. The names that the field `model`
+of a body may have are here too: those of the model and of its LoRA adapters.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlxrun.config.media_settings import Video, VideoSampling
 from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote
+from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 
 if TYPE_CHECKING:
@@ -68,6 +69,10 @@ class ModelInfo(Protocol):
     @property
     def digests(self) -> Mapping[str, str]:
         """The SHA-256 of `model`, `tokenizer` and `template`."""
+
+    @property
+    def summary(self) -> ModelSummary:
+        """The model's files in numbers. The first call reads the headers of its weights."""
 
     @property
     def processor_digest(self) -> bytes:

@@ -39,6 +39,7 @@ Interfaces (each can be switched off under `apis:`):
   OpenAI      /v1/chat/completions /v1/completions /v1/responses /v1/conversations /v1/models
               /v1/files /v1/batches
   Anthropic   /v1/messages /v1/messages/count_tokens /v1/messages/batches
+  Ollama      /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/show /api/ps /api/version
   Embeddings  /v1/embeddings /v1/rerank /v2/rerank /v1/score (for models that give them)
   Tokens      /tokenize /detokenize /tokenizer_info
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
@@ -72,7 +73,7 @@ def command(
     ray_address: str | None,
     mixed: bool,
 ) -> int:
-    """Serve a model over HTTP with the APIs of OpenAI and Anthropic.
+    """Serve a model over HTTP with the APIs of OpenAI, Anthropic and Ollama.
 
     MODEL overrides model.path of the config. It is a folder, a .gguf file, a hub id, or the last part of one.
     """

@@ -21,6 +21,7 @@ from mlxrun.config.media_settings import VideoSampling
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
+from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.load.gguf.header import GgufHeader, read_header
@@ -43,6 +44,7 @@ from mlxrun.model.load.model_files import (
     list_weight_files,
     read_json,
 )
+from mlxrun.model.load.model_summary import summarize_model
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
@@ -92,6 +94,11 @@ class LoadedModelInfo:
     kind_note: str = ""
     refused_media: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def summary(self) -> ModelSummary:
+        """See mlxrun.api.text.model_info.ModelInfo."""
+        return summarize_model(self.folder, self.config, self.gguf)
 
     def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
         """Tokens and pixels of a rendered prompt with one placeholder for each image and video. Thread-safe.

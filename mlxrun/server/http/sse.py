@@ -1,4 +1,5 @@
-"""One stream of server-sent events, kept alive while no event comes, and ended with its request.
+"""One stream of server-sent events or of JSON lines, kept alive while no event comes, and ended with its
+request.
 
 `send` waits for a slow reader. The reader holds up only its own request, since the engine's client merges
 events meanwhile. A reader that takes nothing until its request has timed out is disconnected.
@@ -22,7 +23,6 @@ EventData = Mapping[str, Any] | str
 MakePing = Callable[[], tuple[str | None, EventData]]
 DONE = "[DONE]"  # the end of a stream of OpenAI's APIs
 _HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # or proxies would hold the events back
 }
@@ -36,10 +36,12 @@ class EventStream:
     event, `ping` makes one as (event, data); without `ping` a comment with the progress is sent.
     """
 
+    content_type = "text/event-stream; charset=utf-8"
+
     def __init__(
         self, request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
     ) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+        self.response = web.StreamResponse(headers={**_HEADERS, "Content-Type": self.content_type})
         self._request = request
         self._live = live
         self._ping = ping
@@ -55,11 +57,13 @@ class EventStream:
 
     async def send(self, data: EventData, event: str | None = None) -> None:
         """Send one event. A str is sent as it is: it is JSON already, or a word such as [DONE]."""
-        text = data if isinstance(data, str) else encode_json(data)
+        await self._write(self._make_frame(data if isinstance(data, str) else encode_json(data), event))
+
+    def _make_frame(self, text: str, event: str | None) -> str:
         if "\n" in text:
             text = text.replace("\n", "\ndata: ")
         name = "" if event is None else f"event: {event}\n"
-        await self._write(f"{name}data: {text}\n\n")
+        return f"{name}data: {text}\n\n"
 
     async def _write(self, frame: str) -> None:
         async with self._starting:
@@ -97,12 +101,25 @@ class EventStream:
             pass  # the client disconnected; the next `send` raises that too
 
 
+class LineStream(EventStream):
+    """A stream of JSON lines. It has no comments, so it needs a `ping`."""
+
+    content_type = "application/x-ndjson"
+
+    def _make_frame(self, text: str, event: str | None) -> str:
+        return f"{text}\n"
+
+
 @asynccontextmanager
 async def open_stream(
-    request: web.Request, live: LiveRequest | None, *, ping: MakePing | None = None
+    request: web.Request,
+    live: LiveRequest | None,
+    *,
+    ping: MakePing | None = None,
+    kind: type[EventStream] = EventStream,
 ) -> AsyncIterator[EventStream]:
     """Open a stream. It is kept alive within the block, and ended after it unless the block raises."""
-    stream = EventStream(request, live, ping=ping)
+    stream = kind(request, live, ping=ping)
     keep_alive = asyncio.create_task(stream.keep_alive())
     try:
         yield stream

@@ -44,7 +44,7 @@ class Endpoint:
 class Surface:
     """The endpoints of one API. `name`, `needs`: the keys of `apis:` that switch it; `needs` may be empty.
     `error_body`: gets the error and the request's id. `lacking`: paths of the original API that do not exist
-    here although a pattern matches them, and why. `is_api`: /openapi.json has its paths."""
+    here, and why; they may have parts such as `{id}`. `is_api`: /openapi.json has its paths."""
 
     name: str
     endpoints: tuple[Endpoint, ...]
@@ -128,8 +128,9 @@ class Routes:
         return NotFound(f"the path {name[:200]} does not exist{suggest(request.path, paths)}{others}")
 
     def find_lacking(self, request: web.Request) -> str | None:
-        """Return why a path does not exist although a pattern matches it (`Surface.lacking`), or None."""
-        return next((s.lacking[request.path] for s in self.surfaces if request.path in s.lacking), None)
+        """Return why a path of an original API does not exist here (`Surface.lacking`), or None."""
+        rows = (row for surface in self.surfaces for row in surface.lacking.items())
+        return next((reason for path, reason in rows if _matches(path, request.path)), None)
 
     def _list_paths(self, method: str) -> list[str]:
         apis = (surface for surface in self.surfaces if surface.is_api)
@@ -141,9 +142,10 @@ ROUTES = web.AppKey("routes", Routes)
 
 
 def _find_surface(surfaces: Iterable[Surface], path: str) -> Surface | None:
-    """The first surface that has an endpoint of this path, for whatever method."""
+    """The first surface that has an endpoint of this path, for whatever method, or lacks the path."""
     for surface in surfaces:
-        if any(_matches(endpoint.path, path) for endpoint in surface.endpoints):
+        paths = (*(endpoint.path for endpoint in surface.endpoints), *surface.lacking)
+        if any(_matches(each, path) for each in paths):
             return surface
     return None
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.anthropic.request import PreparedMessage
-from mlxrun.api.anthropic.stream import MessageWriter, parse_arguments
+from mlxrun.api.anthropic.stream import MessageWriter
 from mlxrun.api.choice import Choice
 from mlxrun.api.opaque_reasoning import decode_reasoning
 from mlxrun.api.parsers.registry import choose_formats
@@ -108,18 +108,3 @@ def test_counts_add_up_to_the_prompt() -> None:
     usage = message["usage"]
     assert usage["input_tokens"] + usage["cache_read_input_tokens"] == prepare().prepared.prompt_tokens
     assert usage["output_tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", {}),
-        ('{"a": 1}', {"a": 1}),
-        ('{"a": 1.5}', {"a": 1.5}),
-        ('{"a": 1e999}', {"a": "1e999"}),
-        ('{"a": ' + "9" * 5000 + "}", {"a": "9" * 5000}),
-    ],
-)
-def test_arguments_are_an_object(text: str, expected: Json) -> None:
-    """A number that Python or JSON cannot represent stays text."""
-    assert parse_arguments(text) == expected

@@ -55,6 +55,22 @@ def test_embeddings_are_those_of_the_reference(embedder: ModelServer) -> None:
     assert body["model"] == "qwen3" and body["usage"]["prompt_tokens"] == body["usage"]["total_tokens"] > 5
 
 
+def test_ollamas_vectors_are_the_same(embedder: ModelServer) -> None:
+    """They have the length 1, which this model's have anyway."""
+    texts = list(TEXTS)
+    expected = [item["embedding"] for item in call(embedder, "/v1/embeddings", {"input": texts})[1]["data"]]
+    status, body = call(embedder, "/api/embed", {"model": "qwen3", "input": texts})
+    assert status == 200 and body["embeddings"] == pytest.approx(np.array(expected), abs=1e-6)
+    assert body["prompt_eval_count"] > 5 and body["total_duration"] > 0
+    _, short = call(embedder, "/api/embed", {"model": "qwen3", "input": texts[0], "dimensions": 8})
+    assert np.linalg.norm(short["embeddings"][0]) == pytest.approx(1) and len(short["embeddings"][0]) == 8
+    _, old = call(embedder, "/api/embeddings", {"model": "qwen3", "prompt": texts[0]})
+    assert old == {"embedding": expected[0]}
+    assert call(embedder, "/api/embed", {"model": "m", "input": []})[1]["embeddings"] == []
+    assert call(embedder, "/api/embeddings", {"model": "m"})[1] == {"embedding": []}
+    assert call(embedder, "/api/show", {"model": "m"})[1]["capabilities"] == ["embedding"]
+
+
 def test_a_prompt_by_its_name(embedder: ModelServer) -> None:
     _, body = call(embedder, "/v1/embeddings", {"input": QUERY, "prompt_name": "query"})
     assert np.abs(np.array(body["data"][0]["embedding"]) - GOLDEN["qwen3 query"][0]).max() < 1e-4

@@ -1,0 +1,1 @@
+"""Ollama's API: bodies become bodies of OpenAI's, answers become lines of JSON."""
