@@ -408,6 +408,26 @@ def sparse_recall(
     return write_report(report, json_path, print_sparse_recall_report)
 
 
+@command.command(name="memory-fit", short_help="The memory that `mlxrun fit` predicts, and what is used.")
+@click.argument("shapes", nargs=-1, metavar="[SHAPE]...")
+@click.option("--rows", default=6, show_default=True, type=click.IntRange(1, 4096))
+@click.option("--prompt", default=600, show_default=True, type=click.IntRange(2), help="Tokens of each row.")
+@click.option("--output", default=8, show_default=True, type=click.IntRange(1), help="Tokens decoded.")
+@add_json_option
+def memory_fit(shapes: tuple[str, ...], rows: int, prompt: int, output: int, json_path: Path | None) -> int:
+    """Predict the peak of models of thirteen shapes, load them, run rows, and compare with MLX's own count.
+
+    Without SHAPE, all of them: some 100 to 700 MB each in memory.
+    """
+    from benchmarks.memory_fit import NAMES, print_fit_report, run_fit_bench
+
+    if unknown := set(shapes) - set(NAMES):
+        raise click.UsageError(f"no such shape: {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
+    return write_report(
+        run_fit_bench(shapes or NAMES, rows, prompt, output, say), json_path, print_fit_report
+    )
+
+
 @command.command(name="sweep", short_help="Which families of models are computed exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option("--markdown", is_flag=True, help="Print the results as docs/models.md has them.")

@@ -6,6 +6,7 @@ import copy
 import importlib
 import math
 import zlib
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,16 @@ def write_text_model(family: str, folder: Path, seed: int = 0) -> None:
     save_tokenizer(folder)
 
 
-def write_vision_model(family: str, folder: Path, seed: int = 1) -> None:
-    """The same for a family of mlx-vlm; there is no image processor. Raises what the library raises."""
+def write_vision_model(
+    family: str, folder: Path, seed: int = 1, sizes: Mapping[str, Mapping[str, Any]] | None = None
+) -> None:
+    """The same for a family of mlx-vlm; there is no image processor. Raises what the library raises. `sizes`:
+    values of the parts of the config, such as `text_config`."""
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
     config = make_vision_config(family, VISION[family])
+    for part, values in (sizes or {}).items():
+        config[part] |= values
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     used = copy.deepcopy(config)

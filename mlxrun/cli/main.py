@@ -58,10 +58,11 @@ COMMANDS = {
     "service": "Run a server as a service of systemd or launchd.",
     "list": "List the models in the local cache of the hub.",
     "show": "Show what a model is: its architecture, size, context and licence.",
+    "fit": "Tell whether a model fits in memory, before it is downloaded.",
     "rm": "Remove a model from the local cache of the hub.",
 }
 # The folder of a command's module below mlxrun/cli/commands, where it is not that folder itself.
-FOLDERS = dict.fromkeys(("pull", "list", "show", "rm"), "models.") | dict.fromkeys(
+FOLDERS = dict.fromkeys(("pull", "list", "show", "fit", "rm"), "models.") | dict.fromkeys(
     ("score", "verify", "replay", "report", "export", "compare"), "runs."
 )
 
@@ -69,6 +70,7 @@ EPILOG = """\b
 Examples:
   mlxrun serve                                    the built-in model on http://127.0.0.1:8000
   mlxrun serve qwen3-8b-4bit                      a model of the hub, downloaded first
+  mlxrun fit qwen3-8b-4bit                        whether it fits in memory, and how many requests
   mlxrun serve -c prod.yaml                       the model of a config file
   mlxrun chat                                     talk with the server's model, or the built-in one
   mlxrun batch jobs/eval.jsonl                    run a job on the built-in model

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlxrun.evals.run_folders.run_folder import RunFolder
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.jobs.run.line_answerer import LinePreparer
+    from mlxrun.model.fit.verdict import FitReport, WantedRows
     from mlxrun.model.load.model_info import LoadedModelInfo
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -45,6 +46,17 @@ def _end_process(problem: str) -> None:
     print_error(f"mlxrun: the model cannot be loaded: {problem}")
     sys.stderr.flush()
     os._exit(STUCK_EXIT)
+
+
+def judge_fit(config: Config, wanted: WantedRows) -> FitReport:
+    """Judge whether the model of a config fits in memory. Of one on the hub, the headers of the weights are
+    enough. ModelLoadError or ConfigError as `judge_model`."""
+    from mlxrun.engine.watchdog import watch
+    from mlxrun.model.fit.verdict import judge_model
+    from mlxrun.model.load.remote_headers import open_headers
+
+    with open_headers(config.model) as model, watch("reading the model's files", _end_process):
+        return judge_model(replace(config, model=model), wanted, config.model.path)
 
 
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,18 @@ PRESETS = {path.stem: path for path in sorted((Path(__file__).parent / "presets"
 def render_preset(name: str, schema: str) -> str:
     """Return the config of that name in PRESETS; editors find the JSON Schema at `schema`."""
     return f"{_point_to(schema)}\n{PRESETS[name].read_text(encoding='utf-8')}"
+
+
+def render_short_file(comment: str, values: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a config with these values by section and key, under a comment."""
+    lines = [*_wrap_comment(comment, ""), "version: 1"]
+    for section, found in values.items():
+        lines += [
+            "",
+            f"{section}:",
+            *(f"  {key}: {escape_references(render_yaml(value))}" for key, value in found.items()),
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _point_to(schema: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -111,6 +112,19 @@ class MemoryBudget:
     def fits(self, lengths: Sequence[int], prefill_tokens: int) -> bool:
         spare = self.compute_spare_bytes(lengths, prefill_tokens)
         return spare is None or spare >= 0
+
+    def compute_rows_bytes(self, rows: int, tokens: int, chunk: int) -> int:
+        """Bytes in use while the last of so many rows of `tokens` tokens joins the others. `chunk`: prompt
+        tokens of the smallest step."""
+        return self.compute_needed_bytes([tokens], min(chunk, tokens), [tokens] * (rows - 1))
+
+    def find_max_rows(self, tokens: int, most: int, chunk: int) -> int:
+        """The most rows of so many tokens that are admitted together, up to `most`; 0: not even one."""
+        if self.limit == 0:
+            return most
+        return bisect_right(
+            range(1, most + 1), self.limit, key=lambda rows: self.compute_rows_bytes(rows, tokens, chunk)
+        )
 
     def find_max_length(self, start: int, stop: int, chunk: int) -> int:
         """The most tokens that a row alone may hold, between `start`, which is known to fit, and `stop`.

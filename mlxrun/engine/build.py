@@ -15,8 +15,8 @@ import logging
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 
-from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.draft_source import CheckedSource
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.core.memory_budget import MemoryBudget, RequestLimits
@@ -121,7 +121,7 @@ def _build_engine(
         costs=costs,
         drafts=drafts,
     )
-    _warn_of_short_rows(memory, model_info, scheduler.token_budget.min_chunk)
+    _log_rows(memory, model_info, config.scheduler.max_running, scheduler.token_budget.min_chunk)
     pooling = None
     if model_info.pooled is not None:
         vectors = build_decoder_runner(config, model_info, model.caller)
@@ -148,10 +148,16 @@ def _build_engine(
     )
 
 
-def _warn_of_short_rows(memory: MemoryBudget, info: LoadedModelInfo, min_chunk: int) -> None:
-    """Where memory, not the context, limits a request: its answer then ends sooner than was asked."""
+def _log_rows(memory: MemoryBudget, info: LoadedModelInfo, most: int, min_chunk: int) -> None:
+    """Log how many of `most` rows fit in memory, and warn where memory, not the context, limits a request:
+    its answer then ends sooner than was asked."""
     if info.pooled is not None:
         return
+    if memory.limit:
+        rows = memory.find_max_rows(info.context_length, most, min_chunk)
+        text = "memory: %s of the %s that may be used without rows; %d of %d rows of %d tokens fit at a time"
+        used, limit = format_rounded(memory.weights), format_rounded(memory.limit)
+        log.info(text, used, limit, rows, most, info.context_length)
     longest = memory.find_max_length(2, info.context_length, min_chunk)
     if longest < info.context_length:
         log.warning(
@@ -166,18 +172,14 @@ def _make_memory(
 ) -> MemoryBudget:
     """The sum that admission checks, with images, what chooses tokens of prompts, and what drafts.
     ConfigError if no request fits in it."""
-    config, small = model.config, [each for each in (choosing, drafting) if each is not None]
-    images = 0
-    if model.info.vision:
-        images = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
+    small = [each for each in (choosing, drafting) if each is not None]
     memory = make_memory_budget(
-        config.scheduler,
+        model.config,
+        model.info,
         model.caller.model,
-        read_hidden_size(model.info.config),
         model.cache,
         model.vocab,
         sum(each.nbytes for each in small),
-        images,
         model.methods.quantization,
     )
     if drafting is not None:

@@ -280,3 +280,15 @@ def test_a_row_in_two_models_takes_what_it_takes_in_each() -> None:
         )
     packed = Footprint(per_token=8, step=1, packed_per_token=2).add(Footprint(per_token=4, step=1))
     assert packed.compute_row_bytes(10, decoding=True) == 10 * (2 + 4)
+
+
+def test_the_most_rows_are_those_that_admission_takes() -> None:
+    """The last row joins the others: it and the longest are copied then."""
+    memory = MemoryBudget(limit=200, weights=20, transient=1, footprint=Footprint(per_token=1, step=1))
+    assert memory.compute_rows_bytes(1, 10, 4) == 20 + 2 * 10 + 4
+    assert memory.compute_rows_bytes(3, 10, 4) == 20 + 3 * 10 + 10 + 4
+    assert memory.compute_rows_bytes(1, 2, 4) == 20 + 2 * 2 + 2
+    rows = memory.find_max_rows(10, 32, 4)
+    assert memory.compute_rows_bytes(rows, 10, 4) <= 200 < memory.compute_rows_bytes(rows + 1, 10, 4)
+    assert memory.find_max_rows(10, 3, 4) == 3 and memory.find_max_rows(100, 3, 4) == 0
+    assert MemoryBudget().find_max_rows(10, 7, 4) == 7

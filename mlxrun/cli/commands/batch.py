@@ -19,11 +19,13 @@ from mlxrun.cli.options import (
     name_model,
     say,
 )
-from mlxrun.cli.run_setup import load_preparer, make_command_setup
+from mlxrun.cli.run_setup import judge_fit, load_preparer, make_command_setup
+from mlxrun.core.errors import MlxrunError
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.settings import Config
     from mlxrun.jobs.records.run_paths import JobPaths
     from mlxrun.jobs.run.job_run import JobOptions, JobSetup
     from mlxrun.jobs.scoring.eval_spec import EvalReader
@@ -177,6 +179,16 @@ async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals:
     return outcome.exit_code
 
 
+def _describe_memory(config: Config, tokens: int) -> str:
+    """Whether rows of so many tokens fit, and how many at a time."""
+    from mlxrun.model.fit.verdict import WantedRows
+
+    try:
+        return judge_fit(config, WantedRows(tokens=tokens)).verdict
+    except MlxrunError as error:
+        return f"not known: {error}"
+
+
 async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -> int:
     from mlxrun.jobs.lines.job_check import check_job
     from mlxrun.jobs.run.progress import pluralize
@@ -184,7 +196,7 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     def report(number: int, reason: str) -> None:
         say(f"{paths.job}:{number}: {reason}")
 
-    _, preparer = load_preparer(loaded.config, paths.job.parent, weights=False)
+    model_info, preparer = load_preparer(loaded.config, paths.job.parent, weights=False)
     found = await check_job(paths.job, preparer, options.limit, report)
     refused = f"{found.refused} would be refused" if found.refused else "none would be refused"
     print_line(f"{pluralize(found.lines, 'line')}, {refused}")
@@ -193,4 +205,7 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     )
     print_line(f"{pluralize(found.prompt_tokens, 'prompt token')}, the longest prompt has {found.longest}")
     print_line(pluralize(found.images, "image"))
+    if found.largest and model_info.pooled is None:
+        largest = min(found.largest, model_info.context_length)
+        print_line(f"memory: {_describe_memory(loaded.config, largest)}")
     return 1 if found.refused else 0

@@ -49,13 +49,15 @@ Report = Callable[[int, str], None]  # line number, reason
 
 @dataclass(slots=True)
 class CheckedLines:
-    """Totals of the lines, and the longest prompt in tokens."""
+    """Totals of the lines. In tokens, `longest`: the longest prompt; `largest`: the most of a prompt and its
+    answer together."""
 
     lines: int = 0
     refused: int = 0
     requests: int = 0
     prompt_tokens: int = 0
     longest: int = 0
+    largest: int = 0
     max_tokens: int = 0
     images: int = 0
 
@@ -64,6 +66,9 @@ class CheckedLines:
         self.requests += len(prepared.requests)
         self.prompt_tokens += prepared.prompt_tokens
         self.longest = max(self.longest, *(len(request.prompt) for request in prepared.requests))
+        self.largest = max(
+            self.largest, *(len(request.prompt) + request.params.max_tokens for request in prepared.requests)
+        )
         self.max_tokens += sum(request.params.max_tokens for request in prepared.requests)
         self.images += sum(len(request.image_spans) for request in prepared.requests[:: prepared.n])
 

@@ -233,22 +233,30 @@ class _EngineAttention:
     calls_per_launch = 0
     calls = 0
     check: AttentionCall | None = None
+    on_cpu: AttentionCall = staticmethod(device_attention.compute_attention)
 
 
 @contextmanager
-def use_engine_attention(calls_per_launch: int = 0, check: AttentionCall | None = None) -> Iterator[None]:
+def use_engine_attention(
+    calls_per_launch: int = 0,
+    check: AttentionCall | None = None,
+    on_cpu: AttentionCall = device_attention.compute_attention,
+) -> Iterator[None]:
     """Within the block, forwards are the engine's own: on a CPU they attend as device_attention.py does.
 
     `calls_per_launch`: how many results of attention over plain arrays are launched together, 0: none. So a
     device computes the first layers of a prompt while Python builds the later ones. `check`: called before
-    each call of the engine's attention, with the same arguments.
+    each call of the engine's attention, with the same arguments. `on_cpu`: called in place of
+    `compute_attention`.
     """
     _EngineAttention.enabled, _EngineAttention.calls = True, 0
     _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
+    before, _EngineAttention.on_cpu = _EngineAttention.on_cpu, staticmethod(on_cpu)
     try:
         yield
     finally:
         _EngineAttention.enabled, _EngineAttention.check = False, None
+        _EngineAttention.on_cpu = staticmethod(before)
 
 
 def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
@@ -268,7 +276,8 @@ def attend_plain(
     """The engine's attention over plain arrays: device_attention.py if it supports all arguments, else the
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
-        return device_attention.compute_attention(queries, keys, values, scale, mask)
+        attended: mx.array = _EngineAttention.on_cpu(queries, keys, values, scale, mask)
+        return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
         return device_attention.attend_causally(queries, keys, values, scale)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, **kwargs)

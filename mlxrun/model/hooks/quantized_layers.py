@@ -195,13 +195,15 @@ def count_weights(layer: Any) -> int:
     return int(layer["weight"].size) * 32 // int(layer.bits)
 
 
-def hold_dequantized(layers: Iterable[nn.Module], dtype: mx.Dtype) -> None:
-    """Replace quantized weights by plain ones of this type, one at a time, so that memory is bounded."""
+def hold_dequantized(layers: Iterable[nn.Module], dtype: mx.Dtype, *, lazy: bool = False) -> None:
+    """Replace quantized weights by plain ones of this type, one at a time, so that memory is bounded.
+    `lazy`: compute none, so that only shapes are known."""
     for module in layers:
         plain = _find_plain_class(module)
         assert plain is not None
         weight = dequantize_weight(module, dtype)
-        mx.eval(weight)
+        if not lazy:
+            mx.eval(weight)
         for name in ("scales", "biases"):
             module.pop(name, None)
         module.weight = weight

@@ -38,7 +38,13 @@ from mlxrun.model.hooks.quantized_layers import (
     list_quantized,
     multiply,
 )
-from mlxrun.model.machine.decisions import Machine, QuantizedWeights, decide_weights
+from mlxrun.model.machine.decisions import (
+    Decision,
+    Machine,
+    QuantizedWeights,
+    WeightsInMemory,
+    decide_weights,
+)
 from mlxrun.model.machine.device import get_backend, get_memory_limit, get_total_memory, warm_device
 
 log = logging.getLogger(__name__)
@@ -110,18 +116,8 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     kinds = tuple(describe_quantization(model))
     if not kinds:
         return PLAIN_WEIGHTS
-    choice, backend = config.model.dequantize, get_backend()
-    # On a GPU, experts decode as fast quantized or faster (measured on CUDA), at a quarter of the memory.
-    keeps_experts = choice == "auto" and backend != "cpu"
-    layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
-    # In reproducible mode the choice must not depend on what other processes use just now.
-    usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
-    limit = config.scheduler.memory_limit or usual_limit
-    quantized = QuantizedWeights(sum(count_weights(layer) for layer in layers) * dtype.size)
-    machine = Machine(backend, limit)
-    decided = decide_weights(machine, quantized, limit, choice, config.engine.reproducible)
-    if decided.value == "refused":
-        raise _make_refusal(quantized.dequantized, limit)
+    backend = get_backend()
+    layers, decided = plan_weights(model, config, dtype)
     seconds: dict[str, dict[int, float]] = {}
     table, held = FIXED_TABLES[backend], decided.value == "held"
     if decided.value in ("timed", "timed_methods"):
@@ -143,6 +139,29 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
     )
     log.info("weights: %s", form.describe())
     return form
+
+
+def plan_weights(
+    model: nn.Module, config: Config, dtype: mx.Dtype, limit: int | None = None
+) -> tuple[list[nn.Module], Decision[WeightsInMemory]]:
+    """The layers that would be held dequantized, and whether they are, by sizes alone. ConfigError if the
+    config refuses both forms. `limit`: the memory limit, None: that of the config or of this device."""
+    choice, backend = config.model.dequantize, get_backend()
+    # On a GPU, experts decode as fast quantized or faster (measured on CUDA), at a quarter of the memory.
+    keeps_experts = choice == "auto" and backend != "cpu"
+    layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
+    if limit is None:
+        # In reproducible mode the choice must not depend on what other processes use just now.
+        usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
+        limit = config.scheduler.memory_limit or usual_limit
+    quantized = QuantizedWeights(sum(count_weights(layer) for layer in layers) * dtype.size)
+    quantizes = next(describe_quantization(model), None) is not None
+    decided = decide_weights(
+        Machine(backend, limit), quantized if quantizes else None, limit, choice, config.engine.reproducible
+    )
+    if decided.value == "refused":
+        raise _make_refusal(quantized.dequantized, limit)
+    return layers, decided
 
 
 def _make_refusal(needed: int, limit: int) -> ConfigError:

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
+from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import CacheSettings, Config, SchedulerSettings
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, ModelLoadError
@@ -67,8 +68,11 @@ def choose_quantization(settings: CacheSettings, cache: Sequence[Any]) -> KVQuan
     raise ConfigError(f"cache.kv_bits: {bits} is not possible for this model: {problem}")
 
 
-def measure_footprint(cache: Sequence[Any], quantization: KVQuantization | None = None) -> Footprint:
-    """Bytes of a row in the decode batch. `cache`: caches [1, ...] that hold a few tokens."""
+def measure_footprint(
+    cache: Sequence[Any], quantization: KVQuantization | None = None, padding: float = PADDING_FACTOR
+) -> Footprint:
+    """Bytes of a row in the decode batch. `cache`: caches [1, ...] that hold a few tokens; `padding`: the
+    factor of keys and values, 1: without what buffers have to spare."""
     per_token, packed, fixed, windows = 0, 0, 0, []
     for layer in layer_caches.flatten_caches(cache):
         if layer_caches.get_kind(layer) not in (LayerKind.KV, LayerKind.WINDOW):
@@ -82,11 +86,11 @@ def measure_footprint(cache: Sequence[Any], quantization: KVQuantization | None 
             per_token += size
             packed += sum(_count_packed_bytes(a, quantization) for a in (layer.keys, layer.values))
         else:
-            windows.append((window, int(size * PADDING_FACTOR)))
-    full = int(per_token * PADDING_FACTOR)
+            windows.append((window, int(size * padding)))
+    full = int(per_token * padding)
     if quantization is None:
         return Footprint(full, fixed, tuple(windows), BUFFER_STEP)
-    packed = int(packed * PADDING_FACTOR)
+    packed = int(packed * padding)
     return Footprint(full, fixed, tuple(windows), BUFFER_STEP, packed, quantization.start)
 
 
@@ -126,26 +130,25 @@ def _get_limit(settings: SchedulerSettings) -> int:
 
 
 def make_memory_budget(
-    settings: SchedulerSettings,
+    config: Config,
+    info: LoadedModelInfo,
     model: nn.Module,
-    hidden: int,
     cache: Sequence[Any],
     vocab: int,
     beside: int = 0,
-    images: int = 0,
     quantization: KVQuantization | None = None,
 ) -> MemoryBudget:
-    """The memory budget that admission checks. `hidden`: width of the model; `vocab`: width of its logits;
-    `beside`: bytes that count as weights, such as a draft model; `images`: bytes of front ends for decoded
-    images."""
+    """The memory budget that admission checks, with space for decoded images if the model takes them.
+    `vocab`: width of its logits; `beside`: bytes that count as weights, such as a draft model."""
+    scheduler = config.scheduler
+    images = get_image_bytes(config.media.memory_bytes, scheduler.memory_limit) if info.vision else 0
     itemsize = max((a.itemsize for a in layer_caches.list_all_arrays(cache)), default=4)
-    weights = count_weight_bytes(model)
-    logits = settings.max_running * vocab * 4 * 4
+    logits = scheduler.max_running * vocab * 4 * 4
     return MemoryBudget(
-        limit=_get_limit(settings),
-        weights=weights + logits + beside + images,
+        limit=_get_limit(scheduler),
+        weights=count_weight_bytes(model) + logits + beside + images,
         images=images,
-        transient=hidden * itemsize * ACTIVATION_FACTOR,
+        transient=read_hidden_size(info.config) * itemsize * ACTIVATION_FACTOR,
         footprint=measure_footprint(cache, quantization),
     )
 
@@ -171,7 +174,7 @@ def check_memory(config: Config, *models: LoadedModelInfo) -> None:
     itemsize = None if (dtype := choose_dtype(config.model)) is None else dtype.size
     weights = copied = work = rows = 0
     for info in models:
-        sizes = list(_list_sizes(info, itemsize))
+        sizes = list(list_tensor_bytes(info, itemsize))
         weights += sum(loaded for _, loaded in sizes)
         # Those that are converted are in memory twice, a group at a time.
         converted = [own for own, loaded in sizes if own != loaded]
@@ -201,7 +204,7 @@ def _list_limits(config: Config) -> list[MemoryLimit]:
     return [limit for limit in list_limits() if not (given and limit.name == MACHINE)]
 
 
-def _list_sizes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[tuple[int, int]]:
+def list_tensor_bytes(info: LoadedModelInfo, itemsize: int | None) -> Iterator[tuple[int, int]]:
     """Bytes of each tensor in the model's files, and in memory as numbers of `itemsize` bytes; None: as in
     the files."""
     if info.gguf is None:

@@ -100,7 +100,7 @@ def _search_community(name: str, local: Sequence[str]) -> list[str]:
 
     first = re.split(r"[-_.]", name)[0]
     api, found = HfApi(), []
-    with _convert_errors(name, local):
+    with convert_hub_errors(name, local):
         for query in dict.fromkeys((name, first)):
             found += [model.id for model in api.list_models(author=COMMUNITY, search=query, limit=_MAX_FOUND)]
             if any(_shorten(each) == name.casefold() for each in found):
@@ -112,7 +112,7 @@ def look_up(hub_id: str, revision: str | None = None) -> HubModel:
     """What the hub says of a model, before its weights are downloaded. ModelLoadError if it has none."""
     from huggingface_hub import HfApi, snapshot_download
 
-    with _convert_errors(hub_id, ()):
+    with convert_hub_errors(hub_id):
         info = HfApi().model_info(hub_id, revision=revision)
         wanted = snapshot_download(
             hub_id, revision=revision, allow_patterns=[*SMALL_FILES, *WEIGHT_FILES], dry_run=True
@@ -140,7 +140,7 @@ def remove_cached_model(hub_id: str) -> int:
 
 
 @contextmanager
-def _convert_errors(name: str, local: Sequence[str]) -> Iterator[None]:
+def convert_hub_errors(name: str, local: Sequence[str] = ()) -> Iterator[None]:
     """Turn the hub's errors into sentences. `local`: names that are in the cache."""
     from huggingface_hub.errors import (
         GatedRepoError,

@@ -21,6 +21,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.install import install_hooks
+from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
@@ -51,41 +52,62 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
     be loaded."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    model, unused, dtype = load_lazily(settings, info)
+    try:
+        adapters = read_adapters(model, settings.adapters, vision=info.vision)
+        check_digests(settings, info)
+    except _OF_FILES as error:
+        raise _make_error(info, error) from error
+    rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
+    form, hooks = install_hooks(model, config, dtype or find_dtype(model), rows, adapters, dtype)
+    form = replace(form, unused=unused)
+    evaluate_parameters(model, info.name)
+    limit_buffers(config.scheduler.memory_limit)
+    caller = make_caller(config, info, model, form, rows)
+    caller.hooks = hooks
+    return caller
+
+
+def load_lazily(
+    settings: ModelSettings, info: LoadedModelInfo
+) -> tuple[Any, tuple[str, ...], mx.Dtype | None]:
+    """The library's model, whose weights are not read yet, and the names of those that it does not use. Last,
+    the type to which they are cast; None: as in the files. ModelLoadError or ConfigError as `load_caller`."""
     try:
         model, unused = _load_vision(settings, info) if info.vision else _load_text(settings, info)
         if settings.adapter is not None:
             model = apply_adapter(model, settings.adapter, vision=info.vision)
-        adapters = read_adapters(model, settings.adapters, vision=info.vision)
-        check_digests(settings, info)
     except _OF_FILES as error:
-        if isinstance(error, RuntimeError):
-            for file in sorted(info.folder.glob("*.safetensors")):  # whose damage the library did not name
-                read_tensors(file)
-        raise ModelLoadError(f"{info.folder}: {_describe_error(error)}") from error
+        raise _make_error(info, error) from error
     dtype = choose_dtype(settings)
     if dtype is None and info.gguf is not None:
         # Norms are in float32 beside matrices in float16; mixed, every activation would become float32.
         is_bfloat = any(tensor.type == "BF16" for tensor in info.gguf.tensors.values())
-        dtype = mx.bfloat16 if is_bfloat else _find_dtype(model)
+        dtype = mx.bfloat16 if is_bfloat else find_dtype(model)
     if dtype is not None:
         model.set_dtype(dtype)
     model.eval()
-    rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
-    form, hooks = install_hooks(model, config, dtype or _find_dtype(model), rows, adapters, dtype)
-    form = replace(form, unused=unused)
-    evaluate_parameters(model, info.name)
-    limit_buffers(config.scheduler.memory_limit)
-    if info.vision:
-        # Features of images are reused bit by bit only where all images of a prompt are the same.
-        exact_sets_only = config.engine.reproducible
-        line_break = getattr(info.processor, "image_break_token_id", None)
-        caller: ModelCaller = VisionModelCaller(
-            model, config.cache.image_bytes, exact_sets_only, line_break, form, rows
-        )
-    else:
-        caller = ModelCaller(model, form, rows)
-    caller.hooks = hooks
-    return caller
+    return model, unused, dtype
+
+
+def _make_error(info: LoadedModelInfo, error: Exception) -> ModelLoadError:
+    """The error that the model's files cannot be loaded."""
+    if isinstance(error, RuntimeError):
+        for file in sorted(info.folder.glob("*.safetensors")):  # whose damage the library did not name
+            read_tensors(file)
+    return ModelLoadError(f"{info.folder}: {_describe_error(error)}")
+
+
+def make_caller(
+    config: Config, info: LoadedModelInfo, model: Any, form: WeightForm, rows: RowAdapters
+) -> ModelCaller:
+    """The caller of a library's model."""
+    if not info.vision:
+        return ModelCaller(model, form, rows)
+    # Features of images are reused bit by bit only where all images of a prompt are the same.
+    exact_sets_only = config.engine.reproducible
+    line_break = getattr(info.processor, "image_break_token_id", None)
+    return VisionModelCaller(model, config.cache.image_bytes, exact_sets_only, line_break, form, rows)
 
 
 def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
@@ -98,9 +120,9 @@ def check_digests(settings: ModelSettings, info: LoadedModelInfo) -> None:
             raise ConfigError(f"model.adapters: {adapter.name}: {text}")
 
 
-def _find_dtype(model: Any) -> mx.Dtype:
-    """The type of activations: that of most floating-point parameters of the language model, without those of
-    LoRA adapters, which are in float32 whatever the model's type is."""
+def find_dtype(model: Any) -> mx.Dtype:
+    """The type of activations: that of most floating-point parameters of the language model. Those of LoRA
+    adapters do not count, as they are in float32 whatever the model's type is."""
     parameters = tree_flatten(getattr(model, "language_model", model).parameters())
     dtypes = [array.dtype for name, array in parameters if ".lora_" not in name]
     found = Counter(dtype for dtype in dtypes if mx.issubdtype(dtype, mx.floating))

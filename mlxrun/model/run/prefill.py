@@ -86,9 +86,11 @@ class PrefillRunner:
             else:
                 self._forward_single(group[0], rows[group[0].request_id], output)
             for chunk in group:
-                output.arrays += list_all_arrays(rows[chunk.request_id].cache)
                 ready = due.pop_ready(chunk.request_id, chunk.stop)
                 output.snapshots += self._copier.copy_rows(ready, lambda rid: rows[rid].view_cache())
+        # Not those after earlier chunks of a row: they would stay in memory until the step is collected.
+        for rid in dict.fromkeys(chunk.request_id for chunk in chunks):
+            output.arrays += list_all_arrays(rows[rid].cache)
         output.arrays += self._copier.list_arrays(output.snapshots)
         output.arrays += [array for part in output.prompt_logprobs for array in part.list_arrays()]
         return output

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from mlxrun.cli.commands import batch
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from mlxrun.core.request import Request, TokenEvent
+from mlxrun.model.fit.verdict import WantedRows
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, by_id, chat, chats, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -157,9 +159,20 @@ def test_the_summary_of_a_limited_run_of_a_finished_job(
     assert out.count(" lines done: ") == 2 and "--limit" not in out
 
 
-def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
-    """Counts lines, tokens and images, shows what would be refused; no engine, no file."""
+def test_dry_run(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counts lines, tokens and images, shows what would be refused, and what memory the rows need; no engine,
+    no file."""
     from PIL import Image
+
+    def judge(config: Config, wanted: WantedRows) -> SimpleNamespace:
+        return SimpleNamespace(verdict=f"rows of {wanted.tokens} tokens")
+
+    monkeypatch.setattr(batch, "judge_fit", judge)
 
     Image.new("RGB", (4, 4)).save(tmp_path / "a.png")
     parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": {"url": "a.png"}}]
@@ -176,6 +189,7 @@ def test_dry_run(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Captu
         "3 answers with at most 17 tokens in total",
         "50 prompt tokens, the longest prompt has 30",
         "1 image",
+        "memory: rows of 37 tokens",
     ]
     assert [line.split(": ")[0] for line in err.splitlines()] == [f"{job}:{n}" for n in (3, 4, 5)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "job.jsonl"]

@@ -7,14 +7,17 @@ from dataclasses import replace
 import mlx.core as mx
 import pytest
 
-from mlxrun.config.settings import SchedulerSettings
+from mlxrun.config.settings import Config, MediaSettings, ModelSettings, SchedulerSettings
+from mlxrun.core.memory_budget import MemoryBudget
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.footprint import (
+    ACTIVATION_FACTOR,
     PADDING_FACTOR,
     make_encoder_budget,
     make_memory_budget,
     measure_footprint,
 )
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.runner_driver import load_tiny_caller
@@ -61,13 +64,20 @@ def test_recurrent_states_are_fixed(zoo: Zoo) -> None:
 def test_the_budget_has_room_for_weights_and_the_logits_of_all_rows(zoo: Zoo, rows: int) -> None:
     caller = load(zoo, "llama")
     cache, vocab = run_trial_forward(caller)
+    info = load_model_info(ModelSettings(path=str(zoo.text("llama"))))
+
+    def make(settings: SchedulerSettings, vision: bool = False, beside: int = 0) -> MemoryBudget:
+        config = Config(scheduler=settings, media=MediaSettings(memory_bytes=500))
+        made = replace(info, vision=vision)
+        return make_memory_budget(config, made, caller.model, cache, vocab, beside)
+
     settings = SchedulerSettings(max_running=rows, memory_limit=10**9, memory_headroom=0.25)
-    budget = make_memory_budget(settings, caller.model, 64, cache, vocab)
-    assert budget.limit == 750_000_000
-    one = make_memory_budget(SchedulerSettings(max_running=1), caller.model, 64, cache, vocab)
-    assert budget.weights - one.weights == (rows - 1) * vocab * 16
-    more = make_memory_budget(settings, caller.model, 64, cache, vocab, beside=1000, images=500)
+    budget = make(settings)
+    assert budget.limit == 750_000_000 and budget.images == 0
+    assert budget.transient == 64 * 4 * ACTIVATION_FACTOR
+    assert budget.weights - make(SchedulerSettings(max_running=1)).weights == (rows - 1) * vocab * 16
+    more = make(settings, vision=True, beside=1000)
     assert more.weights - budget.weights == 1500 and more.images == 500
     least = replace(settings, memory_limit=1)
-    assert make_memory_budget(least, caller.model, 64, cache, vocab).limit == 1, "0 would be unlimited"
+    assert make(least).limit == 1, "0 would be unlimited"
     assert make_encoder_budget(least, 64, 1000).limit == 1

@@ -78,7 +78,7 @@ def test_adapters_do_not_decide_the_type_of_activations(zoo: Zoo) -> None:
     linear_to_lora_layers(model, 2, LORA)
     dtypes = [array.dtype for _, array in tree_flatten(model.parameters())]
     assert dtypes.count(mx.float32) > dtypes.count(mx.bfloat16) > 0
-    assert loader._find_dtype(model) == mx.bfloat16
+    assert loader.find_dtype(model) == mx.bfloat16
 
 
 def test_prefixes_of_other_weights_are_not_used(zoo: Zoo, adapter: Make, tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ def test_a_request_is_prefilled_by_chunks_and_decoded(zoo: Zoo, methods: Compute
     assert len(list_tokens(results, "a")) == 9
 
 
+def test_a_step_holds_a_rows_newest_caches_only(zoo: Zoo) -> None:
+    """Not those between two chunks, which would be in memory until the step is collected."""
+    runner = make_runner(zoo.text("llama"), ComputeMethods())
+    (plan,) = plan_start(make_request("a", 2))
+    chunks = (PrefillChunk("a", 0, 16), PrefillChunk("a", 16, 32))
+    runner.execute(replace(plan, prefill=chunks))
+    assert len(runner._launched.prefilled) == 2 * 3, "keys and values of three layers"
+
+
 def test_tokens_lag_one_step_behind(zoo: Zoo) -> None:
     """Decode-ahead: what a step returns was sampled by the step before."""
     runner = make_runner(zoo.text("llama"), ComputeMethods())

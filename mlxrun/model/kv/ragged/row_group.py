@@ -93,7 +93,7 @@ class KVBuffer:
     def trim(self, width: int) -> None:
         """Release memory if most rows have left."""
         if self.keys is not None and self.keys.shape[0] > 2 * (
-            self.rows + self._count_spare_rows(self.rows, width)
+            self.rows + count_spare_rows(self.rows, width)
         ):
             self._rebuild([], width, width)
 
@@ -110,8 +110,8 @@ class KVBuffer:
         present = None if self.rows == 0 else self.view(width)
         count = self.rows + len(rows)
         end = min(end, max([width if self.rows else 0, *(row.length for row in rows)]))
-        tokens = round_up(end + 1 + end // 16)  # new memory is slow to get on a GPU: grow in proportion
-        capacity = count + max(expected, self._count_spare_rows(count, tokens)) if rows else count
+        tokens = choose_buffer_tokens(end)
+        capacity = count + max(expected, count_spare_rows(count, tokens)) if rows else count
         keys, values = present or rows[0][:2]
         self.keys = mx.zeros((capacity, keys.shape[1], tokens, keys.shape[3]), keys.dtype)
         self.values = mx.zeros((capacity, values.shape[1], tokens, values.shape[3]), values.dtype)
@@ -121,9 +121,17 @@ class KVBuffer:
         self.end = end
         self._write_rows(rows)
 
-    def _count_spare_rows(self, rows: int, tokens: int) -> int:
-        """Rows to keep space for: none for the first row, which may well stay the only one."""
-        return max(rows // 4, SPARE_TOKENS // tokens if rows > 1 else 0)
+
+def count_spare_rows(rows: int, tokens: int) -> int:
+    """Rows to keep space for: none for the first row, which may well stay the only one. `tokens`: of a row's
+    buffer."""
+    return max(rows // 4, SPARE_TOKENS // tokens if rows > 1 else 0)
+
+
+def choose_buffer_tokens(length: int) -> int:
+    """The tokens of a new buffer for rows of up to `length` tokens. New memory is slow to get on a GPU, so it
+    grows in proportion."""
+    return round_up(length + 1 + length // 16)
 
 
 def round_up(tokens: int) -> int:
