@@ -144,7 +144,7 @@ def list_unknown_keys(text: str) -> set[str]:
     keys = {f"{field.section}.{field.key}" for field in list_fields().values() if field.section}
     sections = "|".join(section.name for section in list_sections().values())
     written = re.findall(rf"`(?:--set )?((?:{sections})\.[a-z_]+)(?=[`:=])", text)
-    return {key for key in set(written) - keys if not is_module(key)}
+    return {key for key in set(written) - keys if not is_module(key) and not key.endswith(".js")}
 
 
 def is_module(name: str) -> bool:

@@ -50,6 +50,7 @@ FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key o
     "openai": ("/v1/chat/completions", {"messages": _MESSAGES}),
     "responses": ("/v1/responses", {"input": "What is 2 + 3?"}),
     "anthropic": ("/v1/messages", {"max_tokens": 1000, "messages": _MESSAGES}),
+    "ollama": ("/api/chat", {"messages": _MESSAGES, "stream": False}),
     "embeddings": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
     "tokenize": ("/tokenize", {"prompt": "What is 2 + 3?"}),
     "batches": ("/v1/batches", None),
@@ -61,7 +62,8 @@ _UNTEMPLATED_REQUESTS = {
 } | {
     "openai": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30})
 }  # of a model without a chat template
-GENERATING = ("openai", "responses", "anthropic")  # of these keys
+GENERATING = ("openai", "responses", "anthropic", "ollama")  # of these keys
+_NAMING = ("/v1/messages", "/api/chat")  # whose bodies name the model
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -308,7 +310,7 @@ def format_welcome(app: web.Application, url: str) -> list[str]:
     if api_keys and path != "/health":
         command += " -H 'Authorization: Bearer YOUR_KEY'"
     if body is not None:
-        content = json.dumps({"model": model.name} | body if path == "/v1/messages" else body)
+        content = json.dumps({"model": model.name} | body if path in _NAMING else body)
         command += f" -H 'Content-Type: application/json' -d {shlex.quote(content)}"
     names = ", ".join(served) or "every API is switched off (apis)"
     what = f"{model.name}, {kind}, context of {model.context_length} tokens"

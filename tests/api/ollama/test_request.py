@@ -145,7 +145,7 @@ def test_a_seed_of_minus_one_is_random() -> None:
 def test_an_option_without_effect_is_logged(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ignored_fields, "_logged", set())
+    monkeypatch.setattr(ignored_fields, "logged_fields", set())
     caplog.set_level(logging.INFO)
     read(options={"num_ctx": 8192}, keep_alive="5m")
     assert "'options.num_ctx'" in caplog.text and "'keep_alive'" in caplog.text
