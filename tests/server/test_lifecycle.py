@@ -353,7 +353,7 @@ async def test_a_model_without_a_chat_template_is_asked_for_a_completion(
     if "-d" in command:
         assert (await life.post(path, json.loads(command[command.index("-d") + 1])))[0] == 200
     messages = [record.getMessage() for record in caplog.records if "chat template" in record.getMessage()]
-    assert len(messages) == 1 and "/v1/messages answer 400; set model.chat_template" in messages[0]
+    assert len(messages) == 1 and "/v1/messages, /api/chat answer 400; set model.chat_template" in messages[0]
     life.stop.set()
     assert await life.task == 0
 

@@ -51,9 +51,7 @@ def test_the_container_file() -> None:
     assert "COPY mlxrun-*.whl " in text and Path(f"mlxrun-{__version__}-py3-none-any.whl").match(
         "mlxrun-*.whl"
     )
-    assert text.count("ARG BACKEND=cpu") == 1 and set(re.findall(r"\[([a-z]+)\]\"", text)) == {
-        "cuda",
-        "vision",
-    }
-    assert {"cuda", "vision"} <= PROJECT["optional-dependencies"].keys() and 'ENTRYPOINT ["mlxrun"]' in text
+    extras = {"cuda", "vision"}
+    assert text.count("ARG BACKEND=cpu") == 1 and set(re.findall(r"\[([a-z]+)\]\"", text)) == extras
+    assert extras <= PROJECT["optional-dependencies"].keys() and 'ENTRYPOINT ["mlxrun"]' in text
     assert "mlxrun" in PROJECT["scripts"]
