@@ -11,15 +11,10 @@ from benchmarks.__main__ import command
 NEAR = 0.1
 
 
-@pytest.mark.parametrize(
-    "name", ["dense, few keys", "windows", "latent attention", "convolutions", "4 bit, held"]
-)
+@pytest.mark.parametrize("name", ["dense, few keys", "windows"])
 def test_predictions_are_near_of_small_models_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {"hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4, "vocab_size": 4096}
     monkeypatch.setattr(memory_fit, "_COMMON", memory_fit._COMMON | small | {"num_key_value_heads": 4})
-    own, settings = memory_fit.SHAPES[name]
-    sizes = {"block_dim": 256, "block_ff_dim": 704} if "block_dim" in own else {}
-    monkeypatch.setitem(memory_fit.SHAPES, name, (own | sizes, settings))
     found = memory_fit.measure_shape(name, 6, 600, 4)
     predicted, measured = (max(found[side]["load"], found[side]["run"]) for side in ("predicted", "measured"))
     assert found["predicted"]["weights"] == pytest.approx(found["measured"]["weights"], rel=0.01)

@@ -35,7 +35,7 @@ What is shown:
   load         the most while the model is loaded and checked
   1,000 tokens their keys and values in one row; `state` is what a row takes besides
   rows         the caches of all rows of that length
-  peak         the most while these rows run and nothing else; within 10 % (docs/loading.md has measurements)
+  peak         the most while these rows run and nothing else; within some 10 % (docs/loading.md)
   needed       what the scheduler reserves for them, as rows of other lengths need padding
   limit        what may be used: scheduler.memory_limit, else 80 % of what is free
 
