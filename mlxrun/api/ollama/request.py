@@ -59,19 +59,19 @@ class OllamaRequest:
 async def prepare_answer(path: str, body: Any, context: ApiContext) -> PreparedRequest | None:
     """Check a body of /api/chat or /api/generate and build its prompt. None: it has no prompt, so the client
     only wants the model to be loaded. RequestError if the body is refused."""
-    asked = await asyncio.to_thread(read_ollama_request, path, body, context)
-    if not asked.translated:
+    wanted = await asyncio.to_thread(read_ollama_request, path, body, context)
+    if not wanted.translated:
         return None
     limited = context
-    if asked.max_tokens is not None:
+    if wanted.max_tokens is not None:
         sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's comes first
         limited = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
     try:
         return await prepare_request(
-            asked.url, asked.translated, limited, default_max_tokens=asked.max_tokens, stream=True
+            wanted.url, wanted.translated, limited, default_max_tokens=wanted.max_tokens, stream=True
         )
     except RequestError as error:
-        rename_source(error, asked.sources)
+        rename_source(error, wanted.sources)
         raise
 
 

@@ -47,16 +47,16 @@ def test_content_may_be_missing() -> None:
 
 def test_results_find_their_calls() -> None:
     """By name first, in the order of the calls else; a call has one result."""
-    asked = {"role": "assistant", "content": "", "tool_calls": [call("f"), call("g"), call("f")]}
+    calls = {"role": "assistant", "content": "", "tool_calls": [call("f"), call("g"), call("f")]}
     named = (result("1", tool_name="g"), result("2", tool_name="f"), result("3", tool_name="f"))
-    assert list_ids(asked, *named) == ["call00002", "call00001", "call00003"]
-    assert list_ids(asked, result("1"), result("2"), result("3")) == ["call00001", "call00002", "call00003"]
+    assert list_ids(calls, *named) == ["call00002", "call00001", "call00003"]
+    assert list_ids(calls, result("1"), result("2"), result("3")) == ["call00001", "call00002", "call00003"]
 
 
 def test_ids_that_are_given_are_kept() -> None:
-    asked = {"role": "assistant", "tool_calls": [call("f", id="mine"), call("f")]}
-    assert list_ids(asked, result("1"), result("2")) == ["mine", "call00002"]
-    assert list_ids(asked, result("1", tool_call_id="mine"), result("2")) == ["mine", "call00002"]
+    calls = {"role": "assistant", "tool_calls": [call("f", id="mine"), call("f")]}
+    assert list_ids(calls, result("1"), result("2")) == ["mine", "call00002"]
+    assert list_ids(calls, result("1", tool_call_id="mine"), result("2")) == ["mine", "call00002"]
 
 
 def test_a_result_without_a_call_has_an_id() -> None:
@@ -64,8 +64,8 @@ def test_a_result_without_a_call_has_an_id() -> None:
 
 
 def test_the_name_of_the_tool_and_the_calls_index() -> None:
-    asked = {"role": "assistant", "tool_calls": [{"function": {"index": 3, "name": "f", "arguments": {}}}]}
-    made = translate(asked, result("1", tool_name="f")).messages
+    calls = {"role": "assistant", "tool_calls": [{"function": {"index": 3, "name": "f", "arguments": {}}}]}
+    made = translate(calls, result("1", tool_name="f")).messages
     assert made[0]["tool_calls"] == [{"id": "call00001", "function": {"name": "f", "arguments": {}}}]
     assert made[1] == {"role": "tool", "name": "f", "tool_call_id": "call00001", "content": "1"}
 

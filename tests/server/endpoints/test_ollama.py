@@ -20,14 +20,14 @@ from tests.helpers.tokenizers import TOOLS, FakeModelInfo
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT, GENERATE = "/api/chat", "/api/generate"
-ASKED: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, GENERATE: {"prompt": "hi"}}
+PROMPTS: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, GENERATE: {"prompt": "hi"}}
 FORMATS = choose_formats(None, [], "hermes", "think")
 FUNCTION = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = ("<tool_call>", '{"name": "add", "arguments": ', '{"a": 1}}', "</tool_call>")
 
 
 def ask(path: str = CHAT, **fields: Any) -> dict[str, Any]:
-    return {"model": "fake", **ASKED[path], **fields}
+    return {"model": "fake", **PROMPTS[path], **fields}
 
 
 def read_lines(reply: Reply) -> list[Any]:
