@@ -78,7 +78,7 @@ async def test_browsers_are_led_to_the_page() -> None:
 
 
 async def test_the_page_can_be_switched_off() -> None:
-    config = replace(server_config(), apis=ApiSettings(ui=False))
+    config = replace(server_config(), apis=ApiSettings(ui=False, ollama=False))
     async with run_server(config) as s:
         assert await find_target(s, "/", HTML) == 404
         reply = await s.get("/ui")
