@@ -20,7 +20,15 @@ const forecast = {
 
 await main({
   chat: {
-    chat: async () => (await ask({ content: chat }, { options: { num_predict: 200 } })).message.content,
+    chat: async () => {
+      const { models } = await client.list();
+      const shown = await client.show({ model: models[0].name });
+      const { version } = await client.version();
+      if (!shown.capabilities.includes("tools") || !version) throw new Error(JSON.stringify(shown));
+      const pulled = await client.pull({ model: "m" }).catch((error) => error.message);
+      if (!pulled.includes("not supported")) throw new Error(pulled);
+      return (await ask({ content: chat }, { options: { num_predict: 200 } })).message.content;
+    },
     stream: async () => collect(await ask({ content: chat }, { stream: true }), (part) => part.message.content),
     tools: async () => {
       const messages = [{ role: "user", content: question }];

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from common import CHAT, LOOK, QUESTION, RUN, STRUCTURED, TOOLS, Server, main, make_forecast_class
-from ollama import AsyncClient, Client
+from ollama import AsyncClient, Client, ResponseError
 
 
 class Chat:
@@ -19,6 +19,19 @@ class Chat:
         return self.client.chat("m", messages=[{"role": "user", "content": content}], **fields).message
 
     def chat(self) -> Any:
+        """By the name of the list; what the other lists say can be read too."""
+        (listed,) = self.client.list().models
+        (loaded,) = self.client.ps().models
+        shown = self.client.show(listed.model)
+        assert loaded.model == listed.model and loaded.size_vram == listed.size > 1e6, loaded
+        assert {"completion", "tools", "vision", "thinking"} <= set(shown.capabilities), shown
+        assert self.client.generate(listed.model).done_reason == "load"
+        try:
+            self.client.pull(listed.model)
+        except ResponseError as error:
+            assert error.status_code == 404 and "not supported" in str(error), error
+        else:
+            raise AssertionError("a model was pulled")
         return self.ask(CHAT, options={"num_predict": 200, "num_ctx": 4096}, keep_alive="5m").content
 
     async def stream(self) -> Any:
