@@ -63,6 +63,9 @@ async def _check_and_run(
     if endpoint is None or not endpoint.public:
         app[ALLOWED_SITES].check_host(request)
     app[ALLOWED_SITES].check_origin(request)
+    target = _find_page(request)  # first: the path / may be an API's too
+    if target is not None:
+        return web.Response(status=302, headers={"Location": target})
     if endpoint is None:
         return _answer_unmatched(request)
     if not endpoint.public:
@@ -96,9 +99,6 @@ async def _run(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def _answer_unmatched(request: web.Request) -> web.StreamResponse:
     """The response to OPTIONS, also of a browser's preflight; an error for an unknown path or method."""
-    target = _find_page(request)
-    if target is not None:
-        return web.Response(status=302, headers={"Location": target})
     error = request.match_info.http_exception
     is_path = isinstance(error, web.HTTPMethodNotAllowed)
     if not is_path or request.app[ROUTES].find_lacking(request) is not None:

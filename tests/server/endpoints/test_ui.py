@@ -77,6 +77,13 @@ async def test_browsers_are_led_to_the_page() -> None:
         assert not any("/ui" in path for path in (await s.get("/openapi.json")).json["paths"])
 
 
+async def test_other_clients_find_what_ollama_has_there() -> None:
+    async with run_server() as s:
+        assert await find_target(s, "/", HTML) == "ui"
+        assert await find_target(s, "/", "*/*") == 200
+        assert (await s.get("/")).body == b"Ollama is running"
+
+
 async def test_the_page_can_be_switched_off() -> None:
     config = replace(server_config(), apis=ApiSettings(ui=False, ollama=False))
     async with run_server(config) as s:
