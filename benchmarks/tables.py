@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tables` writes the tables of README.md and docs/benchmarks.md whose figures come from
+"""`python -m benchmarks.tables` writes the tables of README.md and docs/ whose figures come from
 benchmarks/results. A table stands between `<!-- measured: NAME -->` and `<!-- end -->`."""
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from benchmarks.plots.results import read
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "loading.md")
+MEMORY = "memory-fit-cpu"
 BLOCK = re.compile(r"(<!-- measured: ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.S)
 PROMPTS = {
     "ragged": "`ragged`: 1 × 16384 + 31 × 256",
@@ -91,6 +92,9 @@ def make_table(name: str) -> list[str]:
     """The lines of a table."""
     if name == "readme":
         return ["| measured | mlxrun | peer | × |", "|---|---|---|---|", *map(_make_row, README)]
+    if name == MEMORY:
+        head = ["| model | predicted peak | measured peak | predicted / measured |", "|---|---|---|---|"]
+        return [*head, *_list_memory_rows()]
     return ["| workload | measure | mlxrun | mlx-lm | × |", "|---|---|---|---|---|", *_list_engine_rows(name)]
 
 
@@ -109,6 +113,15 @@ def _list_engine_rows(name: str) -> list[str]:
     return rows
 
 
+def _list_memory_rows() -> list[str]:
+    rows = []
+    for name, found in read(MEMORY)["workloads"].items():
+        peaks = [max(found[side]["load"], found[side]["run"]) for side in ("predicted", "measured")]
+        cells = [format_figure(peak, "peak_bytes") for peak in peaks]
+        rows.append(f"| {name} | {' | '.join(cells)} | {format_ratio(peaks[0] / peaks[1])} |")
+    return rows
+
+
 def _make_row(row: Row) -> str:
     part: dict[str, Any] = read(*row.files)["workloads"][row.workload]
     sides = part.get("sides", part)
@@ -122,7 +135,7 @@ def _make_row(row: Row) -> str:
 def format_figure(value: float, measure: str) -> str:
     """A figure with its unit. `measure`: a key of the reports, whose end names the unit."""
     if measure.endswith("_bytes"):
-        return f"{value / 1e9:.1f} GB" if value >= 1e8 else f"{value / 1e6:.0f} MB"
+        return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
     if measure.endswith("_s"):
         return (
             f"{value:.1f} s" if value >= 10 else f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.0f} ms"

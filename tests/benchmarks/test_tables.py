@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import BLOCK, ENGINE, PAGES, fill_tables, format_figure, format_ratio
+from benchmarks.tables import (
+    BLOCK,
+    ENGINE,
+    MEMORY,
+    PAGES,
+    fill_tables,
+    format_figure,
+    format_ratio,
+    make_table,
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -18,7 +27,12 @@ def test_tables_are_up_to_date(page: Path) -> None:
 
 def test_every_kept_engine_result_is_in_a_table() -> None:
     names = [name for page in PAGES for _, name, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
-    assert sorted(names) == sorted(["readme", *ENGINE])
+    assert sorted(names) == sorted(["readme", MEMORY, *ENGINE])
+
+
+def test_predicted_peaks_are_within_ten_percent() -> None:
+    ratios = [float(row.split(" | ")[-1].rstrip(" |")) for row in make_table(MEMORY)[2:]]
+    assert len(ratios) >= 12 and all(0.9 <= ratio <= 1.1 for ratio in ratios)
 
 
 def test_a_changed_figure_is_found() -> None:
