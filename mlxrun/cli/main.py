@@ -37,7 +37,7 @@ SHOWN_PROBLEMS = 100  # of a config or a job; the others are counted
 
 # The commands, each in a module of its name, and their lines in `mlxrun --help`.
 COMMANDS = {
-    "serve": "Serve a model over HTTP with the APIs of OpenAI, Anthropic and Ollama.",
+    "serve": "Serve a model over HTTP, as OpenAI, Anthropic and Ollama do.",
     "chat": "Talk with a model at the terminal.",
     "batch": "Run a batch job from a JSONL file, or resume it.",
     "job": "Make job files from CSV, JSONL or Parquet tables.",

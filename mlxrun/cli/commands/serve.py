@@ -73,7 +73,7 @@ def command(
     ray_address: str | None,
     mixed: bool,
 ) -> int:
-    """Serve a model over HTTP with the APIs of OpenAI, Anthropic and Ollama.
+    """Serve a model over HTTP, as OpenAI, Anthropic and Ollama do.
 
     MODEL overrides model.path of the config. It is a folder, a .gguf file, a hub id, or the last part of one.
     """

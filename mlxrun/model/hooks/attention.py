@@ -233,14 +233,14 @@ class _EngineAttention:
     calls_per_launch = 0
     calls = 0
     check: AttentionCall | None = None
-    on_cpu: AttentionCall = staticmethod(device_attention.compute_attention)
+    on_cpu: AttentionCall | None = None
 
 
 @contextmanager
 def use_engine_attention(
     calls_per_launch: int = 0,
     check: AttentionCall | None = None,
-    on_cpu: AttentionCall = device_attention.compute_attention,
+    on_cpu: AttentionCall | None = None,
 ) -> Iterator[None]:
     """Within the block, forwards are the engine's own: on a CPU they attend as device_attention.py does.
 
@@ -251,12 +251,12 @@ def use_engine_attention(
     """
     _EngineAttention.enabled, _EngineAttention.calls = True, 0
     _EngineAttention.calls_per_launch, _EngineAttention.check = calls_per_launch, check
-    before, _EngineAttention.on_cpu = _EngineAttention.on_cpu, staticmethod(on_cpu)
+    before, _EngineAttention.on_cpu = _EngineAttention.on_cpu, on_cpu
     try:
         yield
     finally:
         _EngineAttention.enabled, _EngineAttention.check = False, None
-        _EngineAttention.on_cpu = staticmethod(before)
+        _EngineAttention.on_cpu = before
 
 
 def _attend(queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, **kwargs: Any) -> mx.array:
@@ -276,7 +276,8 @@ def attend_plain(
     """The engine's attention over plain arrays: device_attention.py if it supports all arguments, else the
     library."""
     if not kwargs and mx.default_device() == mx.cpu and queries.dtype in device_attention.FLOATS:
-        attended: mx.array = _EngineAttention.on_cpu(queries, keys, values, scale, mask)
+        attend = _EngineAttention.on_cpu or device_attention.compute_attention
+        attended: mx.array = attend(queries, keys, values, scale, mask)
         return attended
     if isinstance(mask, str) and not kwargs and queries.dtype in device_attention.CUDNN_TYPES and uses_cuda():
         return device_attention.attend_causally(queries, keys, values, scale)

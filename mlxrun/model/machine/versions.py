@@ -59,11 +59,14 @@ def read_requirements() -> list[str]:
 
 
 def check_versions(lines: Iterable[str]) -> list[Finding]:
-    """A finding for each requirement that applies to this platform."""
+    """A finding for each requirement that applies to this platform, and for what is installed of the extra
+    for images."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(line) for line in lines]
     wanted = [r for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+    extra = [r for r in parsed if r.marker is not None and r.marker.evaluate({"extra": "vision"})]
+    wanted += [r for r in extra if r not in wanted and find_version(r.name) is not None]
     return [_check_version(r.name, str(r.specifier), r.specifier.contains) for r in wanted]
 
 
