@@ -11,8 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -47,20 +49,29 @@ PICTURES = (
 
 def main() -> int:
     """Make all pictures; 1 if there is no browser."""
+    return run_with_browser(_make_pictures)
+
+
+def run_with_browser(make: Callable[[str, Path], Coroutine[Any, Any, None]]) -> int:
+    """Make pictures with a browser in a folder that is deleted afterwards; 1 if there is no browser."""
     browser = find_browser()
     if browser is None:
         print("there is no Chromium here", file=sys.stderr)
         return 1
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "jobs"
-        ignored = shutil.ignore_patterns("*.out*", "*.errors.jsonl")
-        shutil.copytree(ROOT / "jobs", folder, ignore=ignored)
-        for command in (("eval", "suite.yaml"), ("batch", "vision.jsonl")):
-            subprocess.run([*MODULE, *command], cwd=folder, check=True)
-        for run in ("suite.yaml", "vision.jsonl"):
-            subprocess.run([*MODULE, "report", run], cwd=folder, check=True)
-        asyncio.run(take_pictures(browser, folder, IMAGES))
+        asyncio.run(make(browser, Path(name)))
     return 0
+
+
+async def _make_pictures(browser: str, scratch: Path) -> None:
+    folder = scratch / "jobs"
+    ignored = shutil.ignore_patterns("*.out*", "*.errors.jsonl")
+    shutil.copytree(ROOT / "jobs", folder, ignore=ignored)
+    for command in (("eval", "suite.yaml"), ("batch", "vision.jsonl")):
+        subprocess.run([*MODULE, *command], cwd=folder, check=True)
+    for run in ("suite.yaml", "vision.jsonl"):
+        subprocess.run([*MODULE, "report", run], cwd=folder, check=True)
+    await take_pictures(browser, folder, IMAGES)
 
 
 async def take_pictures(browser: str, folder: Path, images: Path) -> None:

@@ -10,13 +10,12 @@ import asyncio
 import base64
 import json
 import sys
-import tempfile
 from pathlib import Path
 
 import aiohttp
 
-from benchmarks.browser import BrowserPage, find_browser, open_browser
-from benchmarks.report_pictures import IMAGES, ROOT, save_picture
+from benchmarks.browser import BrowserPage, open_browser
+from benchmarks.report_pictures import IMAGES, ROOT, run_with_browser, save_picture
 from benchmarks.server_process import start_server
 
 WIDTH, CHAT_HEIGHT, SERVER_HEIGHT = 1000, 640, 720
@@ -30,13 +29,7 @@ PROMPT = "Request {number}: count from one to a thousand, and write each number 
 
 def main() -> int:
     """Make all pictures; 1 if there is no browser."""
-    browser = find_browser()
-    if browser is None:
-        print("there is no Chromium here", file=sys.stderr)
-        return 1
-    with tempfile.TemporaryDirectory() as name:
-        asyncio.run(_make_pictures(browser, Path(name)))
-    return 0
+    return run_with_browser(_make_pictures)
 
 
 async def _make_pictures(browser: str, folder: Path) -> None:

@@ -24,16 +24,15 @@ class Panel:
 
 def sum_rate(metric: str, *labels: str, more: str = "") -> str:
     """The rate of a counter, one line for each value of the labels. `more`: other matchers."""
-    matchers = ", ".join(filter(None, (OF, more)))
-    by = f" by ({', '.join(labels)})" if labels else ""
-    return f"sum{by} (rate({metric}{{{matchers}}}[$__rate_interval]))"
+    return sum_gauge(metric, *labels, more=more, over="rate({}[$__rate_interval])")
 
 
-def sum_gauge(metric: str, *labels: str, more: str = "") -> str:
-    """The sum of a gauge, one line for each value of the labels. `more`: other matchers."""
+def sum_gauge(metric: str, *labels: str, more: str = "", over: str = "{}") -> str:
+    """The sum of a gauge, one line for each value of the labels. `more`: other matchers; `over`: what is
+    summed, of the metric."""
     matchers = ", ".join(filter(None, (OF, more)))
     by = f" by ({', '.join(labels)})" if labels else ""
-    return f"sum{by} ({metric}{{{matchers}}})"
+    return f"sum{by} ({over.format(f'{metric}{{{matchers}}}')})"
 
 
 def list_quantiles(metric: str) -> dict[str, str]:

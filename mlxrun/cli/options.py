@@ -145,6 +145,17 @@ def load_command_config(
     return loaded
 
 
+def write_new_file(path: Path, text: str, force: bool) -> None:
+    """Write a file for the user. ConfigError if it exists, unless `force`, or if it cannot be written."""
+    try:
+        with path.open("w" if force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path} exists already; --force overwrites it") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
 def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     """Parse the name and the YAML value of an option such as `--set max_tokens=20`. UsageError or ConfigError
     if it is wrong."""

@@ -12,7 +12,7 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -199,11 +199,16 @@ def _convert_item(cls: type, value: Any) -> Any:
     return cls(**{info.key: _convert_value(info, value[info.key]) for info in infos})
 
 
+def list_values(config: Config) -> Iterator[tuple[SettingField, Any]]:
+    """Each key with its value."""
+    for info in list_fields().values():
+        yield info, getattr(getattr(config, info.section) if info.section else config, info.key)
+
+
 def to_plain(config: Config) -> dict[str, Any]:
     """Return the config as JSON-ready dicts with every key. Secrets are hidden."""
     result: dict[str, Any] = {}
-    for info in list_fields().values():
-        value = getattr(getattr(config, info.section) if info.section else config, info.key)
+    for info, value in list_values(config):
         if info.is_secret:
             value = {name: _hide_secrets(info, item) for name, item in value.items()}
         target = result.setdefault(info.section, {}) if info.section else result

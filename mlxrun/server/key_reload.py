@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from aiohttp import web
 
 from mlxrun.config.server_settings import find_weak_keys
-from mlxrun.config.setting_fields import list_fields
+from mlxrun.config.setting_fields import list_values
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 from mlxrun.server.http.access import API_KEYS, CONFIG
@@ -46,13 +45,8 @@ def reload_api_keys(app: web.Application, read_config: Callable[[], Config]) -> 
 
 def list_differences(running: Config, config: Config) -> list[str]:
     """List the settings besides the API keys in which two configs differ."""
-    pairs = zip(_list_values(running), _list_values(config), strict=True)
-    return [path for (path, before), (_, after) in pairs if path != KEYS and before != after]
-
-
-def _list_values(config: Config) -> Iterator[tuple[str, Any]]:
-    for path, info in list_fields().items():
-        yield path, getattr(getattr(config, info.section) if info.section else config, info.key)
+    pairs = zip(list_values(running), list_values(config), strict=True)
+    return [info.path for (info, before), (_, after) in pairs if info.path != KEYS and before != after]
 
 
 def has_terminal() -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mlxrun.cli.options import add_config_options
+from mlxrun.cli.options import add_config_options, write_new_file
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import suggest
 from mlxrun.core.terminal import print_json, print_line, print_text
@@ -129,11 +129,5 @@ def init(file: Path, preset: str | None, force: bool) -> None:
         known = ", ".join(PRESETS)
         raise ConfigError(f"--preset: {preset!r} is none of {known}{suggest(preset, PRESETS)}")
     text = render_preset(preset, schema_path) if preset else render_template_file(schema_path)
-    try:
-        with file.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{file} exists already; --force overwrites it") from None
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}") from error
+    write_new_file(file, text, force)
     print_line(f"{file}: written; check it with: mlxrun config check {file}")

@@ -184,11 +184,10 @@ class _EvalCommand:
         weights: dict[str, int] = {}
 
         def load(config: Config) -> LoadedModelInfo:
-            from mlxrun.model.load.model_files import list_weight_files
+            from mlxrun.model.load.model_files import count_file_bytes
 
             info = read_model(config.model, weights=False)
-            files = list_weight_files(info.folder)
-            weights[config.model.path] = sum(path.stat().st_size for path in files)
+            weights[config.model.path] = count_file_bytes(info.folder)
             return info
 
         earlier = read_suite_manifest(self.folder / "suite.json") or {"cells": []}

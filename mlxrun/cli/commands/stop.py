@@ -56,13 +56,15 @@ def choose_servers(servers: Sequence[ServerNote], name: str | None, is_all: bool
     """The servers that are meant. ConfigError if that is none, or not clear."""
     found = [note for note in servers if name is None or _is_meant(note, name)]
     if not found:
-        shown = "".join(f"\n  {note.pid}  {note.url}  {note.model}" for note in servers)
-        what = "no server runs on this machine" if not servers else f"no server is {name}; these run:{shown}"
-        raise ConfigError(what)
+        running = f"no server is {name}; these run:{_list_lines(servers)}"
+        raise ConfigError(running if servers else "no server runs on this machine")
     if len(found) > 1 and not is_all:
-        shown = "".join(f"\n  {note.pid}  {note.url}  {note.model}" for note in found)
-        raise ConfigError(f"{len(found)} servers run; name one of them, or give --all:{shown}")
+        raise ConfigError(f"{len(found)} servers run; name one of them, or give --all:{_list_lines(found)}")
     return found
+
+
+def _list_lines(servers: Sequence[ServerNote]) -> str:
+    return "".join(f"\n  {note.pid}  {note.url}  {note.model}" for note in servers)
 
 
 def _is_meant(note: ServerNote, name: str) -> bool:

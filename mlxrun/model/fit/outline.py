@@ -49,13 +49,12 @@ class ModelOutline:
     vocab: int
 
 
-def load_outline(config: Config, info: LoadedModelInfo, limit: int | None = None) -> ModelOutline:
-    """Build the model of a config. ModelLoadError or ConfigError as when it is loaded. `limit`: the memory
-    limit by which the form of quantized weights is decided; None: that of this machine."""
+def load_outline(config: Config, info: LoadedModelInfo) -> ModelOutline:
+    """Build the model of a config. ModelLoadError or ConfigError as when it is loaded."""
     model, _, dtype = load_lazily(config.model, info)
     kinds, quantized = tuple(describe_quantization(model)), count_weight_bytes(model)
     dtype = dtype or find_dtype(model)
-    layers, form = plan_weights(model, config, dtype, limit)
+    layers, form = plan_weights(model, config, dtype)
     if form.value in ("held", "timed"):
         hold_dequantized(layers, dtype, lazy=True)
     elif kinds:

@@ -30,18 +30,12 @@ TRACED_TOKENS = 512  # of a row: arrays of longer chunks are larger in proportio
 
 @dataclass(frozen=True, slots=True)
 class PredictedMemory:
-    """Bytes. `weights`: in memory; `load`: the most while the model is loaded and checked; `rows`: the caches
-    of the rows that decode; `run`: the most while they run, weights included."""
+    """Bytes. `weights`: in memory; `load`: the most while the model is loaded and checked; `run`: the most
+    while rows run, weights included."""
 
     weights: int
     load: int
-    rows: int
     run: int
-
-    @property
-    def peak(self) -> int:
-        """The most of all."""
-        return max(self.load, self.run)
 
 
 def predict_memory(
@@ -50,8 +44,8 @@ def predict_memory(
     """The memory of `rows` rows with a prompt and an answer of so many tokens. `config`: with the values that
     depend on the device."""
     load = outline.weights + max(_predict_conversion(config, outline), _predict_check(config, outline))
-    cached, run = _predict_rows(config, outline, rows, prompt, output)
-    return PredictedMemory(outline.weights, load, cached, outline.weights + run)
+    run = outline.weights + _predict_rows(config, outline, rows, prompt, output)
+    return PredictedMemory(outline.weights, load, run)
 
 
 def _predict_conversion(config: Config, outline: ModelOutline) -> int:
@@ -73,10 +67,8 @@ def _predict_check(config: Config, outline: ModelOutline) -> int:
     return rows + max(keys for _, keys in LONG) * token
 
 
-def _predict_rows(
-    config: Config, outline: ModelOutline, rows: int, prompt: int, output: int
-) -> tuple[int, int]:
-    """Bytes of the decode batch, and the most bytes beside the weights."""
+def _predict_rows(config: Config, outline: ModelOutline, rows: int, prompt: int, output: int) -> int:
+    """The most bytes beside the weights."""
     scheduler, row = config.scheduler, measure_footprint(outline.cache, padding=1)
     assert scheduler.chunk is not None
     first = min(prompt, scheduler.chunk)
@@ -87,14 +79,14 @@ def _predict_rows(
         own += forward.results
     prefill = own + forward.peak - forward.results
     if rows == 1:  # it keeps its own caches
-        return own, prefill
+        return prefill
     tokens = choose_buffer_tokens(prompt + output)
     batch = max(rows, filled + count_spare_rows(filled, tokens)) * row.compute_row_bytes(tokens)
     later = [
         measure_forward(outline, rows, 1),
         *([measure_forward(outline, 1, first)] if filled < rows else []),
     ]
-    return batch, max(prefill, own + batch + max(each.peak - each.results for each in later))
+    return max(prefill, own + batch + max(each.peak - each.results for each in later))
 
 
 def measure_forward(outline: ModelOutline, rows: int, tokens: int) -> TracedBytes:

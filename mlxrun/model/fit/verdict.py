@@ -6,6 +6,7 @@ footprint.py. The verdict asks both, so it is what the engine does with the same
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,7 +23,7 @@ from mlxrun.model.load.footprint import (
     make_memory_budget,
     measure_footprint,
 )
-from mlxrun.model.load.model_files import list_weight_files
+from mlxrun.model.load.model_files import count_file_bytes
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from mlxrun.model.machine.decisions import Machine, decide_memory_limit
 from mlxrun.model.machine.device import choose_step_costs, get_backend, resolve_config
@@ -30,6 +31,7 @@ from mlxrun.model.pooling.pooled_model import is_encoder
 
 _KV_BITS: tuple[Literal[8, 4], ...] = (8, 4)
 MIN_TOKENS = 2048  # of a row, where the whole context does not fit and nobody asked for a length
+LEAST_TOKENS = 16  # of a row, as `--tokens` takes them
 ANSWER = 256  # tokens of a row that are predicted as its answer
 
 
@@ -98,7 +100,7 @@ def judge_model(config: Config, wanted: WantedRows, name: str) -> FitReport:
 
 
 def _refuse(name: str, info: LoadedModelInfo, wanted: WantedRows, reason: str) -> FitReport:
-    files = sum(path.stat().st_size for path in list_weight_files(info.folder))
+    files = count_file_bytes(info.folder)
     rows, tokens = wanted.rows or 1, wanted.tokens or info.context_length
     sizes = dict.fromkeys(("least", "weights", "load", "run", "token", "state", "rows_bytes", "images"), 0)
     empty = dict.fromkeys(("needed", "limit", "fitting_rows", "fitting_tokens"), 0)
@@ -132,7 +134,7 @@ class _FitJudge:
             verdict=refused or self.describe(budget, rows, tokens, fits),
             rows=rows,
             tokens=tokens,
-            files=sum(path.stat().st_size for path in list_weight_files(self.info.folder)),
+            files=count_file_bytes(self.info.folder),
             least=outline.least,
             weights=memory.weights,
             load=memory.load,
@@ -197,13 +199,13 @@ class _FitJudge:
         size = f"{rows} {'row' if rows == 1 else 'rows'} of {tokens:,} tokens"
         if budget.limit == 0:
             return f"the free memory is unknown: give it with --memory; {size} are wanted"
-        limit = f"{format_rounded(budget.limit)} may be used"
+        limit = format_rounded(budget.limit)
         needed = format_rounded(budget.compute_rows_bytes(rows, tokens, self.min_chunk))
         if not fits:
             ways = "; ".join(self.list_ways(budget, rows, tokens)) or "nothing less does either"
-            return f"does not fit: {size} need {needed}, and {limit}. What would fit: {ways}"
+            return f"does not fit: {size} need {needed}, and {limit} may be used. What would fit: {ways}"
         more = self.config.scheduler.max_running
-        notes = [f"{needed} of the {limit}".replace(" may be used", " that may be used")]
+        notes = [f"{needed} of the {limit} that may be used"]
         if tokens < self.info.context_length and self.wanted.tokens is None:
             notes.append(f"the context of {self.info.context_length:,} does not fit")
         if self.wanted.rows is None and rows < more:
@@ -228,10 +230,9 @@ class _FitJudge:
                 return
 
     def _find_common_length(self, budget: MemoryBudget, rows: int, tokens: int) -> int:
-        """The most tokens that each of so many rows may have; 0: fewer than anybody can use."""
-        least, most = 15, tokens - 1
-        while least < most:
-            middle = (least + most + 1) // 2
-            fits = budget.find_max_rows(middle, rows, self.min_chunk) == rows
-            least, most = (middle, most) if fits else (least, middle - 1)
-        return least if least > 15 else 0
+        """The most tokens below `tokens` that each of so many rows may have; 0: not even LEAST_TOKENS."""
+        lengths = range(LEAST_TOKENS, tokens)
+        fitting = bisect_right(
+            lengths, budget.limit, key=lambda length: budget.compute_rows_bytes(rows, length, self.min_chunk)
+        )
+        return lengths[fitting - 1] if fitting else 0

@@ -142,18 +142,17 @@ def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightF
 
 
 def plan_weights(
-    model: nn.Module, config: Config, dtype: mx.Dtype, limit: int | None = None
+    model: nn.Module, config: Config, dtype: mx.Dtype
 ) -> tuple[list[nn.Module], Decision[WeightsInMemory]]:
     """The layers that would be held dequantized, and whether they are, by sizes alone. ConfigError if the
-    config refuses both forms. `limit`: the memory limit, None: that of the config or of this device."""
+    config refuses both forms."""
     choice, backend = config.model.dequantize, get_backend()
     # On a GPU, experts decode as fast quantized or faster (measured on CUDA), at a quarter of the memory.
     keeps_experts = choice == "auto" and backend != "cpu"
     layers = [layer for layer in list_quantized(model) if not (keeps_experts and is_expert(layer))]
-    if limit is None:
-        # In reproducible mode the choice must not depend on what other processes use just now.
-        usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
-        limit = config.scheduler.memory_limit or usual_limit
+    # In reproducible mode the choice must not depend on what other processes use just now.
+    usual_limit = get_total_memory() if config.engine.reproducible else get_memory_limit()
+    limit = config.scheduler.memory_limit or usual_limit
     quantized = QuantizedWeights(sum(count_weights(layer) for layer in layers) * dtype.size)
     quantizes = next(describe_quantization(model), None) is not None
     decided = decide_weights(

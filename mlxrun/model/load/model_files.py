@@ -104,6 +104,11 @@ def list_weight_files(folder: Path) -> list[Path]:
     return [folder] if folder.is_file() else sorted(folder.glob("*.safetensors"))
 
 
+def count_file_bytes(folder: Path) -> int:
+    """Bytes of the weights on disk."""
+    return sum(path.stat().st_size for path in list_weight_files(folder))
+
+
 def check_plain_file(path: Path) -> None:
     """ModelLoadError if this is not a file on a disk: opening a pipe would wait forever."""
     try:

@@ -40,6 +40,7 @@ from mlxrun.model.load.model_files import (
     check_architecture,
     check_remote_code,
     check_small_files,
+    count_file_bytes,
     find_model_folder,
     list_weight_files,
     read_json,
@@ -248,9 +249,8 @@ def _read_gguf(settings: ModelSettings, gguf: GgufHeader, file: Path) -> dict[st
 
 def log_weights(settings: ModelSettings, folder: Path) -> None:
     """Log which weights are about to be loaded, and their size. `folder`: of the model's info."""
-    size = sum(path.stat().st_size for path in list_weight_files(folder))
-    name = _get_own_name(settings, folder)
-    log.info("loading %s from %s, %s of weights", name, folder, format_rounded(size))
+    name, size = _get_own_name(settings, folder), format_rounded(count_file_bytes(folder))
+    log.info("loading %s from %s, %s of weights", name, folder, size)
 
 
 def _read_adapters(

@@ -32,8 +32,7 @@ def summarize_model(folder: Path, config: Mapping[str, Any], gguf: GgufHeader | 
         counts = _count_folder(folder, tuple(sorted(_read_group_sizes(packed).items())))
     else:
         counts = _count_values((each.type, math.prod(each.shape)) for each in gguf.tensors.values())
-    files = [folder] if gguf is not None else list_weight_files(folder)
-    stats = [file.stat() for file in files]
+    stats = [file.stat() for file in list_weight_files(folder)]
     usual = max(counts, key=counts.__getitem__, default="")
     return ModelSummary(
         format="safetensors" if gguf is None else "gguf",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.options import add_config_options, find_model, load_command_config
+from mlxrun.cli.options import add_config_options, find_model, load_command_config, write_new_file
 from mlxrun.cli.run_setup import judge_fit
 from mlxrun.core.byte_sizes import format_bytes, format_rounded, parse_bytes
 from mlxrun.core.errors import ConfigError
@@ -163,11 +163,5 @@ def _write_config(path: Path, force: bool, report: FitReport, limited: Config | 
     text = render_short_file(
         f"{comment}{report.fitting_tokens:,} tokens at a time.", {"model": model, "scheduler": scheduler}
     )
-    try:
-        with path.open("w" if force else "x", encoding="utf-8") as out:
-            out.write(text)
-    except FileExistsError:
-        raise ConfigError(f"{path} exists already; --force overwrites it") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+    write_new_file(path, text, force)
     print_line(f"{path}: written")
