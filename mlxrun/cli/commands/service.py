@@ -19,7 +19,7 @@ from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_text
 
 if TYPE_CHECKING:
-    from mlxrun.cli.service_files import ServiceFile
+    from mlxrun.cli.service_files import Service, ServiceFile
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
@@ -68,7 +68,7 @@ def install(
     model: str | None, name: str, only_print: bool, config_path: Path | None, sets: tuple[str, ...]
 ) -> None:
     """Install a server as a service, and start it."""
-    file = make_file(model, name, config_path, sets)
+    file = make_own_file(make_service(model, name, config_path, sets))
     if only_print:
         print_text(file.content.decode())
         return
@@ -86,14 +86,14 @@ def install(
 @add_name
 def status(name: str) -> int:
     """Show what the system says of the service."""
-    return subprocess.run(make_file(None, name, None, ()).status, check=False).returncode
+    return subprocess.run(find_service_file(name).status, check=False).returncode
 
 
 @command.command()
 @add_name
 def uninstall(name: str) -> None:
     """Stop the service and remove its file. Its data stays."""
-    file = make_file(None, name, None, ())
+    file = find_service_file(name)
     if not file.path.exists():
         raise ConfigError(f"{file.path}: there is no such service")
     for each in file.unload:
@@ -102,12 +102,10 @@ def uninstall(name: str) -> None:
     say(f"removed {file.path}")
 
 
-def make_file(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> ServiceFile:
-    """The file of a service with this name. ConfigError if its config is wrong, or its name."""
-    from mlxrun.cli.service_files import Service, make_service_file
+def make_service(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> Service:
+    """A service with this config. ConfigError if that is wrong."""
+    from mlxrun.cli.service_files import Service
 
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"--name {name}: it has other characters than letters, digits, '.', '_' and '-'")
     loaded = load_command_config(config_path, name_model(model, sets))
     arguments = [model] if model is not None else []
     if loaded.path is not None:
@@ -119,7 +117,23 @@ def make_file(model: str | None, name: str, config_path: Path | None, sets: tupl
         if _KEPT.fullmatch(key) and not _SECRET.search(key)
     }
     stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
-    service = Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
+    return Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
+
+
+def find_service_file(name: str) -> ServiceFile:
+    """The file of the service of this name: its place, and the commands that unload and show it."""
+    from mlxrun.cli.service_files import Service
+
+    return make_own_file(Service(name, (), Path.cwd(), 0, {}))
+
+
+def make_own_file(service: Service) -> ServiceFile:
+    """The file of the service for this user and system. ConfigError if the name cannot be that of a file."""
+    from mlxrun.cli.service_files import make_service_file
+
+    if not _NAME.fullmatch(service.name):
+        text = "it has other characters than letters, digits, '.', '_' and '-'"
+        raise ConfigError(f"--name {service.name}: {text}")
     return make_service_file(service, platform.system(), Path.home(), os.getuid())
 
 
@@ -129,7 +143,7 @@ def find_program() -> list[str]:
     beside = Path(sys.executable).with_name("mlxrun")
     if program is not None:
         return [str(Path(program).absolute())]
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun"]
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun.cli.main"]
 
 
 def _call(program: Sequence[str], check: bool = True) -> None:

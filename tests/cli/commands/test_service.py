@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxrun.cli.commands.service import find_program
 from mlxrun.cli.main import main
 from mlxrun.cli.service_files import Service, make_service_file
 
@@ -88,6 +89,25 @@ def test_a_wrong_config_is_not_installed(place: Path, capsys: pytest.CaptureFixt
     said = capsys.readouterr().err
     assert "server.prt: unknown key" in said and "--name ../a" in said and "there is no such service" in said
     assert not (place / "log").exists() and not (place / ".config").exists()
+
+
+def test_a_service_is_removed_whatever_the_config_here_is(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert main(["service", "install"]) == 0
+    (place / "mlxrun.yaml").write_text("server: {prt: 1}\n")
+    assert main(["service", "install"]) == 2
+    assert main(["service", "status"]) == 0 and main(["service", "uninstall"]) == 0
+    assert not list((place / ".config/systemd/user").iterdir())
+
+
+def test_the_program_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no script of that name was installed beside Python."""
+    monkeypatch.setattr("pathlib.Path.exists", lambda self: False)
+    monkeypatch.setattr("sys.argv", ["pytest"])
+    shown = subprocess.run([*find_program(), "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("mlxrun, version")
 
 
 @pytest.mark.parametrize("system", ["Linux", "Darwin"])
