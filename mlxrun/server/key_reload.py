@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 
 from aiohttp import web
@@ -47,12 +46,3 @@ def list_differences(running: Config, config: Config) -> list[str]:
     """List the settings besides the API keys in which two configs differ."""
     pairs = zip(list_values(running), list_values(config), strict=True)
     return [info.path for (info, before), (_, after) in pairs if info.path != KEYS and before != after]
-
-
-def has_terminal() -> bool:
-    """Whether this process can reach its terminal. It cannot if it has none, or after a hang-up."""
-    try:
-        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
@@ -32,9 +30,9 @@ from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
-from mlxrun.server.http.surface import ROUTES, UI_PATH
-from mlxrun.server.key_reload import has_terminal, reload_api_keys
+from mlxrun.server.key_reload import reload_api_keys
 from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.welcome import format_welcome, warn_without_template
 
 log = logging.getLogger(__name__)
 http_log = logging.getLogger("mlxrun.server.http")  # aiohttp's own messages about connections
@@ -45,25 +43,6 @@ GRACE_SECONDS = 5.0  # for aborted requests to send their errors, and for a thre
 KEEPALIVE_SECONDS = 75.0  # that a connection may wait for its next request
 BACKLOG = 1024
 SWITCH_INTERVAL = 0.0005  # seconds after which a thread that waits for the interpreter asks for it
-_MESSAGES = [{"role": "user", "content": "What is 2 + 3?"}]
-FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key of `apis`: a path and its body
-    "openai": ("/v1/chat/completions", {"messages": _MESSAGES}),
-    "responses": ("/v1/responses", {"input": "What is 2 + 3?"}),
-    "anthropic": ("/v1/messages", {"max_tokens": 1000, "messages": _MESSAGES}),
-    "ollama": ("/api/chat", {"messages": _MESSAGES, "stream": False}),
-    "embeddings": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
-    "tokenize": ("/tokenize", {"prompt": "What is 2 + 3?"}),
-    "batches": ("/v1/batches", None),
-    "admin": ("/v1/status", None),
-    "ui": (UI_PATH, None),
-}
-_UNTEMPLATED_REQUESTS = {
-    name: FIRST_REQUESTS[name] for name in ("embeddings", "tokenize", "batches", "admin", "ui")
-} | {
-    "openai": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30})
-}  # of a model without a chat template
-GENERATING = ("openai", "responses", "anthropic", "ollama")  # of these keys
-_NAMING = ("/v1/messages", "/api/chat")  # whose bodies name the model
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -133,6 +112,15 @@ async def _create_listener(
         key = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(f"server.{key}: cannot listen on {host}:{port}: {reason}") from error
+
+
+def has_terminal() -> bool:
+    """Whether this process can reach its terminal. It cannot if it has none, or after a hang-up."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager
@@ -217,7 +205,7 @@ async def _serve(app: web.Application, load: LoadEngine, say: Say, stop: asyncio
     if client is None:
         say("stopped before the model was loaded")
         return 0
-    _warn_without_template(app)
+    warn_without_template(app)
     try:
         for line in format_welcome(app, url):
             say(line)
@@ -292,49 +280,3 @@ async def _finishes_within(awaitable: Awaitable[None], seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def format_welcome(app: web.Application, url: str) -> list[str]:
-    """Write the lines for a ready server: what is served, a first request to try, and where the page is."""
-    model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
-    kind = "images and text" if model.vision else "text"
-    keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
-    pooled = model.pooled
-    if pooled is not None and not pooled.generates and "embeddings" in served:
-        served = ["embeddings", *(name for name in served if name not in GENERATING and name != "embeddings")]
-    first = FIRST_REQUESTS if model.chat_template is not None else _UNTEMPLATED_REQUESTS
-    path, body = next((first[name] for name in served if name in first), ("/health", None))
-    if pooled is not None and pooled.task == "score" and path == "/v1/embeddings":
-        path, body = "/v1/rerank", {"query": "2 + 3", "documents": ["five", "six"]}
-    command = f"curl {url}{path}"
-    if api_keys and path != "/health":
-        command += " -H 'Authorization: Bearer YOUR_KEY'"
-    if body is not None:
-        content = json.dumps({"model": model.name} | body if path in _NAMING else body)
-        command += f" -H 'Content-Type: application/json' -d {shlex.quote(content)}"
-    names = ", ".join(served) or "every API is switched off (apis)"
-    what = f"{model.name}, {kind}, context of {model.context_length} tokens"
-    page = [f"  {url}{UI_PATH} in a browser"] if "ui" in served else []
-    return [f"ready: {what}; {names}; {keys}", f"  {command}", *page]
-
-
-def _warn_without_template(app: web.Application) -> None:
-    """Say once, when the model is loaded, that it takes no messages, if it generates and they are served."""
-    model = app[ENGINE].model
-    generates = model.pooled is None or model.pooled.generates
-    if generates and model.chat_template is None and not {*GENERATING}.isdisjoint(list_served(app)):
-        paths = ", ".join(FIRST_REQUESTS[name][0] for name in GENERATING if name in list_served(app))
-        log.warning("%s has no chat template: %s answer 400; set model.chat_template", model.name, paths)
-
-
-def list_served(app: web.Application) -> list[str]:
-    """List the keys of `apis` whose paths are served. `batches` needs a folder that no other process has
-    locked; `embeddings` needs a model that gives them."""
-    names = dict.fromkeys(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
-    model = app[ENGINE].find_model()
-    queue = app.get(BATCH_QUEUE)
-    has = {
-        "batches": queue is not None and queue.is_open,
-        "embeddings": model is not None and model.pooled is not None,
-    }
-    return [name for name in names if has.get(name, True)]

@@ -33,14 +33,12 @@ from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
 from mlxrun.server.lifecycle import (
-    FIRST_REQUESTS,
     drain,
-    format_welcome,
     handle_signals,
-    list_served,
     make_url,
     run,
 )
+from mlxrun.server.welcome import FIRST_REQUESTS, format_welcome, list_served
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import (
     MINI,
