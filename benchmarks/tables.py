@@ -32,6 +32,7 @@ MEASURES = {
 ENGINE = {
     "engine-h200": ("engine-h200", "engine-h200-staggered"),
     "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
+    "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
 }
 SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
@@ -63,6 +64,12 @@ README = (
         "decode_tps",
     ),
     Row("the same with 0.6B in bfloat16", ENGINE["engine-h200"], "uniform", "decode_tps"),
+    Row(
+        "the same with experts in 4 bit, 12 layers of 30B-A3B",
+        ENGINE["engine-h200-30b-a3b-4bit"],
+        "uniform",
+        "decode_tps",
+    ),
     Row("one prompt, 0.6B in bfloat16: decode (H200)", ENGINE["engine-h200"], "single", "decode_tps"),
     Row(
         "16 streams of different prompts on two busy CPU cores: output",
