@@ -3,7 +3,7 @@ mlxrun/config: the schema, configs/ and docs/config.md."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from mlxrun.config.annotate import PRESETS, describe_type, format_default, render_preset, render_template_file
@@ -61,15 +61,20 @@ def render_files() -> dict[Path, str]:
 def render_reference() -> str:
     """Return the page."""
     top = [info for info in list_fields().values() if not info.section]
-    parts = [INTRO, "## Top level\n", _render_table(top)]
+    parts = [INTRO, "## Top level\n", *_render_keys(top)]
     for section in list_sections().values():
         infos = [info for info in list_fields().values() if info.section == section.name]
-        parts += [f"## {section.name}\n", f"{section.doc}\n", _render_table(infos)]
-        for info in infos:
-            if info.item_class is not None:
-                head = f"A value of `{info.key}` is a string, or a mapping of:\n"
-                parts += [head, _render_table(list_item_fields(info.item_class))]
+        parts += [f"## {section.name}\n", f"{section.doc}\n", *_render_keys(infos)]
     return "\n".join(parts)
+
+
+def _render_keys(infos: Sequence[SettingField]) -> Iterator[str]:
+    """The table of some keys, and a table for each of those whose values have keys of their own."""
+    yield _render_table(infos)
+    for info in infos:
+        if info.item_class is not None:
+            yield f"A value of `{info.key}` is a string, or a mapping of:\n"
+            yield _render_table(list_item_fields(info.item_class))
 
 
 def _render_table(infos: Sequence[SettingField]) -> str:

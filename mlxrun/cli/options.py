@@ -132,15 +132,22 @@ def add_measure_options(function: F) -> F:
 
 
 def load_command_config(
-    config_path: Path | None, sets: Sequence[str], options: Sequence[tuple[str, str, str]] = ()
+    config_path: Path | None,
+    sets: Sequence[str],
+    options: Sequence[tuple[str, str, str]] = (),
+    *,
+    several: bool = False,
 ) -> LoadedConfig:
     """Load the config of a command and set up logging. ConfigError also names wrong parsers and chat
-    templates, before a model is loaded. `options`: see `load_config`."""
+    templates, before a model is loaded. `options`: see `load_config`; `several`: whether the command takes a
+    config of several models."""
     import os
 
     from mlxrun.config.loading import load_config
 
     loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template), options)
+    if loaded.config.models and not several:
+        raise ConfigError("models: only `mlxrun serve` without --ray has several; give a config of one model")
     set_up_logging(loaded.config.log)
     return loaded
 

@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from mlxrun.config.rules import NAME, RULES, reads
+from mlxrun.config.server_settings import ServedModelSettings, read_served_model
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 
@@ -50,6 +51,60 @@ def explain_missing_config(folder: Path) -> str:
     files = sorted(folder.glob("*.gguf"))
     hint = f"; give the path of its GGUF file, such as {files[0]}" if files else ""
     return f"{folder} has no config.json, so it is not the folder of a model{hint}"
+
+
+@reads("models")
+def check_models(config: Config) -> str | None:
+    """Each of several models has a path and a name of its own."""
+    owners: dict[str, str] = {}
+    for name, value in config.models.items():
+        model = read_served_model(value)
+        problem = _find_entry_problem(name, model)
+        if problem is not None:
+            return f"{name}: {problem}"
+        for each in (name, *model.names):
+            if owners.setdefault(each, name) != name:
+                return f"{name}: {each!r} is a name of {owners[each]} too"
+    return None
+
+
+def _find_entry_problem(name: str, model: ServedModelSettings) -> str | None:
+    if not NAME.fullmatch(name):
+        return "its name has other characters than letters, digits, '.', '_' and '-', or more than 64"
+    if not model.path:
+        return "it has no path"
+    for key in model.settings:
+        if key not in list_fields() or not key.startswith(_OF_ONE_MODEL):
+            return f"settings: {key!r} is not a setting of one model, such as sampling.temperature"
+        if key in _ENTRY_KEYS:
+            return f"settings: {key} belongs in {_ENTRY_KEYS[key]}"
+    return find_path_problem(model.path)
+
+
+_ENTRY_KEYS = {
+    "model.path": "`path`",
+    "model.names": "`names`",
+    "model.adapters": "`adapters`",
+    "scheduler.memory_limit": "`memory`",
+}  # which an entry of `models` has itself
+_OF_ONE_MODEL = tuple(
+    f"{name}."
+    for name in (
+        *("model", "engine", "scheduler", "cache", "prefill"),
+        *("speculation", "sampling", "parsers", "structured", "media"),
+    )
+)
+
+
+@reads("models", "model.path", "model.names", "model.adapters", "model.adapter", "model.revision")
+def check_one_or_several(config: Config) -> str | None:
+    """What names one model has no effect on several."""
+    one, default = config.model, Config().model
+    keys = ("path", "names", "adapters", "adapter", "revision")
+    given = [key for key in keys if getattr(one, key) != getattr(default, key)]
+    if not config.models or not given:
+        return None
+    return f"not together with model.{given[0]}: give each model its own"
 
 
 @reads("model.adapter")

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -40,6 +40,7 @@ def load_config(
     extra_checks: Sequence[Callable[[LoadedConfig], list[ConfigProblem]]] = (),
     options: Sequence[tuple[str, str, str]] = (),
     trees: Sequence[tuple[ConfigNode, Path]] = (),
+    without: Collection[str] = (),
 ) -> LoadedConfig:
     """Load the config of `path`. Without a path, load $MLXRUN_CONFIG, else ./mlxrun.yaml, else the defaults.
     ConfigError with all problems.
@@ -47,7 +48,8 @@ def load_config(
     `extra_checks`: checks by packages that this one does not know. They run even if there are problems, so
     that one error reports all; a key with a problem has its default then. `options`: a command's own options
     as (name, key, text); they override `sets`. `trees`: sections in another file, such as a suite, with the
-    folder that their paths are relative to; `sets` override them.
+    folder that their paths are relative to; `sets` override them. `without`: keys of the top level that are
+    left out, wherever they are given.
     """
     environ = environ or {}
     chosen, chosen_by = _choose_file(path, environ)
@@ -62,6 +64,7 @@ def load_config(
     reported = {item.rank for item in problems}
     problems += [item for layer in layers for item in validate_layer(layer) if item.rank not in reported]
     tree = reduce(ConfigNode.merge, layers, ConfigNode({}, DEFAULT))
+    tree = ConfigNode({key: node for key, node in tree.value.items() if key not in without}, DEFAULT)
     nodes = {key: tree.find(key.split(".")) for key in list_fields()}
     origins = {key: node.origin if node else DEFAULT for key, node in nodes.items()}
     wrong = {item.key for item in problems}

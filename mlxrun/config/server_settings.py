@@ -62,6 +62,32 @@ class ApiKeySettings:
     request ends, and further requests are refused until they are paid off. null: no limit."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModelSettings:
+    """One of several models of a server."""
+
+    path: str = ""
+    """As `model.path`: a folder, a `.gguf` file, a hub id or `embedded`. It must be given."""
+    names: tuple[str, ...] = ()
+    """Names that requests may use as `model`, besides the key of this entry and the model's own name."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """As `model.adapters`: folders of LoRA adapters by name."""
+    pinned: bool = False
+    """Load it at start, and never unload it."""
+    keep_alive: Annotated[float | None, Range(0.0, None)] = 900.0
+    """Seconds without a request after which it is unloaded. null: it stays until its memory is needed."""
+    memory: Annotated[int | None, Bytes(), Range(1, None)] = None
+    """Its part of `scheduler.memory_limit`, in bytes. null: what its weights and 32k tokens of prompts and
+    answers need, and more if there is room."""
+    settings: dict[str, str | int | float | bool] = field(default_factory=dict)
+    """Other settings for this model alone, such as `{model.kind: vision, sampling.temperature: 0.2}`."""
+
+
+def read_served_model(value: str | ServedModelSettings) -> ServedModelSettings:
+    """Return a value of `models`, which may be the path alone, in its full form."""
+    return ServedModelSettings(value) if isinstance(value, str) else value
+
+
 def read_api_key(value: str | ApiKeySettings) -> ApiKeySettings:
     """Return a value of server.api_keys, which may be the key alone, in its full form."""
     return ApiKeySettings(value) if isinstance(value, str) else value

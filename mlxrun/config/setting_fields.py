@@ -114,10 +114,10 @@ def find_field(steps: Sequence[str | int]) -> SettingField | None:
     `role`, whose section is then `server.api_keys.alice`. None if there is no such key."""
     names = [str(step) for step in steps]
     found = list_fields().get(".".join(names[:2])) or list_fields().get(".".join(names[:1]))
-    if found is None or found.item_class is None or len(names) != 4:
+    if found is None or found.item_class is None or len(names) != found.path.count(".") + 3:
         return found
-    inner = {info.key: info for info in list_item_fields(found.item_class)}.get(names[3])
-    return None if inner is None else replace(inner, section=".".join(names[:3]))
+    inner = {info.key: info for info in list_item_fields(found.item_class)}.get(names[-1])
+    return None if inner is None else replace(inner, section=".".join(names[:-1]))
 
 
 def _describe_class(section: str, cls: type) -> list[SettingField]:
@@ -171,7 +171,8 @@ def build_config(values: dict[str, Any], leave_out: Collection[str] = ()) -> Con
     arguments: dict[str, dict[str, Any]] = {name: {} for name in ("", *list_sections())}
     for path, info in list_fields().items():
         section = values.get(info.section) if info.section else values
-        if path not in leave_out and isinstance(section, dict) and info.key in section:
+        is_wrong = any(key == path or key.startswith(f"{path}.") for key in leave_out)
+        if not is_wrong and isinstance(section, dict) and info.key in section:
             arguments[info.section][info.key] = _convert_value(info, section[info.key])
     sections = {name: section.cls(**arguments[name]) for name, section in list_sections().items()}
     return Config(**arguments[""], **sections)
@@ -209,21 +210,23 @@ def to_plain(config: Config) -> dict[str, Any]:
     """Return the config as JSON-ready dicts with every key. Secrets are hidden."""
     result: dict[str, Any] = {}
     for info, value in list_values(config):
-        if info.is_secret:
-            value = {name: _hide_secrets(info, item) for name, item in value.items()}
+        if info.item_class is not None:
+            value = {name: _simplify_item(info, item) for name, item in value.items()}
         target = result.setdefault(info.section, {}) if info.section else result
         target[info.key] = list(value) if isinstance(value, tuple) else value
     return result
 
 
-def _hide_secrets(info: SettingField, item: Any) -> Any:
+def _simplify_item(info: SettingField, item: Any) -> Any:
     """A value of a mapping without its secrets and defaults."""
-    if info.item_class is None or isinstance(item, str):
-        return HIDDEN
+    assert info.item_class is not None
+    if isinstance(item, str):
+        return HIDDEN if info.is_secret else item
     values = [(inner, getattr(item, inner.key)) for inner in list_item_fields(info.item_class)]
-    return {
+    given = {
         inner.key: HIDDEN if inner.is_secret else value for inner, value in values if value != inner.default
     }
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
 
 
 def hash_config(config: Config) -> str:

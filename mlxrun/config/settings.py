@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from mlxrun.config.media_settings import MediaSettings as MediaSettings
 from mlxrun.config.server_settings import ApiSettings as ApiSettings
+from mlxrun.config.server_settings import ServedModelSettings as ServedModelSettings
 from mlxrun.config.server_settings import ServerSettings as ServerSettings
 from mlxrun.config.setting_annotations import Bytes, Range
 
@@ -274,6 +275,10 @@ class Config:
 
     version: Literal[1] = 1
     """Version of the config format."""
+    models: dict[str, str | ServedModelSettings] = field(default_factory=dict)
+    """The models of a server that has several, by the names that requests use: `chat: ORG/NAME`, or with more
+    keys, `coder: {path: ORG/NAME, keep_alive: 600}`. Each is loaded when a request needs it. It is unloaded
+    when it is idle or another one needs its memory (docs/several-models.md)."""
     model: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineSettings = field(default_factory=EngineSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)

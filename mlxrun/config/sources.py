@@ -167,12 +167,11 @@ class ConfigSources:
         if interpolate:
             tree = self._interpolator.interpolate(tree)
         for path in (*PATH_KEYS, *MODEL_PATHS):
-            _make_absolute(tree, path, folder)
+            section, key = path.split(".")
+            _make_absolute(tree.find((section,)), key, folder, can_be_id=path in MODEL_PATHS)
         for path in PATH_MAPPINGS:
-            node = tree.find(tuple(path.split(".")))
-            if node is not None and isinstance(node.value, dict):
-                texts = {k: n for k, n in node.value.items() if isinstance(n.value, str) and n.value}
-                node.value.update({k: _resolve_path(n, folder) for k, n in texts.items()})
+            _resolve_mapping(tree.find(tuple(path.split("."))), folder)
+        _resolve_models(tree.find(("models",)), folder)
         return tree
 
 
@@ -185,16 +184,38 @@ def _list_extended(tree: ConfigNode) -> list[ConfigNode]:
     return [item for item in nodes if isinstance(item.value, str) and item.value]
 
 
-def _make_absolute(tree: ConfigNode, path: str, folder: Path) -> None:
-    section, key = path.split(".")
-    node = tree.find((section, key))
+def _resolve_models(node: ConfigNode | None, folder: Path) -> None:
+    """Make the paths of several models absolute. Each is a text, or a mapping with more keys."""
+    if node is None or not isinstance(node.value, dict):
+        return
+    for name, entry in node.value.items():
+        if isinstance(entry.value, dict):
+            _make_absolute(entry, "path", folder, can_be_id=True)
+            _resolve_mapping(entry.find(("adapters",)), folder)
+            for path in (*PATH_KEYS, *MODEL_PATHS):
+                _make_absolute(entry.find(("settings",)), path, folder, can_be_id=path in MODEL_PATHS)
+        else:
+            _make_absolute(node, name, folder, can_be_id=True)
+
+
+def _resolve_mapping(node: ConfigNode | None, folder: Path) -> None:
+    """Make the paths of a mapping from names to paths absolute."""
+    if node is not None and isinstance(node.value, dict):
+        texts = {k: n for k, n in node.value.items() if isinstance(n.value, str) and n.value}
+        node.value.update({k: _resolve_path(n, folder) for k, n in texts.items()})
+
+
+def _make_absolute(parent: ConfigNode | None, key: str, folder: Path, *, can_be_id: bool) -> None:
+    """Make the path at a key absolute, unless it `can_be_id` and looks like one, or like EMBEDDED."""
+    node = parent.value.get(key) if parent is not None and isinstance(parent.value, dict) else None
     if node is None or not isinstance(node.value, str) or not node.value:
         return
     found = _resolve_path(node, folder)
-    is_path = path not in MODEL_PATHS or node.value.startswith((".", "/", "~"))
+    is_path = not can_be_id or node.value.startswith((".", "/", "~"))
     is_path |= node.value.endswith(".gguf")
     if is_path or (node.value != EMBEDDED and os.path.isdir(found.value)):
-        tree.value[section].value[key] = found
+        assert parent is not None
+        parent.value[key] = found
 
 
 def _resolve_path(node: ConfigNode, folder: Path) -> ConfigNode:

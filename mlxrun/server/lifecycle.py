@@ -32,12 +32,13 @@ from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
 from mlxrun.server.key_reload import reload_api_keys
 from mlxrun.server.live_requests import LIVE_REQUESTS
-from mlxrun.server.welcome import format_welcome, warn_without_template
+from mlxrun.server.welcome import describe_models, welcome_model
 
 log = logging.getLogger(__name__)
 http_log = logging.getLogger("mlxrun.server.http")  # aiohttp's own messages about connections
 Say = Callable[[str], None]
 LoadEngine = Callable[[], Coroutine[Any, Any, LoadedEngine]]
+Welcome = Callable[[web.Application, str], list[str]]
 
 GRACE_SECONDS = 5.0  # for aborted requests to send their errors, and for a thread to end
 KEEPALIVE_SECONDS = 75.0  # that a connection may wait for its next request
@@ -165,10 +166,11 @@ async def run(
     stop: asyncio.Event | None = None,
     note: Callable[[str], AbstractContextManager[Any]] = nullcontext,
     read_config: Callable[[], Config] | None = None,
+    welcome: Welcome = welcome_model,
 ) -> int:
     """Serve until a signal or `stop` (exit code 0), or until the engine dies (3). Return the exit code.
     `note`: called with the URL; what it returns is open while the server listens. `read_config`: reads the
-    config again at SIGHUP, for its API keys.
+    config again at SIGHUP, for its API keys. `welcome`: makes the lines that are said once it is ready.
 
     ModelLoadError if the model cannot be loaded; ConfigError if the address cannot be used.
     """
@@ -176,16 +178,16 @@ async def run(
     for category in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", category)  # of clients' forms, which get an error besides
     reload = None if read_config is None else partial(reload_api_keys, app, read_config)
-    with _set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say, reload):
+    with set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say, reload):
         async with listen(app) as url:
             with note(url):
-                return await _serve(app, load, say, stop or signalled, url)
+                return await _serve(app, load, say, stop or signalled, url, welcome)
 
 
 @contextmanager
-def _set_switch_interval() -> Iterator[None]:
-    """The engine's thread and the event loop hand the interpreter to each other many times a step: Python's
-    default of 5 ms would show in the time between tokens."""
+def set_switch_interval() -> Iterator[None]:
+    """Switch threads often within the block. The engine's thread and the event loop take turns many times a
+    step: Python's default of 5 ms would show in the time between tokens."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
@@ -194,20 +196,21 @@ def _set_switch_interval() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-async def _serve(app: web.Application, load: LoadEngine, say: Say, stop: asyncio.Event, url: str) -> int:
+async def _serve(
+    app: web.Application, load: LoadEngine, say: Say, stop: asyncio.Event, url: str, welcome: Welcome
+) -> int:
     config = app[CONFIG]
     if config.server.allow_public and not config.server.api_keys:
         log.warning("no API key is required: everybody who can reach %s may use it", url)
     for warning in find_weak_keys(config.server):
         log.warning("%s", warning)
-    say(f"listening on {url}; loading {config.model.path}")
+    say(f"listening on {url}; loading {describe_models(config)}")
     client = await _load(app, load, stop)
     if client is None:
         say("stopped before the model was loaded")
         return 0
-    warn_without_template(app)
     try:
-        for line in format_welcome(app, url):
+        for line in welcome(app, url):
             say(line)
         await _wait_for_end(client, stop, config.server.on_engine_failure == "stay")
         if client.dead_error is not None and not stop.is_set():
@@ -222,7 +225,7 @@ async def _serve(app: web.Application, load: LoadEngine, say: Say, stop: asyncio
 async def _load(app: web.Application, load: LoadEngine, stop: asyncio.Event) -> EngineClient | None:
     """Load the engine and attach it to the application; None if the server is to stop meanwhile."""
     loading = asyncio.create_task(load())
-    if not await _finishes_before(loading, stop):
+    if not await finishes_before(loading, stop):
         loading.cancel()
         if (await asyncio.wait((loading,), timeout=GRACE_SECONDS))[1]:
             log.warning("stopped while the model was being loaded")
@@ -233,7 +236,7 @@ async def _load(app: web.Application, load: LoadEngine, stop: asyncio.Event) -> 
     return loaded.client
 
 
-async def _finishes_before(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
+async def finishes_before(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
     """Wait for either, and return whether the task is done."""
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -247,7 +250,7 @@ async def _wait_for_end(client: EngineClient, stop: asyncio.Event, stay: bool) -
     """Wait until the server is to stop, or until the engine has died unless the server is to `stay`."""
     died = asyncio.create_task(client.wait_until_dead())
     try:
-        if await _finishes_before(died, stop) and stay:
+        if await finishes_before(died, stop) and stay:
             log.error("the engine has died; requests are answered 503 (server.on_engine_failure: stay)")
             await stop.wait()
     finally:

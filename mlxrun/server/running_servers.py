@@ -20,13 +20,15 @@ from pathlib import Path
 from mlxrun.config.settings import Config
 from mlxrun.server.batches.durable_files import read_object
 from mlxrun.server.data_folder import find_data_folder
+from mlxrun.server.welcome import describe_models
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """`pid`: of its process. `model`: the path or the id in its config. `started`: seconds since 1970."""
+    """`pid`: of its process. `model`: the path or the id in its config, or the names
+    of several. `started`: seconds since 1970."""
 
     pid: int
     url: str
@@ -41,7 +43,7 @@ def find_notes_folder(environ: Mapping[str, str]) -> Path:
 
 def make_note(config: Config, environ: Mapping[str, str]) -> Callable[[str], AbstractContextManager[None]]:
     """A function that notes the server with this config at its URL."""
-    return partial(note_server, find_notes_folder(environ), config.model.path)
+    return partial(note_server, find_notes_folder(environ), describe_models(config))
 
 
 @contextmanager

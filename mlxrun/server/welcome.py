@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from mlxrun.config.settings import Config
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG
@@ -36,11 +37,21 @@ GENERATING = ("openai", "responses", "anthropic", "ollama")  # of these keys
 _NAMING = ("/v1/messages", "/api/chat")  # whose bodies name the model
 
 
+def describe_models(config: Config) -> str:
+    """Name what a server with this config loads: the model's path, or the names of several models."""
+    return ", ".join(config.models) or config.model.path
+
+
+def welcome_model(app: web.Application, url: str) -> list[str]:
+    """Write the lines for a ready server, and warn of a model that takes no messages."""
+    warn_without_template(app)
+    return format_welcome(app, url)
+
+
 def format_welcome(app: web.Application, url: str) -> list[str]:
     """Write the lines for a ready server: what is served, a first request to try, and where the page is."""
-    model, api_keys, served = app[ENGINE].model, app[CONFIG].server.api_keys, list_served(app)
+    model, served = app[ENGINE].model, list_served(app)
     kind = "images and text" if model.vision else "text"
-    keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
     pooled = model.pooled
     if pooled is not None and not pooled.generates and "embeddings" in served:
         served = ["embeddings", *(name for name in served if name not in GENERATING and name != "embeddings")]
@@ -48,16 +59,38 @@ def format_welcome(app: web.Application, url: str) -> list[str]:
     path, body = next((first[name] for name in served if name in first), ("/health", None))
     if pooled is not None and pooled.task == "score" and path == "/v1/embeddings":
         path, body = "/v1/rerank", {"query": "2 + 3", "documents": ["five", "six"]}
+    if body is not None and path in _NAMING:
+        body = {"model": model.name} | body
+    what = f"{model.name}, {kind}, context of {model.context_length} tokens"
+    return [f"ready: {what}; {_format_served(app, served)}", *_format_ways(app, served, url, path, body)]
+
+
+def format_models_welcome(app: web.Application, url: str) -> list[str]:
+    """Write the lines for a ready server of several models, as `format_welcome` does for one."""
+    names, served = list(app[CONFIG].models), list_served(app)
+    known = (FIRST_REQUESTS[name] for name in served if name in FIRST_REQUESTS)
+    path, body = next(known, ("/health", None))
+    body = None if body is None else {"model": names[0]} | body
+    what = f"models {', '.join(names)}; {_format_served(app, served)}"
+    return [f"ready: {what}", *_format_ways(app, served, url, path, body)]
+
+
+def _format_served(app: web.Application, served: list[str]) -> str:
+    api_keys = app[CONFIG].server.api_keys
+    keys = f"{len(api_keys)} API keys" if api_keys else "no API key is required"
+    return f"{', '.join(served) or 'every API is switched off (apis)'}; {keys}"
+
+
+def _format_ways(
+    app: web.Application, served: list[str], url: str, path: str, body: dict[str, Any] | None
+) -> list[str]:
+    """The lines that show a first request, and the page."""
     command = f"curl {url}{path}"
-    if api_keys and path != "/health":
+    if app[CONFIG].server.api_keys and path != "/health":
         command += " -H 'Authorization: Bearer YOUR_KEY'"
     if body is not None:
-        content = json.dumps({"model": model.name} | body if path in _NAMING else body)
-        command += f" -H 'Content-Type: application/json' -d {shlex.quote(content)}"
-    names = ", ".join(served) or "every API is switched off (apis)"
-    what = f"{model.name}, {kind}, context of {model.context_length} tokens"
-    page = [f"  {url}{UI_PATH} in a browser"] if "ui" in served else []
-    return [f"ready: {what}; {names}; {keys}", f"  {command}", *page]
+        command += f" -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    return [f"  {command}", *([f"  {url}{UI_PATH} in a browser"] if "ui" in served else [])]
 
 
 def warn_without_template(app: web.Application) -> None:

@@ -207,3 +207,29 @@ def test_a_value_that_follows_from_others_contradicts_none() -> None:
 def test_defaults_do_not_contradict_each_other() -> None:
     assert [rule(Config()) for _, rule in RULES] == [None] * len(RULES)
     assert all(key in list_fields() for keys, _ in RULES for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{chat: nowhere}", "models: chat: 'nowhere' is neither 'embedded' nor a folder nor a hub id"),
+        ("{chat: {names: [x]}}", "models: chat: it has no path"),
+        ("{'a b': embedded}", "models: a b: its name has other characters"),
+        ("{a: embedded, b: {path: embedded, names: [a]}}", "models: b: 'a' is a name of a too"),
+        ("{a: {path: embedded, pined: true}}", "models.a.pined: unknown key (did you mean 'pinned'?)"),
+        ("{a: {path: embedded, keep_alive: -1}}", "models.a.keep_alive: -1 is less than 0"),
+        ("{a: {path: embedded, memory: much}}", "models.a.memory: 'much' is not a byte size such as 4GB"),
+        ("{a: {path: embedded, settings: {server.port: 1}}}", "'server.port' is not a setting of one model"),
+        ("{a: {path: embedded, settings: {sampling.heat: 1}}}", "'sampling.heat' is not a setting of one"),
+        ("{a: {path: embedded, settings: {model.names: 1}}}", "settings: model.names belongs in `names`"),
+        ("[embedded]", 'models: ["embedded"] is not a mapping'),
+    ],
+)
+def test_several_models(text: str, said: str) -> None:
+    (error,) = load_errors(f"models: {text}")
+    assert said in error
+
+
+def test_one_model_or_several() -> None:
+    (error,) = load_errors("models: {a: embedded}\nmodel: {path: ORG/NAME}")
+    assert "not together with model.path: give each model its own" in error

@@ -15,7 +15,7 @@ from mlxrun.api.text.raw_prompts import find_infill_format
 
 Json = dict[str, Any]
 
-_NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
+NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 # The names that clients look for, behind the architecture, of sizes in a model's config.
 _SIZES = {
     "hidden_size": "embedding_length",
@@ -38,7 +38,7 @@ def list_loaded(model: ModelInfo | None) -> Json:
     if model is None:
         return {"models": []}
     more = {
-        "expires_at": _NEVER,
+        "expires_at": NEVER,
         "size_vram": model.summary.weight_bytes,
         "context_length": model.context_length,
     }

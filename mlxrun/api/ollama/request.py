@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import (
     check_type,
     find_source,
+    quote,
     reject,
     reject_choice,
     reject_unsupported,
@@ -34,6 +37,8 @@ from mlxrun.core.field_errors import (
 Json = dict[str, Any]
 
 LATEST = ":latest"  # the tag of a name that has none
+_DURATION = re.compile(r"(-?)((?:\d+(?:\.\d+)?(?:ms|s|m|h))+|0)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _EFFORTS = {"max": "high"}  # templates know low, medium and high
 _SOURCES = {
     **{name: f"options.{option}" for option, name in SAME_OPTIONS.items()},
@@ -54,6 +59,20 @@ class OllamaRequest:
     translated: Json
     sources: Mapping[str, str]
     max_tokens: int | None = None
+
+
+def read_keep_alive(value: Any) -> float | None:
+    """Read `keep_alive`, a number of seconds or a duration such as `1h30m`. Returns the seconds that a model
+    stays loaded without requests; None, for a negative value: for ever. RequestError for anything else."""
+    if isinstance(value, str):
+        found = _DURATION.fullmatch(value)
+        if found is None:
+            reject("keep_alive", f"{quote(value)} is not a duration such as 5m or 1h30m")
+        steps = re.findall(r"([\d.]+)(ms|s|m|h)", found[2])
+        value = sum(float(number) * _UNITS[unit] for number, unit in steps) * (-1 if found[1] else 1)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        reject("keep_alive", "is neither a number of seconds nor a duration such as 5m")
+    return None if value < 0 else float(value)
 
 
 async def prepare_answer(path: str, body: Any, context: ApiContext) -> PreparedRequest | None:

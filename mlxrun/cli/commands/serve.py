@@ -31,6 +31,7 @@ Examples:
   mlxrun serve ./Qwen3-8B-4bit                     the model of a folder, or of a .gguf file
   mlxrun serve mlx-community/Qwen3-8B-4bit         a model of the hub; qwen3-8b-4bit finds it too
   mlxrun serve -c prod.yaml                        the model of a config file
+  mlxrun serve -c models.yaml                      several models (docs/several-models.md)
   mlxrun serve -c prod.yaml --port 9000 --set scheduler.max_running=64
   mlxrun serve -c prod.yaml --ray                  on a worker for each GPU of this machine (docs/scale.md)
 
@@ -83,12 +84,16 @@ def command(
     given = {"host": host, "port": port}
     options = [(f"--{key}", f"server.{key}", str(text)) for key, text in given.items() if text is not None]
     sets = name_model(model, sets)
-    loaded = load_command_config(config_path, sets, options)
+    loaded = load_command_config(config_path, sets, options, several=ray_address is None)
     raise_open_files()
     if ray_address is not None:
         from mlxrun.cli.ray_setup import serve_on_ray
 
         return run_async(serve_on_ray(ray_address, loaded, sets, mixed))
+    if loaded.config.models:
+        from mlxrun.cli.models_setup import serve_models
+
+        return run_async(serve_models(loaded, sets, options))
     return run_async(serve_until_signal(loaded, sets, options))
 
 

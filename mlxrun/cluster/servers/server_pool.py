@@ -63,6 +63,11 @@ class ServerSlot:
         return self.active.count
 
     @property
+    def label(self) -> str:
+        """What metrics call it."""
+        return str(self.number)
+
+    @property
     def load(self) -> float:
         return self.running / (1 if self.facts is None else self.facts.rows)
 

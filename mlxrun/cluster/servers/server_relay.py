@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import orjson
@@ -62,21 +62,40 @@ class PoolState(EngineState):
 
 def make_front(config: Config, pool: ServerPool, secret: str) -> web.Application:
     """Make the front's application. `secret`: the workers' secret."""
-    relay = Relay(pool, secret)
+    relay = WorkerRelay(pool, secret)
     app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
     app[ENGINE] = PoolState(pool)
     app.cleanup_ctx.append(relay.open_session)
     return app
 
 
-class Relay:
-    """The handlers of the front."""
+class RelayedSlot(Protocol):
+    """The place of a worker, as the relay sees it. `url`: empty while it serves nothing; `label`: for
+    metrics."""
 
-    def __init__(self, pool: ServerPool, secret: str) -> None:
-        self._pool = pool
+    @property
+    def number(self) -> int: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    def describe(self) -> dict[str, Any]: ...
+
+
+class Relay:
+    """The handlers of the front. `label`: of metrics, for what answers the requests."""
+
+    label = "worker"
+    why_no_batches = (
+        "with --ray: files and batches belong to one engine. Run jobs with `mlxrun batch --ray`, or a server "
+        "without --ray"
+    )
+
+    def __init__(self, slots: Sequence[RelayedSlot], secret: str) -> None:
+        self._slots = slots
         self._secret = secret
         self._session: aiohttp.ClientSession
-        self._failed: Counter[tuple[str, str]] = Counter()  # requests by surface and status, see _relay
+        self._failed: Counter[tuple[str, str]] = Counter()  # requests by surface and status, see relay
 
     async def open_session(self, app: web.Application) -> AsyncIterator[None]:
         """Keep connections to the workers while the application runs."""
@@ -98,27 +117,33 @@ class Relay:
 
     def _choose_handler(self, surface: Surface, endpoint: Endpoint) -> Handler:
         if _is_refused(surface):
-            return _refuse
+            return self._refuse
         if surface.name == "ui":
             return endpoint.handler
-        of_all: dict[str, Handler] = {
-            OPENAPI_PATH: _get_openapi,
-            "/v1/status": self._get_status,
-            "/metrics": self._get_metrics,
-            "/v1/cache": self._collect,
-            "/v1/cache/clear": self._collect,
-            "/v1/requests/{id}/cancel": self._cancel,
+        return self.list_own().get(endpoint.path, self.relay)
+
+    def list_own(self) -> dict[str, Handler]:
+        """The handlers of paths that the front answers itself, from what all workers say."""
+        return {
+            OPENAPI_PATH: get_openapi,
+            "/v1/status": self.get_status,
+            "/metrics": self.get_metrics,
+            "/v1/cache": self.collect,
+            "/v1/cache/clear": self.collect,
+            "/v1/requests/{id}/cancel": self.cancel,
         }
-        return of_all.get(endpoint.path, self._relay)
+
+    async def _refuse(self, request: web.Request) -> web.StreamResponse:
+        raise NotFound(f"{request.path} is not available {self.why_no_batches}")
 
     # One worker
 
-    async def _relay(self, request: web.Request) -> web.StreamResponse:
+    async def relay(self, request: web.Request) -> web.StreamResponse:
         """Relay, and count a request that failed here: a worker that has died counts nothing any more."""
         surface = request.app[ROUTES].find(request)[0].adapt(request)
         error: Exception | None = None
         try:
-            return await self._relay_to_worker(request)
+            return await self.relay_to_worker(request)
         except MlxrunError as failure:
             error = failure
             raise
@@ -126,34 +151,11 @@ class Relay:
             if error := request.get(ENGINE_ERROR) or error:
                 self._failed[surface.name, str(surface.status(error))] += 1
 
-    async def _relay_to_worker(self, request: web.Request) -> web.StreamResponse:
-        body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
-        fields = _parse_fields(body)
-        owner = self._find_owner(request, fields)
-        prefixes = hash_prefixes(fields)
-        tried: set[ServerSlot] = set()
-        lost = 0
-        while True:
-            slot = owner or await self._pool.choose(prefixes, tried)
-            if slot is None or slot in tried:
-                raise NotReady("the worker of this request has ended, and no other is ready: try again soon")
-            tried.add(slot)
-            with self._pool.reserve(slot, prefixes):
-                try:
-                    upstream = await self._send(request, slot, body)
-                except aiohttp.ClientError as error:  # nothing of an answer has come
-                    lost += not isinstance(error, _UNREACHED)
-                    if lost == MOST_LOST:
-                        text = f"{MOST_LOST} workers died while they had this request"
-                        raise InternalError(text, error, code="worker_died") from error
-                    continue
-                async with upstream:
-                    others = (s for s in self._pool.slots if s.state == "ready" and s not in tried)
-                    if upstream.status == 503 and owner is None and any(others):
-                        continue
-                    return await pass_on(request, upstream)
+    async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
+        """Relay a request to the worker that it is for."""
+        raise NotImplementedError
 
-    def _find_owner(self, request: web.Request, fields: Mapping[str, Any]) -> ServerSlot | None:
+    def find_owner(self, request: web.Request, fields: Mapping[str, Any]) -> RelayedSlot | None:
         """The worker that has the response or conversation of a request; None if any worker will do. NotFound
         if there is no such worker."""
         found = fields.get("conversation")
@@ -164,11 +166,11 @@ class Relay:
             return None
         digits = name.partition("_")[2][:OWNER_DIGITS]
         try:
-            return self._pool.slots[int(digits, 16)]
+            return self._slots[int(digits, 16)]
         except (ValueError, IndexError):
             return None  # no worker has made it: any of them says so
 
-    async def _send(self, request: web.Request, slot: ServerSlot, body: bytes) -> aiohttp.ClientResponse:
+    async def send(self, request: web.Request, slot: RelayedSlot, body: bytes) -> aiohttp.ClientResponse:
         if not slot.url:
             raise aiohttp.ConnectionTimeoutError(f"worker {slot.number} is being started")
         given = request.headers.items()
@@ -183,63 +185,120 @@ class Relay:
 
     # All workers
 
-    async def _ask_all(self, request: web.Request) -> list[tuple[ServerSlot, int, bytes]]:
+    async def ask_all(self, request: web.Request) -> list[tuple[RelayedSlot, int, bytes]]:
         """The answers of all workers that serve: status and body."""
         body = await request.read()
 
-        async def ask(slot: ServerSlot) -> tuple[ServerSlot, int, bytes]:
-            async with await self._send(request, slot, body) as upstream:
+        async def ask(slot: RelayedSlot) -> tuple[RelayedSlot, int, bytes]:
+            async with await self.send(request, slot, body) as upstream:
                 return slot, upstream.status, await upstream.read()
 
-        slots = [slot for slot in self._pool.slots if slot.url]
+        slots = [slot for slot in self._slots if slot.url]
         found = await asyncio.gather(*map(ask, slots), return_exceptions=True)
         answers = [each for each in found if not isinstance(each, BaseException)]
         if not answers:
             raise EngineDead("no worker answers")
         return answers
 
-    async def _get_status(self, request: web.Request) -> web.Response:
+    async def get_status(self, request: web.Request) -> web.Response:
         """What each worker says of itself, below what the pool knows of it."""
-        answers = await self._ask_all(request)
-        said = {slot.number: orjson.loads(body) for slot, status, body in answers if status == 200}
-        engine, slots = request.app[ENGINE], self._pool.slots
-        workers = [{**slot.describe(), "status": said.get(slot.number)} for slot in slots]
-        error = engine.find_unavailability()
-        head = {"status": "ok" if error is None else error.code, "version": __version__}
-        uptime = round(engine.clock() - engine.started, 3)
-        return json_response({**head, "uptime": uptime, "model": engine.describe_model(), "workers": workers})
+        return json_response(await self.describe_status(request))
 
-    async def _get_metrics(self, request: web.Request) -> web.Response:
+    async def describe_status(self, request: web.Request) -> dict[str, Any]:
+        """Build the body of /v1/status."""
+        answers = await self.ask_all(request)
+        said = {slot.number: orjson.loads(body) for slot, status, body in answers if status == 200}
+        engine = request.app[ENGINE]
+        error = engine.find_unavailability()
+        return {
+            "status": "ok" if error is None else error.code,
+            "version": __version__,
+            "uptime": round(engine.clock() - engine.started, 3),
+            "model": engine.describe_model(),
+            f"{self.label}s": [{**slot.describe(), "status": said.get(slot.number)} for slot in self._slots],
+        }
+
+    async def get_metrics(self, request: web.Request) -> web.Response:
         """The metrics of all workers, with the label `worker`, and the requests that failed here."""
         families: dict[str, Any] = {}
-        for slot, _, body in await self._ask_all(request):
+        for slot, _, body in await self.ask_all(request):
             for family in text_string_to_metric_families(body.decode()):
                 target = families.setdefault(family.name, family)
                 samples = [
-                    sample._replace(labels={**sample.labels, "worker": str(slot.number)})
+                    sample._replace(labels={**sample.labels, self.label: slot.label})
                     for sample in family.samples
                 ]
                 target.samples = samples if target is family else [*target.samples, *samples]
         if counted := families.get("mlxrun_requests"):
             for (surface, status), number in self._failed.items():
-                labels = {"surface": surface, "status": status, "worker": FRONT}
+                labels = {"surface": surface, "status": status, self.label: FRONT}
                 counted.samples.append(Sample("mlxrun_requests_total", labels, float(number)))
+        families |= {family.name: family for family in self.make_own_metrics()}
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=generate_latest(_Families(families.values())), headers=headers)
 
-    async def _collect(self, request: web.Request) -> web.Response:
+    def make_own_metrics(self) -> Iterable[Any]:
+        """The metric families that the front adds."""
+        return ()
+
+    async def collect(self, request: web.Request) -> web.Response:
         """The answers of all workers in one list."""
-        answers = await self._ask_all(request)
-        found = [{"worker": slot.number, **orjson.loads(body)} for slot, _, body in answers]
-        return json_response({"workers": found}, max(status for _, status, _ in answers))
+        answers = await self.ask_all(request)
+        name = self.label
+        found = [{name: slot.describe()[name], **orjson.loads(body)} for slot, _, body in answers]
+        return json_response({f"{name}s": found}, max((status for _, status, _ in answers), default=200))
 
-    async def _cancel(self, request: web.Request) -> web.Response:
+    async def cancel(self, request: web.Request) -> web.Response:
         """The answer of the worker that has the request, else of any."""
-        _, status, body = min(await self._ask_all(request), key=lambda answer: answer[1])
-        return web.Response(body=body, status=status, content_type="application/json")
+        return choose_answer(await self.ask_all(request))
 
 
-async def _get_openapi(request: web.Request) -> web.StreamResponse:
+class WorkerRelay(Relay):
+    """The handlers of the front of equal workers."""
+
+    def __init__(self, pool: ServerPool, secret: str) -> None:
+        super().__init__(pool.slots, secret)
+        self._pool = pool
+
+    async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
+        body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
+        fields = parse_fields(body)
+        owner = self._find_slot(request, fields)
+        prefixes = hash_prefixes(fields)
+        tried: set[ServerSlot] = set()
+        lost = 0
+        while True:
+            slot = owner or await self._pool.choose(prefixes, tried)
+            if slot is None or slot in tried:
+                raise NotReady("the worker of this request has ended, and no other is ready: try again soon")
+            tried.add(slot)
+            with self._pool.reserve(slot, prefixes):
+                try:
+                    upstream = await self.send(request, slot, body)
+                except aiohttp.ClientError as error:  # nothing of an answer has come
+                    lost += not isinstance(error, _UNREACHED)
+                    if lost == MOST_LOST:
+                        text = f"{MOST_LOST} workers died while they had this request"
+                        raise InternalError(text, error, code="worker_died") from error
+                    continue
+                async with upstream:
+                    others = (s for s in self._pool.slots if s.state == "ready" and s not in tried)
+                    if upstream.status == 503 and owner is None and any(others):
+                        continue
+                    return await pass_on(request, upstream)
+
+    def _find_slot(self, request: web.Request, fields: Mapping[str, Any]) -> ServerSlot | None:
+        owner = self.find_owner(request, fields)
+        return None if owner is None else self._pool.slots[owner.number]
+
+
+def choose_answer(answers: Sequence[tuple[Any, int, bytes]]) -> web.Response:
+    """The answer of the worker that has what a request is about: the one with the lowest status."""
+    _, status, body = min(answers, key=lambda answer: answer[1])
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+async def get_openapi(request: web.Request) -> web.StreamResponse:
     """The document of what is available here."""
     surfaces = [each for each in request.app[ROUTES].surfaces if not _is_refused(each)]
     return json_response(make_document(surfaces, needs_keys=bool(request.app[API_KEYS])))
@@ -259,14 +318,7 @@ class _Families:
         return self._families
 
 
-async def _refuse(request: web.Request) -> web.StreamResponse:
-    raise NotFound(
-        f"{request.path} is not available with --ray: files and batches belong to one engine. Run jobs with "
-        "`mlxrun batch --ray`, or a server without --ray"
-    )
-
-
-def _parse_fields(body: bytes) -> Mapping[str, Any]:
+def parse_fields(body: bytes) -> Mapping[str, Any]:
     """The fields by which a request is routed; none of a body that is no JSON object, which its worker
     refuses."""
     try:

@@ -15,11 +15,11 @@ from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
-from mlxrun.api.text.model_info import choose_adapter, list_names, name_model
+from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names, name_model
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
-from mlxrun.server.engine_state import ENGINE, EngineState, list_tasks
+from mlxrun.server.engine_state import ENGINE, list_tasks
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.access import CONFIG, CONFIG_HASH
 from mlxrun.server.http.json_bodies import json_response
@@ -91,7 +91,7 @@ async def list_models(request: web.Request) -> web.Response:
     names = list_names(engine.model)
     if is_anthropic(request):
         return json_response(build_models_page(names))
-    return json_response({"object": "list", "data": [_describe_model(name, engine) for name in names]})
+    return json_response({"object": "list", "data": [describe_listed(name, engine.model) for name in names]})
 
 
 async def get_model(request: web.Request) -> web.Response:
@@ -101,19 +101,20 @@ async def get_model(request: web.Request) -> web.Response:
     name = "/".join(request.match_info.values())
     adapter = choose_adapter(name, engine.model)
     known = name if name in list_names(engine.model) else name_model(engine.model, adapter)
-    return json_response(_describe_model(known, engine))
+    return json_response(describe_listed(known, engine.model))
 
 
-def _describe_model(name: str, engine: EngineState) -> dict[str, Any]:
-    adapted = choose_adapter(name, engine.model) is not None
+def describe_listed(name: str, model: ModelInfo) -> dict[str, Any]:
+    """Describe a model, by one of its names, as /v1/models lists it."""
+    adapted = choose_adapter(name, model) is not None
     return {
         "id": name,
         "object": "model",
         "created": _CREATED,
         "owned_by": "mlxrun",
-        "max_model_len": engine.model.context_length,
-        "tasks": list_tasks(engine.model),
-        **({"parent": engine.model.name} if adapted else {}),
+        "max_model_len": model.context_length,
+        "tasks": list_tasks(model),
+        **({"parent": model.name} if adapted else {}),
     }
 
 

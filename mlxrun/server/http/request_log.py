@@ -42,6 +42,7 @@ class RequestEnd:
         return f" {text}" if text else ""
 
 
+LOGGED_ELSEWHERE = web.RequestKey("logged_elsewhere", bool)  # by the process that answers it
 _REFUSAL = web.RequestKey("refusal", tuple[str, str])
 
 
@@ -89,7 +90,8 @@ def _describe_failure(request: web.Request, error: Exception) -> tuple[str, str]
 
 def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, took: float) -> None:
     """Log the one line of a request. `took`: seconds. What is asked for again and again is for DEBUG."""
-    is_quiet = endpoint is not None and (endpoint.public or endpoint.role == "metrics") and not end.failed
+    is_seldom_read = endpoint is not None and (endpoint.public or endpoint.role == "metrics")
+    is_quiet = (is_seldom_read or request.get(LOGGED_ELSEWHERE, False)) and not end.failed
     level = logging.DEBUG if is_quiet else logging.INFO
     if end.failed and end.sent >= 500:
         level = logging.WARNING

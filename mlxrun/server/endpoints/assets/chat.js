@@ -199,7 +199,7 @@ async function streamAnswer(turn, shown, signal) {
 /** Says how far the prompt is. A key that may not read the status, or a server without it, says nothing. */
 async function showProgress(id) {
   const status = await getJson("v1/status", { background: true }).catch(() => ({}));
-  const all = [status, ...(status.workers ?? []).map((worker) => worker.status)];
+  const all = [status, ...(status.workers ?? status.models ?? []).map((worker) => worker.status)];
   const live = all.flatMap((each) => each?.requests ?? []).find((request) => request.id === id);
   if (!running || live?.ttft) return;
   if (live?.phase === "queued") setText(byId("progress"), "Waiting in the queue");

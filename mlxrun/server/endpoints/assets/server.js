@@ -40,7 +40,7 @@ async function showServer() {
 
 /** With --ray the status has one of each worker. Numbers are added up; the rest is the first worker's. */
 function joinWorkers(status) {
-  const found = (status.workers ?? []).map((worker) => worker.status).filter(Boolean);
+  const found = (status.workers ?? status.models ?? []).map((worker) => worker.status).filter(Boolean);
   if (!found.length) return { ...EMPTY, ...status };
   return { ...found.reduce(addUp), ...status, requests: found.flatMap((each) => each.requests), load_check: found[0].load_check };
 }

@@ -1,0 +1,168 @@
+"""`mlxrun serve` with several models: the config of each, and what it gets of the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from mlxrun.cli.options import say
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.core.terminal import print_line
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from mlxrun.cluster.models.messages import ModelFacts, ModelsFacts
+    from mlxrun.cluster.models.model_pool import ModelSlot
+    from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.server_settings import ServedModelSettings
+    from mlxrun.config.settings import Config
+    from mlxrun.server.engine_state import LoadedEngine
+
+Options = Sequence[tuple[str, str, str]]
+
+
+def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> dict[str, Config]:
+    """Load the config of each of several models, by its name. ConfigError names the model."""
+    from mlxrun.config.loading import load_config
+    from mlxrun.config.server_settings import read_served_model
+    from mlxrun.config.sources import escape_references
+
+    found = {}
+    for name, value in loaded.config.models.items():
+        model = read_served_model(value)
+        own = {
+            **model.settings,
+            "model.path": model.path,
+            "model.names": [name, *model.names],
+            "model.adapters": model.adapters,
+        }
+        values = [f"{key}={escape_references(json.dumps(each))}" for key, each in own.items()]
+        try:
+            sources = (loaded.path, (*sets, *values), os.environ)
+            config = load_config(*sources, options=options, without=("models",)).config
+        except ConfigError as error:
+            raise ConfigError(f"models.{name}: {error}") from error
+        found[name] = replace(config, apis=replace(config.apis, batches=False, ui=False))
+    return found
+
+
+def share_memory(
+    needs: Sequence[int], given: Sequence[int | None], pinned: Sequence[bool], limit: int
+) -> list[int]:
+    """The bytes that each model gets while it is loaded. `needs`: what each needs; `given`: by the config;
+    `limit`: of all together.
+
+    If all fit together, they share what is left. If a model never fits beside another one, it gets all that
+    pinned ones leave.
+    """
+    shares = [need if fixed is None else fixed for need, fixed in zip(needs, given, strict=True)]
+    free = [index for index, fixed in enumerate(given) if fixed is None]
+    left = limit - sum(shares)
+    if left >= 0:
+        return [share + (left // len(free) if index in free else 0) for index, share in enumerate(shares)]
+    for index in free:
+        kept = sum(s for other, s in enumerate(shares) if pinned[other] and other != index)
+        others = [s for other, s in enumerate(shares) if other != index and not pinned[other]]
+        if shares[index] + kept + min(others, default=0) > limit:
+            shares[index] = max(shares[index], limit - kept)
+    return shares
+
+
+def make_slots(
+    configs: dict[str, Config], models: dict[str, ServedModelSettings], facts: ModelsFacts, secret: str
+) -> list[ModelSlot]:
+    """Make the places of the models. ConfigError for models that cannot have their memory, MlxrunError if
+    none can be described."""
+    from mlxrun.cluster.models.messages import ServeModel
+    from mlxrun.cluster.models.model_pool import ModelSlot
+    from mlxrun.cluster.models.model_process import ModelProcess
+
+    known: list[ModelFacts | None] = [None if isinstance(f, Exception) else f for f in facts.models]
+    entries = list(models.values())
+    needs = [0 if fact is None else fact.needed for fact in known]
+    pinned = [entry.pinned for entry in entries]
+    shares = share_memory(needs, [entry.memory for entry in entries], pinned, facts.limit)
+    slots = []
+    for number, (name, config) in enumerate(configs.items()):
+        if facts.limit:
+            scheduler = replace(config.scheduler, memory_limit=max(shares[number], 1))
+            config = replace(config, scheduler=scheduler)
+        spec, entry, problem = ServeModel(config, number, secret), entries[number], facts.models[number]
+        make = partial(ModelProcess, spec, config.server.drain_timeout)
+        slots.append(
+            ModelSlot(
+                number,
+                name,
+                known[number],
+                make,
+                shares[number],
+                entry.pinned,
+                entry.keep_alive,
+                error=problem if isinstance(problem, MlxrunError) else None,
+            )
+        )
+    if not any(known):
+        raise ModelLoadError("; ".join(f"{slot.name}: {slot.error}" for slot in slots))
+    check_shares(slots, facts.limit)
+    return slots
+
+
+def check_shares(slots: Sequence[ModelSlot], limit: int) -> None:
+    """ConfigError if pinned models do not fit together, or another model not beside them."""
+    kept = sum(slot.memory for slot in slots if slot.pinned)
+    for slot in slots:
+        needed = kept + (0 if slot.pinned else slot.memory)
+        if limit and needed > limit:
+            beside = f", {format_rounded(needed)} with the pinned models" if needed > slot.memory else ""
+            text = f"it needs {format_rounded(slot.memory)}{beside}, and {format_rounded(limit)} may be used"
+            raise ConfigError(f"models.{slot.name}: {text}")
+
+
+async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
+    """Serve several models until a signal ends it; the exit code."""
+    from mlxrun.cluster.models.messages import DescribeModels
+    from mlxrun.cluster.models.model_pool import ModelPool
+    from mlxrun.cluster.models.model_process import describe_models
+    from mlxrun.cluster.models.model_relay import make_models_front
+    from mlxrun.config.loading import load_config
+    from mlxrun.config.server_settings import read_served_model
+    from mlxrun.engine.client import EngineClient
+    from mlxrun.server.engine_state import LoadedEngine
+    from mlxrun.server.lifecycle import run
+    from mlxrun.server.running_servers import make_note
+
+    config, secret = loaded.config, secrets.token_urlsafe(32)
+    configs = load_model_configs(loaded, sets, options)
+    models = {name: read_served_model(value) for name, value in config.models.items()}
+    facts = await describe_models(DescribeModels(list(configs.values())))
+    slots = make_slots(configs, models, facts, secret)
+    for slot in slots:
+        say(f"{slot.name}: {slot.error or f'{format_rounded(slot.memory)} while it is loaded'}")
+    pool = ModelPool(slots, facts.limit, config.scheduler.max_queue, config.server.request_timeout)
+
+    async def load() -> LoadedEngine:
+        try:
+            await pool.start()
+        except BaseException:
+            await pool.close()
+            raise
+        return LoadedEngine(cast(EngineClient, pool), cast(Any, None), {})
+
+    def read_config() -> Config:
+        return load_config(loaded.path, sets, os.environ, options=options).config
+
+    front, note = make_models_front(config, pool, secret), make_note(config, os.environ)
+    return await run(front, load, print_line, note=note, read_config=read_config, welcome=_welcome)
+
+
+def _welcome(app: web.Application, url: str) -> list[str]:
+    from mlxrun.server.welcome import format_models_welcome
+
+    return format_models_welcome(app, url)

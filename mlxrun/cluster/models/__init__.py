@@ -1,0 +1,1 @@
+"""A server of several models, each in a process of its own."""

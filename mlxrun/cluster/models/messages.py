@@ -1,0 +1,84 @@
+"""The messages between the front of several models and their processes, and what a model is known by before
+it is loaded.
+
+A message is a pickled object behind its length. Both ends are mlxrun, and the pipe is private to them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from mlxrun.config.settings import Config
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model as clients see it, without its weights. `names`: all that requests may use; `tasks`: as
+    `list_tasks` says; `listed`: its objects in /v1/models; `tags`, `shown`: in Ollama's /api/tags and
+    /api/show; `needed`: bytes of memory with which it serves 32k tokens; `has_template`: whether it takes
+    messages."""
+
+    names: Sequence[str]
+    tasks: Sequence[str]
+    context_length: int
+    vision: bool
+    has_template: bool
+    needed: int
+    listed: Sequence[Mapping[str, Any]]
+    tags: Sequence[Mapping[str, Any]]
+    shown: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelsFacts:
+    """The answer to DescribeModels: facts of each model, or what is wrong with it; `limit`: bytes that all
+    models together may use, 0 if unknown."""
+
+    models: Sequence[ModelFacts | Exception]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeModels:
+    """The request for ModelsFacts of the models of these configs."""
+
+    configs: Sequence[Config]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeModel:
+    """The request to serve a model until the pipe ends. `number`: of the model, for the ids that it makes;
+    `secret`: what it demands from the front. The answers: its URL, or an error; later why it died."""
+
+    config: Config
+    number: int
+    secret: str
+
+
+def write_message(file: BinaryIO, message: object) -> None:
+    """Write a message to a pipe."""
+    data = pickle.dumps(message)
+    file.write(_LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+def read_message(file: BinaryIO) -> Any:
+    """Read a message from a pipe. EOFError if it ends."""
+    head = file.read(_LENGTH.size)
+    data = file.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else b""
+    if not data:
+        raise EOFError
+    return pickle.loads(data)
+
+
+async def receive_message(stream: asyncio.StreamReader) -> Any:
+    """Read a message from a stream. EOFError if it ends."""
+    (length,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))  # IncompleteReadError is an EOFError
+    return pickle.loads(await stream.readexactly(length))

@@ -1,0 +1,372 @@
+"""Several models that share a machine's memory. Each is loaded when a request needs it, and unloaded when it
+is idle or when another one needs its memory.
+
+Requests of a model that is not loaded wait. The model whose request has waited longest is next. If it does
+not fit beside the loaded ones, those that are idle are unloaded, the least recently used first. Busy ones go
+on until they are idle, or for PATIENCE seconds. Then they get no new requests, finish those that they have,
+and are unloaded. So a model that everybody uses delays another one by a bounded time, and both get turns.
+
+This module is pure asyncio: ModelWorker decides how a model is started and reached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from mlxrun.cluster.models.messages import ModelFacts
+from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import (
+    EngineDead,
+    MlxrunError,
+    ModelLoadError,
+    NotFound,
+    Overloaded,
+    RequestError,
+    TimedOut,
+)
+from mlxrun.core.field_errors import find_closest, quote, suggest_word
+from mlxrun.server.engine_state import ActiveCount
+
+log = logging.getLogger(__name__)
+PATIENCE = 20.0  # seconds that a request waits at most before busy models are drained for it
+STEADY_SECONDS = 60.0  # after which a model that dies has not failed to load
+MOST_BACKOFF = 300.0  # seconds in which a model that failed to load is not tried again
+
+
+class ModelWorker(Protocol):
+    """One life of a model as the pool sees it."""
+
+    async def start(self) -> str:
+        """Load the model, serve, and return the URL. MlxrunError if that fails."""
+
+    async def wait_dead(self) -> str:
+        """Wait until it has died, and return why."""
+
+    async def close(self) -> None:
+        """End it. This raises nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelSlot:
+    """One of the models. `facts`: None if nobody could describe it; `memory`: bytes that it takes while it is
+    loaded; `keep_alive`: seconds that it stays loaded without requests, None: until memory is needed. Times
+    are those of the event loop."""
+
+    number: int
+    name: str
+    facts: ModelFacts | None
+    make: Callable[[], ModelWorker]
+    memory: int
+    pinned: bool = False
+    keep_alive: float | None = None
+    state: Literal["unloaded", "loading", "ready", "draining", "unloading"] = "unloaded"
+    url: str = ""
+    error: MlxrunError | None = None  # why it could not be loaded, or died
+    failed: float = 0.0
+    failures: int = 0  # in a row
+    loads: int = 0
+    since: float = 0.0  # when it got its state
+    used: float = 0.0  # when its last request began or ended
+    active: ActiveCount = field(default_factory=ActiveCount)  # of its requests
+    waiting: dict[asyncio.Task[Any], float] = field(
+        default_factory=dict
+    )  # requests, and since when they wait
+    to_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def running(self) -> int:
+        """The number of its requests."""
+        return self.active.count
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it takes memory."""
+        return self.state != "unloaded"
+
+    @property
+    def oldest(self) -> float:
+        """Since when its first waiting request waits; without one, since when it is in its state."""
+        return min(self.waiting.values(), default=self.since)
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether it should be loaded: for a request, or because it is pinned."""
+        return (self.pinned or bool(self.waiting)) and self.compute_backoff(now) <= 0
+
+    def compute_backoff(self, now: float) -> float:
+        """The seconds in which it is not tried again after a failure; 0 or less: it may be."""
+        pause = min(2.0**self.failures, MOST_BACKOFF)
+        return 0.0 if self.error is None or not self.failures else self.failed + pause - now
+
+    def compute_lifetime(self, now: float) -> float | None:
+        """The seconds until it is unloaded if it gets no request; None: it stays."""
+        if self.pinned or self.keep_alive is None:
+            return None
+        return max(self.used, self.since) + self.keep_alive - now
+
+    @property
+    def label(self) -> str:
+        """What metrics call it."""
+        return self.name
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the model for /v1/status."""
+        found = {
+            "model": self.name,
+            "state": self.state,
+            "running": self.running,
+            "waiting": len(self.waiting),
+        }
+        found |= {"pinned": self.pinned, "keep_alive": self.keep_alive, "memory": self.memory}
+        return found | {"loads": self.loads, **({} if self.error is None else {"error": str(self.error)})}
+
+
+class ModelPool:
+    """Loads and unloads the models of `slots`, which may take `limit` bytes together; 0: any number. It
+    stands where a server has its engine's client, and never dies. `max_waiting`: requests of one model that
+    may wait; `timeout`: seconds that one may wait, None: any number."""
+
+    def __init__(
+        self,
+        slots: Sequence[ModelSlot],
+        limit: int,
+        max_waiting: int,
+        timeout: float | None,
+        patience: float = PATIENCE,
+    ) -> None:
+        self.slots = list(slots)
+        self.limit = limit
+        self.dead_error: MlxrunError | None = None
+        self._max_waiting = max_waiting
+        self._timeout = timeout
+        self.patience = patience
+        self._changed = asyncio.Condition()
+        self._wake = asyncio.Event()
+        self._planner: asyncio.Task[None] | None = None
+        self._lives: dict[ModelSlot, asyncio.Task[None]] = {}
+        self._names = {name: slot for slot in reversed(slots) for name in _list_names(slot)}
+
+    async def start(self) -> None:
+        """Load the pinned models, and all others when they are needed. MlxrunError if a pinned one fails."""
+        self._planner = asyncio.create_task(self._plan())
+        pinned = [slot for slot in self.slots if slot.pinned]
+        for slot in pinned:
+            self._load(slot)
+        async with self._changed:
+            await self._changed.wait_for(lambda: all(slot.state != "loading" for slot in pinned))
+        for slot in pinned:
+            if slot.error is not None:
+                raise slot.error
+
+    async def wait_until_dead(self) -> None:
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Unload all models."""
+        tasks = [*self._lives.values(), *([] if self._planner is None else [self._planner])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Requests
+
+    def find(self, name: str) -> ModelSlot:
+        """Find a model by one of its names. NotFound with the nearest one."""
+        found = self._names.get(name)
+        if found is None:
+            near = suggest_word(find_closest(name, list(self._names)))
+            names = ", ".join(slot.name for slot in self.slots)
+            text = f"model: {quote(name)} is not served here{near}; the models are {names}"
+            raise NotFound(text, param="model", code="model_not_found")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Whether a model has this name."""
+        return name in self._names
+
+    @contextmanager
+    def hold(self, slot: ModelSlot) -> Iterator[None]:
+        """Count a request of a loaded model while the block runs: it stays loaded so long. Call it as soon as
+        `wait_loaded` has returned."""
+        loop = asyncio.get_running_loop()
+        slot.used = loop.time()
+        try:
+            with slot.active.hold():
+                yield
+        finally:
+            slot.used = loop.time()
+            self._wake.set()
+
+    async def wait_loaded(self, slot: ModelSlot) -> None:
+        """Wait until a model is loaded. Overloaded if too many requests wait for it, TimedOut if it is not
+        loaded in time, ModelLoadError if it cannot be."""
+        if slot.state == "ready":
+            return
+        began = asyncio.get_running_loop().time()
+        self._check_failure(slot, began)
+        if len(slot.waiting) >= self._max_waiting:
+            raise Overloaded(f"{slot.name}: {self._max_waiting} requests wait for it (scheduler.max_queue)")
+        task = asyncio.current_task()
+        assert task is not None
+        slot.waiting[task] = began
+        self._wake.set()
+        try:
+            async with asyncio.timeout(self._timeout), self._changed:
+                await self._changed.wait_for(lambda: slot.state == "ready" or slot.failed >= began)
+        except TimeoutError:
+            text = f"{slot.name} was not loaded within {self._timeout:g} s (server.request_timeout)"
+            raise TimedOut(text) from None
+        finally:
+            del slot.waiting[task]
+            self._wake.set()
+        if slot.error is not None:  # it is None while the model is loaded
+            raise slot.error
+
+    def _check_failure(self, slot: ModelSlot, now: float) -> None:
+        """Raise the error of a model that has just failed: loading it again would only take memory and
+        time."""
+        left = slot.compute_backoff(now)
+        if left > 0 and slot.state == "unloaded":
+            error = ModelLoadError(f"{slot.name}: {slot.error} (it is tried again in {left:.0f} s)")
+            error.retry_after = int(left) + 1
+            raise error
+
+    # What operators ask for
+
+    async def unload(self, slot: ModelSlot) -> None:
+        """Unload a model once its requests have ended. It is loaded again when a request needs it.
+        RequestError if it is pinned."""
+        if slot.pinned:
+            raise RequestError(f"{slot.name} is pinned (models.{slot.name}.pinned)", param="model")
+        if slot.state == "ready":
+            self._drain(slot)
+        async with self._changed:
+            await self._changed.wait_for(lambda: slot.state not in ("draining", "unloading"))
+
+    # Memory
+
+    async def _plan(self) -> None:
+        """Decide what to load and unload, whenever something has changed or a time has come."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._wake.clear()
+            pause = self._decide(loop.time())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), pause)
+
+    def _decide(self, now: float) -> float | None:
+        """Start what is due, and return the seconds until something else may be; None: until something has
+        changed."""
+        pauses = [pause for slot in self.slots if (pause := self._expire(slot, now)) is not None]
+        pauses += [left for slot in self.slots if slot.pinned and (left := slot.compute_backoff(now)) > 0]
+        wanted = [slot for slot in self.slots if slot.state == "unloaded" and slot.is_wanted(now)]
+        for slot in sorted(wanted, key=lambda slot: slot.oldest):
+            pause = self._make_room(slot, now)
+            if pause is not None:  # the next ones wait behind it, or it would wait for ever
+                pauses.append(pause)
+                break
+            self._load(slot)
+        return min(pauses, default=None)
+
+    def _expire(self, slot: ModelSlot, now: float) -> float | None:
+        """Unload a model that has been idle for its time. Returns the seconds until that, if it is idle."""
+        left = slot.compute_lifetime(now)
+        if slot.state != "ready" or slot.running or left is None or left > 0:
+            return left if slot.state == "ready" and not slot.running else None
+        log.info("%s has been idle for %g s", slot.name, slot.keep_alive)
+        self._drain(slot)
+        return None
+
+    def _make_room(self, wanted: ModelSlot, now: float) -> float | None:
+        """None if a model fits beside those that are loaded. Otherwise unload others, and return after how
+        many seconds to look again at the latest."""
+        if not self.limit:
+            return None
+        missing = wanted.memory + sum(slot.memory for slot in self.slots if slot.is_loaded) - self.limit
+        if missing <= 0:
+            return None
+        missing -= sum(slot.memory for slot in self.slots if slot.state in ("draining", "unloading"))
+        removable = [slot for slot in self.slots if slot.state == "ready" and not slot.pinned]
+        pause = self.patience
+        for slot in sorted(removable, key=lambda slot: (slot.running > 0, slot.used)):
+            if missing <= 0:
+                break
+            left = max(wanted.oldest, slot.since) + self.patience - now
+            if slot.running and left > 0:
+                pause = min(pause, left)
+                continue
+            self._drain(slot)
+            missing -= slot.memory
+        return pause
+
+    def _load(self, slot: ModelSlot) -> None:
+        slot.to_end.clear()
+        self._set_state(slot, "loading")
+        self._lives[slot] = asyncio.create_task(self._live(slot))
+
+    def _drain(self, slot: ModelSlot) -> None:
+        """Give a model no more requests. It is unloaded once it has none."""
+        self._set_state(slot, "draining")
+        slot.to_end.set()
+
+    def _set_state(self, slot: ModelSlot, state: Any) -> None:
+        slot.state, slot.since = state, asyncio.get_running_loop().time()
+
+    async def _announce(self) -> None:
+        self._wake.set()
+        async with self._changed:
+            self._changed.notify_all()
+
+    # The life of a model
+
+    async def _live(self, slot: ModelSlot) -> None:
+        """Load a model, serve, and unload it, unless it dies before."""
+        worker, keep_alive = slot.make(), slot.keep_alive
+        try:
+            log.info("loading %s (%s)", slot.name, format_rounded(slot.memory))
+            slot.url = await worker.start()
+            slot.loads += 1
+            slot.error = None
+            self._set_state(slot, "ready")
+            await self._announce()
+            await self._serve(slot, worker)
+        except MlxrunError as error:
+            log.error("%s: %s", slot.name, error)
+            now = asyncio.get_running_loop().time()
+            is_steady = slot.state in ("ready", "draining") and now - slot.since > STEADY_SECONDS
+            slot.error, slot.failed = error, now
+            slot.failures = 0 if is_steady else slot.failures + 1
+        finally:
+            slot.url, slot.keep_alive = "", keep_alive  # a request may have changed it
+            self._set_state(slot, "unloading")
+            await worker.close()
+            self._set_state(slot, "unloaded")
+            await self._announce()
+
+    async def _serve(self, slot: ModelSlot, worker: ModelWorker) -> None:
+        """Wait until a model is to be unloaded and its requests have ended. EngineDead if it dies before."""
+        dead = asyncio.create_task(worker.wait_dead())
+        end = asyncio.create_task(_wait_drained(slot))
+        try:
+            await asyncio.wait((dead, end), return_when=asyncio.FIRST_COMPLETED)
+            if dead.done():
+                raise EngineDead(f"the model has died: {dead.result()}")
+            slot.failures = 0
+            log.info("unloading %s", slot.name)
+        finally:
+            dead.cancel()
+            end.cancel()
+
+
+async def _wait_drained(slot: ModelSlot) -> None:
+    await slot.to_end.wait()
+    await slot.active.wait_idle()
+
+
+def _list_names(slot: ModelSlot) -> Sequence[str]:
+    """The names of a model, its own first."""
+    return [slot.name] if slot.facts is None else [slot.name, *slot.facts.names]

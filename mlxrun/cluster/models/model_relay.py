@@ -1,0 +1,298 @@
+"""The front of a server of several models: each request goes to the process of the model that it names, once
+that is loaded.
+
+What all models share is answered here: the lists of models, status and metrics. A request that names no model
+goes to the first one of the config that does what its path is for. Files and batches are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from mlxrun.api.anthropic.response import build_models_page, format_time
+from mlxrun.api.ollama.fields import BODIES, EMBED_PATH, OLD_EMBED_PATH, SHOW_PATH
+from mlxrun.api.ollama.models import NEVER
+from mlxrun.api.ollama.request import LATEST, read_keep_alive
+from mlxrun.api.openai.pooled import (
+    EMBEDDING_URL,
+    POOLING_ALIASES,
+    RELEVANCE_URL,
+    RERANK_URL,
+    RERANK_V2_URL,
+)
+from mlxrun.cluster.models.model_pool import ModelPool, ModelSlot
+from mlxrun.cluster.servers.relayed_answer import pass_on
+from mlxrun.cluster.servers.server_relay import Relay, choose_answer, parse_fields
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, RequestError
+from mlxrun.core.field_errors import check_type, reject, reject_unknown
+from mlxrun.server.app import list_surfaces, make_app
+from mlxrun.server.endpoints import ollama
+from mlxrun.server.engine_state import ENGINE, ActiveCount, EngineState
+from mlxrun.server.http.access import API_KEYS, CONFIG, key_name, request_id
+from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes, read_json
+from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
+from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
+
+_TASKS = {
+    **dict.fromkeys((EMBEDDING_URL, EMBED_PATH, OLD_EMBED_PATH), "embed"),
+    **dict.fromkeys((RERANK_URL, RERANK_V2_URL, RELEVANCE_URL, *POOLING_ALIASES), "score"),
+}  # of paths; all others generate
+
+
+class ModelsState(EngineState):
+    """The engine's state at the front: it serves, whichever models are loaded."""
+
+    def __init__(self, slots: Sequence[ModelSlot]) -> None:
+        super().__init__()
+        self._name = ", ".join(slot.name for slot in slots)
+        self._facts = [slot.facts for slot in slots if slot.facts is not None]
+
+    def find_model(self) -> Any:
+        """What the limits of bodies and the lines at start need to know of the models together."""
+        return CommonFacts(
+            context_length=max((each.context_length for each in self._facts), default=0),
+            vision=any(each.vision for each in self._facts),
+            pooled=next((True for each in self._facts if "generate" not in each.tasks), None),
+        )
+
+    def describe_model(self) -> Mapping[str, Any]:
+        """Describe the models together; /v1/status has a list of them besides."""
+        common = self.find_model()
+        tasks = dict.fromkeys(task for each in self._facts for task in each.tasks)
+        sizes = {"context_length": common.context_length, "vision": common.vision, "tasks": list(tasks)}
+        return {"name": self._name, **sizes}
+
+
+@dataclass(frozen=True, slots=True)
+class CommonFacts:
+    """What `ModelsState.find_model` says. `pooled`: None if no model only gives vectors or scores."""
+
+    context_length: int
+    vision: bool
+    pooled: bool | None
+
+
+def make_models_front(config: Config, pool: ModelPool, secret: str) -> web.Application:
+    """Make the application of the front of several models. `secret`: what their processes demand."""
+    relay = ModelRelay(pool, secret)
+    app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
+    app[ENGINE] = ModelsState(pool.slots)
+    app.cleanup_ctx.append(relay.open_session)
+    return app
+
+
+class ModelRelay(Relay):
+    """The handlers of the front."""
+
+    label = "model"
+    why_no_batches = (
+        "with several models: files and batches belong to one engine. Run jobs with `mlxrun batch`, or a "
+        "server of one model"
+    )
+
+    def __init__(self, pool: ModelPool, secret: str) -> None:
+        super().__init__(pool.slots, secret)
+        self._models = pool
+        self._waiting: dict[
+            str, tuple[str, ActiveCount]
+        ] = {}  # requests by id: key's name, and how to end it
+
+    def wrap_surface(self, surface: Surface) -> Surface:
+        found = super().wrap_surface(surface)
+        if surface.name != "admin":
+            return found
+        own = (
+            Endpoint("POST", "/v1/models/load", self.load_model, "Load a model", role="admin"),
+            Endpoint("POST", "/v1/models/unload", self.unload_model, "Unload a model", role="admin"),
+        )
+        return replace(found, endpoints=(*found.endpoints, *own))
+
+    def list_own(self) -> dict[str, Handler]:
+        return {
+            **super().list_own(),
+            "/v1/models": self.list_models,
+            "/v1/models/{id}": self.get_model,
+            "/v1/models/{owner}/{id}": self.get_model,
+            "/api/tags": self.list_tags,
+            "/api/ps": self.list_loaded,
+            SHOW_PATH: self.show_model,
+        }
+
+    # One model
+
+    async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
+        body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
+        fields = parse_fields(body)
+        slot = self.choose_model(request, fields)
+        with self._let_cancel(request):
+            await self._models.wait_loaded(slot)
+        with self._models.hold(slot):
+            if _is_ollama(request) and "keep_alive" in fields:
+                slot.keep_alive = read_keep_alive(fields["keep_alive"])
+            try:
+                upstream = await self.send(request, slot, body)
+            except aiohttp.ClientError as error:  # nothing of an answer has come
+                raise EngineDead(f"{slot.name}: its process has ended: try again soon") from error
+            request[LOGGED_ELSEWHERE] = True
+            async with upstream:
+                return await pass_on(request, upstream)
+
+    def choose_model(self, request: web.Request, fields: Mapping[str, Any]) -> ModelSlot:
+        """Choose the model of a request: the one that it names, else the first one for its path. NotFound if
+        there is no such model; RequestError if another one has the stored response that it continues."""
+        found = self.find_owner(request, fields)
+        owner = None if found is None else self._models.slots[found.number]
+        name = fields.get("model") or fields.get("name") or request.query.get("model")
+        if not isinstance(name, str) or not name:
+            return owner or self._find_default(request.path)
+        if _is_ollama(request) and not self._models.has(name):
+            name = name.removesuffix(LATEST)
+        named = self._models.find(name)
+        if owner is not None and named is not owner:
+            text = f"model: the stored response or conversation is of {owner.name}, not of {named.name}"
+            raise RequestError(text, param="model")
+        return named
+
+    def _find_default(self, path: str) -> ModelSlot:
+        slots, task = self._models.slots, _TASKS.get(path, "generate")
+        return next((slot for slot in slots if slot.facts is not None and task in slot.facts.tasks), slots[0])
+
+    @contextmanager
+    def _let_cancel(self, request: web.Request) -> Iterator[None]:
+        """Let /v1/requests/ID/cancel end the block with Cancelled."""
+        rid, count = request_id(request), ActiveCount()
+        self._waiting[rid] = (key_name(request), count)
+        try:
+            with count.hold():
+                yield
+        finally:
+            del self._waiting[rid]
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """End a request that waits for its model, or one of a loaded model."""
+        rid = request.match_info["id"]
+        owner, count = self._waiting.get(rid, ("", None))
+        if count is not None and request.app[API_KEYS].may_end(key_name(request), owner):
+            count.end_all(Cancelled("the request was cancelled while it waited for its model"))
+            return json_response({"id": rid, "cancelled": True})
+        answers = await self.ask_all(request)
+        if not answers:
+            raise NotFound(f"there is no request {rid[:128]!r} in flight")
+        return choose_answer(answers)
+
+    # All models
+
+    async def ask_all(self, request: web.Request) -> list[tuple[Any, int, bytes]]:
+        try:
+            return await super().ask_all(request)
+        except EngineDead:  # none is loaded, or the last one has just ended
+            return []
+
+    async def get_status(self, request: web.Request) -> web.Response:
+        used = sum(slot.memory for slot in self._models.slots if slot.is_loaded)
+        memory = {"limit": self._models.limit or None, "used": used}
+        return json_response({**await self.describe_status(request), "models_memory": memory})
+
+    def make_own_metrics(self) -> Iterator[Metric]:
+        loaded = GaugeMetricFamily("mlxrun_model_loaded", "Whether a model is loaded.", labels=[self.label])
+        waiting = GaugeMetricFamily(
+            "mlxrun_model_waiting", "Requests that wait until their model is loaded.", labels=[self.label]
+        )
+        loads = CounterMetricFamily(
+            "mlxrun_model_loads", "How often a model was loaded.", labels=[self.label]
+        )
+        for slot in self._models.slots:
+            loaded.add_metric([slot.label], slot.state == "ready")
+            waiting.add_metric([slot.label], len(slot.waiting))
+            loads.add_metric([slot.label], slot.loads)
+        yield from (loaded, waiting, loads)
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        """List the names of all models, each with its state."""
+        slots = self._models.slots
+        found = [
+            each
+            for slot in slots
+            for each in _describe_names(slot)
+            if self._models.find(each["id"]) is slot  # two entries of one path have its name
+        ]
+        if is_anthropic(request):
+            return json_response(build_models_page([each["id"] for each in found]))
+        return json_response({"object": "list", "data": found})
+
+    async def get_model(self, request: web.Request) -> web.Response:
+        """Describe a model by one of its names."""
+        name = "/".join(request.match_info.values())
+        found = _describe_names(self._models.find(name))
+        return json_response(next((each for each in found if each["id"] == name), found[0]))
+
+    async def list_tags(self, request: web.Request) -> web.Response:
+        """List the names of all models, as Ollama does."""
+        slots = self._models.slots
+        found = [tag for slot in slots if slot.facts is not None for tag in slot.facts.tags]
+        return json_response({"models": found})
+
+    async def list_loaded(self, request: web.Request) -> web.Response:
+        """List the models that are loaded, as Ollama does."""
+        slots = [slot for slot in self._models.slots if slot.state == "ready" and slot.facts is not None]
+        return json_response({"models": [_describe_loaded(slot) for slot in slots]})
+
+    async def show_model(self, request: web.Request) -> web.Response:
+        """Describe a model in detail, as Ollama does."""
+        strict = request.app[CONFIG].server.strict_fields
+        given = BODIES[SHOW_PATH].check(await read_json(request), strict=strict)
+        slot = self.choose_model(request, {"model": given.get("model") or given.get("name")})
+        if slot.facts is None:
+            raise ModelLoadError(f"{slot.name}: {slot.error}")
+        return json_response(dict(slot.facts.shown))
+
+    async def load_model(self, request: web.Request) -> web.Response:
+        """Load a model now: `{"model": NAME}`."""
+        slot = await self._read_model(request)
+        await self._models.wait_loaded(slot)
+        return json_response(slot.describe())
+
+    async def unload_model(self, request: web.Request) -> web.Response:
+        """Unload a model once its requests have ended: `{"model": NAME}`."""
+        slot = await self._read_model(request)
+        await self._models.unload(slot)
+        return json_response(slot.describe())
+
+    async def _read_model(self, request: web.Request) -> ModelSlot:
+        body = check_type(await read_json(request), dict, "body")
+        for key in body.keys() - {"model"}:
+            reject_unknown(key, ["model"])
+        if not isinstance(body.get("model"), str):
+            reject("model", "is required", code="missing_field")
+        return self._models.find(body["model"])
+
+
+def _is_ollama(request: web.Request) -> bool:
+    return request.app[ROUTES].find(request)[0].name == ollama.NAME
+
+
+def _describe_names(slot: ModelSlot) -> list[dict[str, Any]]:
+    """The objects of a model in /v1/models, with its state."""
+    if slot.facts is None:
+        return [{"id": slot.name, "object": "model", "created": 0, "owned_by": "mlxrun", "state": "failed"}]
+    return [{**each, "state": slot.state} for each in slot.facts.listed]
+
+
+def _describe_loaded(slot: ModelSlot) -> dict[str, Any]:
+    assert slot.facts is not None
+    tag = dict(slot.facts.tags[0])
+    del tag["modified_at"]
+    left = slot.compute_lifetime(asyncio.get_running_loop().time())
+    expires = NEVER if left is None else format_time(round(time.time() + left))
+    more = {"expires_at": expires, "size_vram": tag["size"], "context_length": slot.facts.context_length}
+    return tag | more

@@ -1,0 +1,79 @@
+"""The configs of several models, and what each gets of the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlxrun.cli.model_process import measure_need
+from mlxrun.cli.models_setup import load_model_configs, share_memory
+from mlxrun.config.loading import load_config
+from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.core.errors import ConfigError
+from mlxrun.model.load.model_info import load_model_info
+
+TEXT = """
+models:
+  chat: embedded
+  coder:
+    path: ./coder
+    names: ["gpt-4o", "$x"]
+    adapters: {sql: ./sql}
+    settings: {sampling.temperature: 0, model.chat_template: t.jinja}
+sampling: {max_tokens: 7, temperature: 0.5}
+"""
+
+
+def write(folder: Path, text: str) -> Path:
+    for name in ("coder", "sql"):
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "config.json").write_text("{}")
+    (folder / "t.jinja").write_text("x")
+    path = folder / "m.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_each_model_has_the_config_with_its_own_settings(tmp_path: Path) -> None:
+    loaded = load_config(write(tmp_path, TEXT))
+    found = load_model_configs(loaded, ["sampling.top_k=3"], [])
+    chat, coder = found["chat"], found["coder"]
+    assert chat.model.path == "embedded" and chat.model.names == ("chat",) and not chat.models
+    assert coder.model.path == str(tmp_path / "coder") and coder.model.names == ("coder", "gpt-4o", "$x")
+    assert coder.model.adapters == {"sql": str(tmp_path / "sql")}
+    assert coder.model.chat_template == str(tmp_path / "t.jinja")
+    assert [each.sampling.temperature for each in (chat, coder)] == [0.5, 0.0]
+    assert {each.sampling.max_tokens for each in (chat, coder)} == {7}
+    assert {each.sampling.top_k for each in (chat, coder)} == {3}
+    assert not coder.apis.batches and not coder.apis.ui
+
+
+def test_an_error_names_the_model(tmp_path: Path) -> None:
+    path = write(tmp_path, "models: {chat: {path: embedded, settings: {sampling.temperature: -1}}}")
+    with pytest.raises(ConfigError, match=r"models\.chat: .*sampling\.temperature: -1 is less than 0"):
+        load_model_configs(load_config(path), [], [])
+
+
+@pytest.mark.parametrize(
+    ("needs", "given", "pinned", "limit", "shares"),
+    [
+        ([2, 3], [None, None], [False, False], 10, [4, 5]),  # both fit, and share the rest
+        ([2, 3], [6, None], [False, False], 10, [6, 4]),
+        ([6, 6], [None, None], [False, False], 10, [10, 10]),  # never together
+        ([6, 6], [6, 6], [False, False], 10, [6, 6]),
+        ([1, 6, 6], [None] * 3, [True, False, False], 10, [1, 9, 9]),
+        ([2, 3, 7], [None] * 3, [False] * 3, 10, [2, 3, 7]),  # two of three fit
+        ([20, 1], [None, None], [False, False], 10, [20, 10]),  # too large, which is said later
+    ],
+)
+def test_memory_is_shared(
+    needs: list[int], given: list[int | None], pinned: list[bool], limit: int, shares: list[int]
+) -> None:
+    assert share_memory(needs, given, pinned, limit) == shares
+
+
+def test_a_model_needs_its_weights_and_its_rows() -> None:
+    config = Config(model=ModelSettings(path="embedded"))
+    info = load_model_info(config.model, weights=False, announce=False)
+    assert 50_000_000 < measure_need(config, info) < 3_000_000_000

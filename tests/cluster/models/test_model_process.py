@@ -1,0 +1,145 @@
+"""`mlxrun serve` with several models, whose processes really load them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.helpers.command_processes import RunningCommand, read_log, run_serve, start_command, wait_until
+
+pytestmark = pytest.mark.thorough
+MODELS = "{chat: {path: embedded, memory: 600MB}, other: {path: embedded, memory: 600MB, names: [gpt]}}"
+SMALL = (f"models={MODELS}", "scheduler.memory_limit=1GB", "engine.load_check=false")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCommand]:
+    """Two models that do not fit together."""
+    folder = tmp_path_factory.mktemp("models")
+    disk = ("cache.backend=disk", f"cache.disk_path={folder / 'cache'}")
+    with run_serve(folder, *SMALL, *disk) as running:
+        yield running
+
+
+def fetch(url: str, body: Any = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=240) as reply:
+        return json.loads(reply.read())
+
+
+def read_models(server: RunningCommand) -> dict[str, Any]:
+    return {each["model"]: each for each in fetch(server.url + "/v1/status")["models"]}
+
+
+def make_body(model: str, number: int) -> dict[str, Any]:
+    return {
+        "model": model,
+        "messages": [{"role": "user", "content": f"What is {number} + 3?"}],
+        "temperature": 0,
+        "max_tokens": 12,
+    }
+
+
+def list_children(server: RunningCommand) -> list[int]:
+    """The processes of models that the server has started."""
+    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    return [int(pid) for pid in path.read_text().split()]
+
+
+async def ask_all(url: str, bodies: list[dict[str, Any]]) -> list[str]:
+    timeout = aiohttp.ClientTimeout(total=240)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+
+        async def ask(body: dict[str, Any]) -> str:
+            async with http.post(url + "/v1/chat/completions", json=body) as reply:
+                assert reply.status == 200, await reply.text()
+                return str((await reply.json())["choices"][0]["message"]["content"])
+
+        return list(await asyncio.gather(*map(ask, bodies)))
+
+
+def test_mixed_requests_over_two_models_load_each_once(server: RunningCommand) -> None:
+    """100 requests, 0 errors; each answer is that of the model alone."""
+    bodies = [make_body(("chat", "other", "gpt")[number % 3], number) for number in range(100)]
+    answers = asyncio.run(ask_all(server.url, bodies))
+    loads = [each["loads"] for each in read_models(server).values()]
+    assert loads == [1, 1]
+    (alone,) = asyncio.run(ask_all(server.url, [make_body("chat", 0)]))
+    assert answers[0] == alone and all(answers)
+
+
+def test_the_prefix_cache_on_disk_survives_the_swap(server: RunningCommand) -> None:
+    text = "A story. " * 120
+    body = {"model": "chat", "prompt": text, "max_tokens": 1, "temperature": 0}
+    first = fetch(server.url + "/v1/completions", body)
+    fetch(server.url + "/v1/completions", {**body, "model": "other", "prompt": "Hello"})
+    again = fetch(server.url + "/v1/completions", body)
+    assert again["choices"] == first["choices"]
+    cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached > again["usage"]["prompt_tokens"] // 2
+    assert read_models(server)["chat"]["loads"] >= 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the children of a process")
+def test_a_killed_process_is_replaced(server: RunningCommand) -> None:
+    fetch(server.url + "/v1/models/load", {"model": "chat"})
+    for pid in list_children(server):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: read_models(server)["chat"]["state"] == "unloaded")
+    assert "signal 9" in read_models(server)["chat"]["error"]
+    wait_until(lambda: _try(server))
+
+
+def _try(server: RunningCommand) -> bool:
+    try:
+        return bool(asyncio.run(ask_all(server.url, [make_body("chat", 1)])))
+    except AssertionError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the children of a process")
+def test_no_process_outlives_the_front(tmp_path: Path) -> None:
+    """Killed, or stopped in the middle of a load."""
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        folder = tmp_path / number.name
+        folder.mkdir()
+        with run_serve(folder, *SMALL) as server:
+            body = json.dumps({"model": "chat"}).encode()
+            asyncio.run(_begin_load(server.url, body))
+            wait_until(lambda server=server: bool(list_children(server)))  # type: ignore[misc]
+            (child,) = list_children(server)
+            server.process.send_signal(number)
+            server.process.wait(60)
+        wait_until(lambda child=child: not Path(f"/proc/{child}").exists())  # type: ignore[misc]
+
+
+async def _begin_load(url: str, body: bytes) -> None:
+    """Ask for a load, and leave."""
+    async with aiohttp.ClientSession() as http:
+        request = http.post(url + "/v1/models/load", data=body, headers={"Content-Type": "application/json"})
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(request, 1.0)
+
+
+def test_models_that_cannot_have_their_memory_are_refused_at_start(tmp_path: Path) -> None:
+    sets = [text for each in SMALL for text in ("--set", each)]
+    too_much = ["--set", "models.other.memory=2GB"]
+    process = start_command(tmp_path, "serve", "--port", "0", *sets, *too_much)
+    assert process.wait(240) == 2
+    assert "models.other: it needs 2.0 GB, and 1.0 GB may be used" in read_log(tmp_path)
+
+
+def test_a_model_with_a_wrong_folder_is_refused_at_start(tmp_path: Path) -> None:
+    process = start_command(tmp_path, "serve", "--set", "models.other=./nowhere")
+    assert process.wait(240) == 2
+    assert "models: other: " in read_log(tmp_path) and "nowhere" in read_log(tmp_path)

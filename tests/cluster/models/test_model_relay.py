@@ -1,0 +1,193 @@
+"""The front of several models before scripted engines that really listen."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mlxrun.api.ollama.request import read_keep_alive
+from mlxrun.config.server_settings import ApiKeySettings
+from mlxrun.core.errors import RequestError
+from tests.helpers.fake_models import FakeModels, run_models_front
+from tests.helpers.raw_clients import until
+from tests.helpers.server_fakes import Script, make_chat_body, make_script
+
+
+def say_name(name: str) -> Script:
+    return make_script(f"I am {name}")
+
+
+def read_text(reply: Any) -> str:
+    assert reply.status == 200, reply.body
+    found: str = reply.json["choices"][0]["message"]["content"]
+    return found
+
+
+async def test_each_request_reaches_the_model_that_it_names() -> None:
+    """On every surface, by every name; without one, the first model of the config."""
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        for name, said in (("a", "a"), ("b", "b"), ("b-alias", "b"), ("a-more", "a")):
+            reply = await front.post("/v1/chat/completions", make_chat_body(model=name))
+            assert read_text(reply) == f"I am {said}" and reply.json["model"] == said
+        messages = make_chat_body()["messages"]
+        claude = {"model": "b", "max_tokens": 9, "messages": messages}
+        reply = await front.post("/v1/messages", claude, anthropic_version="2023-06-01")
+        assert reply.json["content"][0]["text"] == "I am b"
+        reply = await front.post("/v1/responses", {"model": "b", "input": "hello"})
+        assert reply.json["output"][0]["content"][0]["text"] == "I am b"
+        chat = {"model": "b:latest", "messages": messages, "stream": False}
+        assert (await front.post("/api/chat", chat)).json["message"]["content"] == "I am b"
+        assert read_text(await front.post("/v1/chat/completions", make_chat_body())) == "I am a"
+
+
+async def test_a_path_for_vectors_finds_the_model_that_gives_them() -> None:
+    models = FakeModels(script=say_name, tasks={"b": "embed"})
+    async with run_models_front(models, limit=2) as front:
+        await front.post("/v1/embeddings", {"input": "hello"})
+        assert [slot.state for slot in front.pool.slots] == ["unloaded", "ready"]
+
+
+async def test_an_unknown_name_is_refused_in_the_words_of_each_api() -> None:
+    async with run_models_front(FakeModels(script=say_name)) as front:
+        reply = await front.post("/v1/chat/completions", make_chat_body(model="c"))
+        assert reply.status == 404 and reply.json["error"]["code"] == "model_not_found"
+        assert "the models are a, b" in reply.json["error"]["message"]
+        reply = await front.post("/api/chat", {"model": "c", "messages": []})
+        assert reply.status == 404 and "is not served here" in reply.json["error"]
+        assert (await front.get("/v1/models/c")).status == 404
+        assert not front.models.lives
+
+
+async def test_all_models_are_listed_with_their_state() -> None:
+    async with run_models_front(FakeModels(script=say_name)) as front:
+        await front.post("/v1/chat/completions", make_chat_body(model="b"))
+        listed = (await front.get("/v1/models")).json["data"]
+        assert [(each["id"], each["state"]) for each in listed] == [("a", "unloaded"), ("b", "ready")]
+        assert (await front.get("/v1/models/a")).json["state"] == "unloaded"
+        page = await front.get("/v1/models", anthropic_version="2023-06-01")
+        assert [each["id"] for each in page.json["data"]] == ["a", "b"]
+        tags = (await front.get("/api/tags")).json["models"]
+        assert [each["name"] for each in tags][:1] == ["a:latest"]
+        loaded = (await front.get("/api/ps")).json["models"]
+        assert [each["name"] for each in loaded] == ["b:latest"]
+        assert loaded[0]["expires_at"].startswith("9999")
+        assert (await front.post("/api/show", {"model": "a"})).json == {"details": "a"}
+        status = (await front.get("/v1/status")).json
+        assert [(each["model"], each["state"]) for each in status["models"]] == [
+            ("a", "unloaded"),
+            ("b", "ready"),
+        ]
+        assert status["models_memory"] == {"limit": 1, "used": 1}
+        metrics = (await front.get("/metrics")).body.decode()
+        assert 'mlxrun_model_loaded{model="b"} 1.0' in metrics
+        assert 'mlxrun_ready{model="b"} 1.0' in metrics
+
+
+async def test_no_model_is_loaded_for_lists() -> None:
+    async with run_models_front(FakeModels(script=say_name)) as front:
+        for path in ("/v1/models", "/api/tags", "/api/ps", "/v1/status", "/metrics", "/v1/cache", "/health"):
+            assert (await front.get(path)).status == 200, path
+        assert not front.models.lives
+
+
+async def test_models_are_loaded_and_unloaded_on_demand() -> None:
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        assert (await front.post("/v1/models/load", {"model": "b"})).json["state"] == "ready"
+        assert (await front.post("/v1/models/unload", {"model": "b-alias"})).json["state"] == "unloaded"
+        assert front.models.lives[0].closed
+        for body, param in (({}, "model"), ({"model": 3}, "model"), ({"modle": "a"}, "modle")):
+            reply = await front.post("/v1/models/load", body)
+            assert reply.status == 400 and reply.json["error"]["param"] == param
+
+
+async def test_keys_without_the_role_admin_load_nothing() -> None:
+    keys = {
+        "me": ApiKeySettings("sesame-open-up-now", "inference"),
+        "root": ApiKeySettings("sesame-open-up-root", "admin"),
+    }
+    async with run_models_front(FakeModels(script=say_name), api_keys=keys) as front:
+        for key, status in (("sesame-open-up-now", 403), ("sesame-open-up-root", 200)):
+            reply = await front.post("/v1/models/load", {"model": "a"}, authorization=f"Bearer {key}")
+            assert reply.status == status
+
+
+async def test_ollamas_keep_alive_holds_for_the_loaded_model() -> None:
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        body = {"model": "a", "messages": make_chat_body()["messages"], "stream": False}
+        await front.post("/api/chat", {**body, "keep_alive": "1h"})
+        assert front.pool.slots[0].keep_alive == 3600.0
+        await front.post("/api/chat", {**body, "keep_alive": 0})
+        await until(lambda: front.pool.slots[0].state == "unloaded")
+        assert (await front.post("/api/chat", {**body, "keep_alive": "soon"})).status == 400
+
+
+@pytest.mark.parametrize(
+    ("given", "seconds"),
+    [(300, 300.0), ("5m", 300.0), ("1h30m", 5400.0), ("0", 0.0), ("250ms", 0.25), (-1, None), ("-1m", None)],
+)
+def test_durations_are_those_of_ollama(given: Any, seconds: float | None) -> None:
+    assert read_keep_alive(given) == seconds
+
+
+@pytest.mark.parametrize("given", ["", "soon", "5", True, None, [], "1m2", float("inf")])
+def test_other_durations_are_refused(given: Any) -> None:
+    with pytest.raises(RequestError, match="keep_alive"):
+        read_keep_alive(given)
+
+
+async def test_a_stored_response_stays_with_its_model() -> None:
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        first = (await front.post("/v1/responses", {"model": "b", "input": "hello"})).json
+        again = await front.post("/v1/responses", {"previous_response_id": first["id"], "input": "more"})
+        assert again.status == 200 and again.json["model"] == "b"
+        assert (await front.get(f"/v1/responses/{first['id']}")).json["id"] == first["id"]
+        other = {"model": "a", "previous_response_id": first["id"], "input": "more"}
+        refused = await front.post("/v1/responses", other)
+        assert refused.status == 400 and "is of b, not of a" in refused.json["error"]["message"]
+
+
+async def test_a_request_that_waits_for_its_model_can_be_cancelled() -> None:
+    models = FakeModels(script=say_name)
+    async with run_models_front(models) as front:
+        models.held.clear()
+        body = make_chat_body(model="a")
+        sent = asyncio.create_task(front.post("/v1/chat/completions", body, x_request_id="mine"))
+        await until(lambda: front.pool.slots[0].waiting)
+        assert (await front.post("/v1/requests/other/cancel", {})).status == 404
+        assert (await front.post("/v1/requests/mine/cancel", {})).json == {"id": "mine", "cancelled": True}
+        assert (await sent).status == 499
+        models.held.set()
+
+
+async def test_a_client_that_disconnects_waits_no_more() -> None:
+    models = FakeModels(script=say_name)
+    async with run_models_front(models) as front:
+        models.held.clear()
+        sent = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body(model="a")))
+        await until(lambda: front.pool.slots[0].waiting)
+        sent.cancel()
+        await until(lambda: not front.pool.slots[0].waiting)
+        models.held.set()
+
+
+async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again() -> None:
+    gate = asyncio.Event()
+    models = FakeModels(script=lambda name: make_script("begin", gate.wait, "end"))
+    async with run_models_front(models) as front:
+        sent = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body(model="a", stream=True)))
+        await until(lambda: models.lives and models.lives[0].engine.requests)
+        await models.lives[0].close()
+        models.lives[0].kill()
+        reply = await sent
+        assert "error" in reply.body.decode()
+        gate.set()
+        front.pool.slots[0].failures = 0
+        assert read_text(await front.post("/v1/chat/completions", make_chat_body(model="a"))) == "beginend"
+
+
+async def test_files_and_batches_are_refused_by_name() -> None:
+    async with run_models_front(FakeModels(script=say_name)) as front:
+        reply = await front.get("/v1/batches")
+        assert reply.status == 404 and "with several models" in reply.json["error"]["message"]
