@@ -62,8 +62,9 @@ def test_what_was_reduced_refused_or_switched_off_is_said() -> None:
 
 def test_memory_is_told_with_its_default_limit() -> None:
     finding = doctor.check_memory({})
-    assert finding.facts["total"] > finding.facts["free"] > 0
-    assert 0 < finding.facts["limit"] <= finding.facts["total"] and "total" in finding.value
+    assert finding.facts["total"] > finding.facts["free"] >= 0  # which a pretended Mac does not know
+    assert 0 <= finding.facts["limit"] <= finding.facts["total"] and "total" in finding.value
+    assert bool(finding.facts["limit"]) == bool(finding.facts["free"])
 
 
 def test_without_a_compiler_kernels_are_not_fused(monkeypatch: pytest.MonkeyPatch) -> None:

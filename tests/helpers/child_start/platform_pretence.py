@@ -126,7 +126,8 @@ def _when_mlx_is_there(change: Callable[[Any], None]) -> None:
     def refine(module: Any, caller: str) -> Any:
         nonlocal done
         mx = sys.modules.get("mlx.core")
-        if not done and mx is not None and not getattr(mx.__spec__, "_initializing", False):
+        spec = getattr(mx, "__spec__", None)  # None of a stand-in for the library
+        if not done and spec is not None and not getattr(spec, "_initializing", False):
             done = True
             change(mx)
         return module
