@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mlxrun.config.server_settings import is_loopback, normalize_host, read_api_key
+from mlxrun.config.server_settings import has_response_file, is_loopback, normalize_host, read_api_key
 from mlxrun.config.settings import Config
 
 Rule = Callable[[Config], str | None]
@@ -37,13 +37,14 @@ def _read(config: Config, path: str) -> Any:
 
 def _require_setting(path: str, condition: str, needed: object = None, hint: str = "") -> None:
     """Register the rule that a key has no effect unless the condition has the value `needed`; None: any value
-    but false and 0."""
+    but false and 0. A key that is itself false, 0 or null has none to miss."""
 
     @reads(path, condition)
     def check_effect(config: Config) -> str | None:
         state = _read(config, condition)
         is_met = bool(state) if needed is None else state == needed
-        if is_met or _read(config, path) == _read(_DEFAULTS, path):
+        value = _read(config, path)
+        if is_met or not value or value == _read(_DEFAULTS, path):
             return None
         shown = str(state).lower() if isinstance(state, bool) else state
         return f"has no effect while {condition} is {shown}{hint}"
@@ -52,10 +53,11 @@ def _require_setting(path: str, condition: str, needed: object = None, hint: str
 _require_setting("cache.disk_path", "cache.backend", "disk", "; set cache.backend: disk")
 _require_setting("cache.disk_bytes", "cache.backend", "disk", "; set cache.backend: disk")
 _require_setting("media.allow_hosts", "media.allow_urls")
-_require_setting("server.store_bytes", "server.store_responses")
-for _path in ("server.data_path", "server.files_max_bytes", "batch.max_file_bytes"):
+for _path in ("server.store_bytes", "server.store_days"):
+    _require_setting(_path, "server.store_responses")
+for _path in ("server.files_max_bytes", "batch.max_file_bytes"):
     _require_setting(_path, "apis.batches")
-for _path in ("server.store_responses", "server.store_bytes"):
+for _path in ("server.store_responses", "server.store_bytes", "server.store_days"):
     _require_setting(_path, "apis.responses")
 
 
@@ -111,6 +113,15 @@ def check_api_keys(config: Config) -> str | None:
         if secret != secret.strip():
             return f"the key of {name} begins or ends with white space, which no client sends"
     return None if len(set(keys.values())) == len(keys) else "two names have the same key"
+
+
+@reads("server.data_path", "apis.batches", "apis.responses", "server.store_responses", "server.store_days")
+def check_data_path(config: Config) -> str | None:
+    """Something must be kept in the folder."""
+    server, apis = config.server, config.apis
+    if server.data_path is None or apis.batches or has_response_file(apis, server):
+        return None
+    return "has no effect while apis.batches is false and responses are not stored in a file"
 
 
 @reads("server.cors_origins")

@@ -144,12 +144,20 @@ class ServerSettings:
     """Maximum number of responses and conversations of /v1/responses that are stored; 0: none."""
     store_bytes: Annotated[int, Bytes(), Range(1, None)] = 256_000_000
     """Maximum size of the stored responses and conversations."""
+    store_days: Annotated[float | None, Range(0.0, 36_500.0)] = 30.0
+    """Days from its last change until a stored response or a conversation is removed. They are in a file in
+    data_path and survive a restart. null: no limit; 0: they are in memory only and end with the server."""
     data_path: str | None = None
-    """Folder for uploaded files and batches. null: mlxrun in $XDG_DATA_HOME or ~/.local/share. A further
-    server on another port takes a folder of its own in there."""
+    """Folder for uploaded files, batches and stored responses. null: mlxrun in $XDG_DATA_HOME or
+    ~/.local/share. A further server on another port takes a folder of its own in there."""
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
     """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
     batch that would exceed it is refused. The output of a batch counts, but is always written."""
+
+
+def has_response_file(apis: ApiSettings, settings: ServerSettings) -> bool:
+    """Whether responses and conversations are stored in a file."""
+    return apis.responses and settings.store_responses > 0 and settings.store_days != 0
 
 
 _LEAST_KEY, _LEAST_CHARACTERS = 16, 8

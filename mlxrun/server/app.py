@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from aiohttp import web
 
@@ -43,7 +44,7 @@ from mlxrun.server.http.middleware import add_headers, handle_request
 from mlxrun.server.http.surface import ROUTES, Routes, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
 from mlxrun.server.request_metrics import METRICS, RequestMetrics
-from mlxrun.server.responses.response_runs import RESPONSES, Responses
+from mlxrun.server.responses.response_runs import RESPONSES, Responses, keep_store_open
 from mlxrun.server.status import StatusCollector
 
 _MODULES = (
@@ -61,11 +62,13 @@ def make_app(
     config: Config,
     batch_queue: BatchQueue | None = None,
     *,
+    responses_path: Path | None = None,
     surfaces: Sequence[Surface] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> web.Application:
-    """Make the application of a config. It must run with aiohttp's `handler_cancellation`. `surfaces`: None
-    takes all. ConfigError if server.allowed_hosts has an item that is not a host name.
+    """Make the application of a config. It must run with aiohttp's `handler_cancellation`. `responses_path`:
+    the file of stored responses; None: they are in memory only. `surfaces`: None takes all. ConfigError if
+    server.allowed_hosts has an item that is not a host name.
     """
     surfaces = list_surfaces() if surfaces is None else surfaces
     switches = asdict(config.apis)
@@ -77,11 +80,12 @@ def make_app(
     app[ENGINE], app[METRICS] = engine, metrics = EngineState(clock), RequestMetrics()
     app[LIVE_REQUESTS] = LiveRequests(config, engine, metrics, KeyLimits(app[API_KEYS], clock))
     app[ACTIVE_IDS], app[ROUTES] = set(), routes
-    app[RESPONSES] = Responses(config.server)
+    app[RESPONSES] = Responses(config.server, responses_path)
     if batch_queue is not None:
         app[BATCH_QUEUE] = batch_queue
     metrics.registry.register(StatusCollector(app))
     routes.register(app.router)
     app.on_response_prepare.append(add_headers)
     app.on_shutdown.append(cancel_background_responses)
+    app.cleanup_ctx.append(keep_store_open)
     return app

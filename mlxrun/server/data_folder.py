@@ -1,4 +1,4 @@
-"""Where a server keeps its files and batches, if the config does not say.
+"""Where a server keeps its files, batches and stored responses, if the config does not say.
 
 The first server on a machine takes mlxrun's own folder, which notes its port. A server on another port has a
 folder of its own below that. So each finds what it had, in whatever order they start.

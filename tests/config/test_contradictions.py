@@ -85,6 +85,12 @@ def test_bytes_of_no_store_do_nothing() -> None:
     ]
 
 
+def test_what_is_switched_off_may_be_off_twice() -> None:
+    """A folder of one thing is used, and 0 days are none in any case."""
+    assert load("apis: {batches: false}\nserver: {data_path: x}\n")
+    assert load("apis: {responses: false}\nserver: {store_days: 0, store_responses: 0}\n")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -123,8 +129,20 @@ def test_bytes_of_no_store_do_nothing() -> None:
             "1:36: cache.disk_bytes: has no effect while cache.backend is none; set cache.backend: disk",
         ),
         (
-            "apis: {batches: false}\nserver: {data_path: x}",
-            "2:21: server.data_path: has no effect while apis.batches is false",
+            "apis: {batches: false, responses: false}\nserver: {data_path: x}",
+            "2:21: server.data_path: has no effect while apis.batches is false and responses are not stored",
+        ),
+        (
+            "apis: {batches: false}\nserver: {data_path: x, store_days: 0}",
+            "2:21: server.data_path: has no effect while apis.batches is false and responses are not stored",
+        ),
+        (
+            "apis: {responses: false}\nserver: {store_days: 5}",
+            "2:22: server.store_days: has no effect while apis.responses is false",
+        ),
+        (
+            "server: {store_responses: 0, store_days: 5}",
+            "1:42: server.store_days: has no effect while server.store_responses is 0",
         ),
         (
             "apis: {batches: false}\nserver: {files_max_bytes: 1GB}",

@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -319,13 +320,14 @@ async def run_server(
     clock: Callable[[], float] = time.monotonic,
     loaded: bool = True,
     batches: BatchQueue | None = None,
+    responses_path: Path | None = None,
 ) -> AsyncIterator[Serving]:
     """A server that listens. `engine`: a FakeEngine or a real EngineClient (the caller closes it)."""
     config = config or server_config()
     if config.server.port != 0:
         config = replace(config, server=replace(config.server, port=0))
     engine = engine or FakeEngine(model_info, script)
-    app = make_app(config, batches, surfaces=surfaces, clock=clock)
+    app = make_app(config, batches, responses_path=responses_path, surfaces=surfaces, clock=clock)
     if loaded:
         context = ApiContext(
             engine.model_info, config, MediaLoader(config.media, None), formats or ModelFormats()

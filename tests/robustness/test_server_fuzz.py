@@ -85,7 +85,8 @@ async def volley(s: Serving, todo: Iterable[Shot]) -> Counter[int]:
 def tasks() -> set[str]:
     """What runs on the loop besides this test and the connections, which are kept alive."""
     names = {task.get_coro().__qualname__ for task in asyncio.all_tasks() - {asyncio.current_task()}}  # type: ignore[union-attr]
-    lasting = ("RequestHandler.", "AppRunner.", "Background.", "BatchQueue._remove_expired_files")
+    lasting = ("RequestHandler.", "AppRunner.", "Background.")
+    lasting += ("BatchQueue._remove_expired_files", "Responses.tidy_store")
     return {name for name in names if not name.startswith(lasting)}
 
 

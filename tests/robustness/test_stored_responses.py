@@ -1,6 +1,7 @@
 """Stored responses and conversations under many clients at once, which continue, retrieve, cancel, delete and
 abandon each other's, in a store that is too small for all: what is answered is what the whole history gives,
-keys see their own only, and in the end nothing is left. A restart forgets all of them, and says so.
+keys see their own only, and in the end nothing is left. Without a file a restart forgets all of them, and
+says so.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mlxrun.core.request import Request
 from mlxrun.server.responses.response_runs import RESPONSES
-from mlxrun.server.responses.response_store import ResponseStore, StoredObject
+from mlxrun.server.responses.response_store import ResponseStore
+from mlxrun.server.responses.stored_object import StoredObject
 from tests.helpers.server_fakes import Act, Serving, make_chat_body, run_server, server_config
 from tests.helpers.storm_counts import count, make_rng
 from tests.robustness.test_server_fuzz import nothing_left
@@ -206,8 +209,8 @@ class Storm:
         assert self.serving.app[RESPONSES]._locked == set()
 
 
-async def storm(rng: random.Random, number: int) -> Storm:
-    async with run_server(CONFIG, script=write_digest) as s:
+async def storm(rng: random.Random, number: int, path: Path | None = None) -> Storm:
+    async with run_server(CONFIG, script=write_digest, responses_path=path) as s:
         s.headers["x-api-key"] = "sk-ann"
         found = Storm(s, rng)
         await found.make_chains()
@@ -243,7 +246,7 @@ async def test_a_mixed_up_history_would_be_seen(monkeypatch: pytest.MonkeyPatch)
         await storm(random.Random(0), 400)
 
 
-async def test_a_restart_forgets_all_and_says_so() -> None:
+async def test_a_restart_without_a_file_forgets_all_and_says_so() -> None:
     """As documented: a client that goes on is told that its response does not exist, whatever it asks."""
     body = make_chat_body()["messages"]
     async with run_server(script=write_digest) as s:

@@ -195,8 +195,8 @@ def report(
     """
     load_command_config(config_path, sets)  # so that a mistake in it is said before the server starts
     config = () if config_path is None else ("-c", str(config_path))
-    # Unless a later --set says otherwise: no log, and no batches of the user's own data folder.
-    quiet = ("log.level=warning", "apis.batches=false")
+    # Unless a later --set says otherwise: no log, and nothing of the user's own data folder.
+    quiet = ("log.level=warning", "apis.batches=false", "server.store_days=0")
     arguments = (*config, *(part for each in (*quiet, *sets) for part in ("--set", each)))
     size = PromptSize(prompt_words, output_tokens, long_words)
     plan = ReportPlan(arguments, requests, size, families=FAMILIES if families else ())

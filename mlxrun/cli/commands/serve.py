@@ -105,6 +105,7 @@ async def serve_until_signal(
     import os
 
     from mlxrun.config.loading import load_config
+    from mlxrun.config.server_settings import has_response_file
     from mlxrun.core.errors import ConfigError
     from mlxrun.core.text_files import is_stream
     from mlxrun.server.app import make_app
@@ -112,12 +113,16 @@ async def serve_until_signal(
     from mlxrun.server.batches.storage import Storage
     from mlxrun.server.data_folder import claim_data_folder
     from mlxrun.server.lifecycle import run
+    from mlxrun.server.responses.response_file import FILE_NAME
     from mlxrun.server.running_servers import make_note
 
-    config, queue = loaded.config, None
-    if config.apis.batches:
+    config = loaded.config
+    queue, responses_path = None, None
+    stores_responses = has_response_file(config.apis, config.server)
+    if config.apis.batches or stores_responses:
         folder = claim_data_folder(config.server, os.environ)
-        queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
+        queue = BatchQueue(Storage(folder, config.server.files_max_bytes)) if config.apis.batches else None
+        responses_path = folder / FILE_NAME if stores_responses else None
     note = make_note(config, os.environ)
 
     def read_config() -> Config:
@@ -126,7 +131,7 @@ async def serve_until_signal(
         return load_config(loaded.path, sets, os.environ, options=options).config
 
     return await run(
-        make_app(config, queue),
+        make_app(config, queue, responses_path=responses_path),
         lambda: _load(loaded, queue),
         print_line,
         note=note,

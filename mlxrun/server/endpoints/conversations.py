@@ -27,7 +27,7 @@ from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.pagination import make_page, read_query, sort_by_order
 from mlxrun.server.http.surface import Endpoint
 from mlxrun.server.responses.response_runs import RESPONSES
-from mlxrun.server.responses.response_store import Item, StoredObject
+from mlxrun.server.responses.stored_object import Item, StoredObject
 
 
 def _find(request: web.Request) -> StoredObject:
@@ -94,7 +94,7 @@ async def delete_conversation(request: web.Request) -> web.Response:
     name, owner, responses = request.match_info["id"], key_name(request), request.app[RESPONSES]
     with responses.lock_conversation(owner, name):
         _find(request)
-        responses.store.delete(owner, name)
+        await responses.delete(owner, name)
     return json_response({"id": name, "object": "conversation.deleted", "deleted": True})
 
 

@@ -3,7 +3,7 @@
 A response is generated while its request is open, or in the background. In the background its client polls it
 or follows its events, and its task goes on when the client disconnects. It is queued like every other
 request, with the same priority and time limit. The server's shutdown waits for it as for others; after
-server.drain_timeout it fails. A restart loses it.
+server.drain_timeout it fails. If the process ends without that, the response is stored as failed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mlxrun.server.http.sse import DONE, open_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, encode_events, generate
-from mlxrun.server.responses.response_store import Event, StoredObject
+from mlxrun.server.responses.stored_object import Event, StoredObject
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class BackgroundResponse:
             app[RESPONSES].run(live, self.request, self.token) as run,
         ):
             run.record(encode_events(run.writer.queue()))
+            await app[RESPONSES].keep_failed(run)
             self._begun.set_result(run)
             last = encode_events(await self._generate(run))
             await app[RESPONSES].save(run, last)
@@ -104,6 +105,7 @@ class BackgroundResponse:
             return await generate(run, send, run.live.started.wait(), lambda: self._answered)
         except Exception as error:  # of the parser, for example: nobody else would get to know it
             if not self._answered:
+                await self.app[RESPONSES].delete(self.owner, run.body["id"])
                 raise
             log.exception("the response %s failed", run.body["id"])
             return run.writer.fail(InternalError("the response failed", error))
@@ -176,7 +178,7 @@ async def _follow(
     if isinstance(found, RunningResponse):
         events, live = found.follow(start), found.live
     else:
-        events, live = _iterate(found.events[start:]), None
+        events, live = _iterate(_list_events(found, start)), None
     async with open_stream(request, live) as stream:
         try:
             async with asyncio.timeout(limit):
@@ -186,6 +188,15 @@ async def _follow(
         except TimeoutError as error:
             raise TimedOut(f"the stream took longer than {limit:g} s (server.request_timeout)") from error
     return stream.response
+
+
+def _list_events(found: StoredObject, start: int) -> Sequence[Event]:
+    """The events from number `start` on. Those of a response that the server's end has cut off are lost; it
+    has a last one."""
+    if found.events:
+        return found.events[start:]
+    last = {"type": "response.failed", "sequence_number": start, "response": found.body}
+    return encode_events([last])
 
 
 async def _iterate(events: Sequence[Event]) -> AsyncIterator[Event]:
@@ -210,7 +221,7 @@ async def get_response(request: web.Request) -> web.StreamResponse:
     found = _find(request)
     if start is None:
         return json_response(found.visible if isinstance(found, RunningResponse) else found.body)
-    if not found.events:
+    if not found.events and not found.body["background"]:
         reject_unsupported("stream", "only a response in the background can be streamed again")
     return await _follow(request, found, start)
 
@@ -232,7 +243,7 @@ async def delete_response(request: web.Request) -> web.Response:
     responses, owner, name = request.app[RESPONSES], key_name(request), request.match_info["id"]
     if isinstance(responses.find(owner, name), RunningResponse):
         raise RequestError(f"the response {name} is still running: cancel it first")
-    responses.store.delete(owner, name)
+    await responses.delete(owner, name)
     return json_response({"id": name, "object": "response", "deleted": True})
 
 

@@ -1,7 +1,8 @@
 """The responses of /v1/responses that are being generated, and access to the stored ones.
 
 A response runs while its request is open, or in the background. In the background it has a task of its own,
-and records its events; any number of streams may follow them. Its conversation is locked meanwhile.
+and records its events; any number of streams may follow them. Its conversation is locked meanwhile. From its
+begin to its end the file of stored responses has it as failed, which it is if the process ends meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -24,10 +26,13 @@ from mlxrun.core.field_errors import shorten
 from mlxrun.server.generation import ChoiceDeltas, stream_deltas
 from mlxrun.server.http.json_bodies import encode_json
 from mlxrun.server.live_requests import LiveRequest
-from mlxrun.server.responses.response_store import Event, Item, ResponseStore, StoredObject
+from mlxrun.server.responses.response_file import ResponseFile
+from mlxrun.server.responses.response_store import ResponseStore
+from mlxrun.server.responses.stored_object import Event, Item, StoredObject
 
 Events = Sequence[Mapping[str, Any]]
 _UNFINISHED = ("queued", "in_progress")
+_DAY, _TIDY_SECONDS = 86_400.0, 600.0
 
 
 @dataclass(eq=False)
@@ -76,12 +81,18 @@ class RunningResponse:
 
 
 class Responses:
-    """The responses of one server: `running` by id; `store` has the ended ones, and the conversations."""
+    """The responses of one server: `running` by id; `store` has the ended ones, and the conversations.
+    `path`: the file that they are stored in; None: they end with the process."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerSettings, path: Path | None = None) -> None:
         self.running: dict[str, RunningResponse] = {}
         self.token_prefix = ""  # with which the ids of one worker of several begin, hexadecimal
-        self.store = ResponseStore(settings.store_responses, settings.store_bytes)
+        self.store = ResponseStore(
+            settings.store_responses,
+            settings.store_bytes,
+            lifetime=None if settings.store_days is None else (settings.store_days * _DAY or None),
+            file=None if path is None else ResponseFile(path),
+        )
         self.stores_any = settings.store_responses > 0
         self.tasks: set[asyncio.Task[None]] = set()  # of responses in the background
         self._locked: set[tuple[str, str]] = set()  # owners and ids of conversations
@@ -137,6 +148,13 @@ class Responses:
         finally:
             self._locked.discard(held)
 
+    async def keep_failed(self, run: RunningResponse) -> None:
+        """Store a response in the background as it is if the process ends before the response has ended."""
+        if self.store.is_durable:
+            text = "the server ended while the response was running"
+            await self._store_failure(run.live.key_name, run.body, text, run.context)
+            await self.store.flush()
+
     async def save(self, run: RunningResponse, last: Sequence[Event] = ()) -> None:
         """Store an ended response if its `store` is true, and add its items to its conversation. `last`:
         events that are not recorded yet."""
@@ -146,24 +164,40 @@ class Responses:
             events = (*run.events, *last)
             stored = await asyncio.to_thread(StoredObject.measure, owner, response, items, events)
             if not self.store.add(stored) and run.request.background:
-                await self._store_failure(owner, response)
+                text = "the response is larger than server.store_bytes and was not stored"
+                await self._store_failure(owner, {**response, "instructions": None}, text)
         conversation = run.request.conversation
         if conversation is not None and response["status"] in ("completed", "incomplete"):
             found = self.store.get(owner, conversation)
             if found is not None:  # else it was evicted meanwhile
                 await self.store_conversation(owner, found.body, items)
+        await self.store.flush()
 
-    async def _store_failure(self, owner: str, response: dict[str, Any]) -> None:
+    async def _store_failure(
+        self, owner: str, response: dict[str, Any], text: str, items: Sequence[Item] = ()
+    ) -> None:
         """Tell a client that polls for a response why it has none."""
-        text = "the response is larger than server.store_bytes and was not stored"
         error = {"code": "server_error", "message": text}
-        failed = {**response, "status": "failed", "output": [], "error": error, "instructions": None}
-        self.store.add(await asyncio.to_thread(StoredObject.measure, owner, failed, ()))
+        failed = {**response, "status": "failed", "output": [], "error": error}
+        self.store.add(await asyncio.to_thread(StoredObject.measure, owner, failed, items))
 
     async def store_conversation(self, owner: str, body: dict[str, Any], items: Sequence[Item]) -> bool:
         """Store a conversation in place of its old state; False if it is too large: then neither is
         stored."""
-        return self.store.add(await asyncio.to_thread(StoredObject.measure, owner, body, items))
+        is_stored = self.store.add(await asyncio.to_thread(StoredObject.measure, owner, body, items))
+        await self.store.flush()
+        return is_stored
+
+    async def delete(self, owner: str, name: str) -> None:
+        """Delete a stored response or a conversation."""
+        self.store.delete(owner, name)
+        await self.store.flush()
+
+    async def tidy_store(self) -> None:
+        """Remove what has expired, again and again."""
+        while True:
+            await asyncio.sleep(_TIDY_SECONDS)
+            await self.store.tidy()
 
     def find(self, owner: str, name: str) -> RunningResponse | StoredObject:
         """Return the response of this owner and id, running or stored. NotFound if there is none."""
@@ -190,6 +224,18 @@ class Responses:
 
 
 RESPONSES = web.AppKey("responses", Responses)
+
+
+async def keep_store_open(app: web.Application) -> AsyncIterator[None]:
+    """Open the store, and close it in the end. A context of aiohttp's cleanup_ctx. ConfigError if its file is
+    of a newer mlxrun."""
+    responses = app[RESPONSES]
+    await responses.store.open()
+    tidying = asyncio.create_task(responses.tidy_store())
+    yield
+    tidying.cancel()
+    await asyncio.gather(tidying, return_exceptions=True)
+    await responses.store.close()
 
 
 def encode_events(events: Events) -> list[Event]:

@@ -1,10 +1,22 @@
-"""The limits of stored responses, and items that responses share."""
+"""The limits of stored responses, items that responses share, and what a restart keeps of them."""
 
 from __future__ import annotations
 
+import logging
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from mlxrun.server.responses.response_store import ResponseStore, StoredObject
+import pytest
+
+from mlxrun.server.responses.response_file import FILE_NAME, Changes, ResponseFile
+from mlxrun.server.responses.response_store import ResponseStore
+from mlxrun.server.responses.stored_object import StoredObject
 
 
 def _response(name: str, *outputs: dict[str, Any]) -> dict[str, Any]:
@@ -56,3 +68,213 @@ def test_items_that_responses_share_count_once() -> None:
     assert kept.bytes > 100_000
     kept.delete("", "r29")
     assert kept.bytes == 0 and kept.get_item("", "i0") is None
+
+
+# The file.
+
+DAY = 86_400.0
+
+
+@asynccontextmanager
+async def open_store(
+    path: Path, most: int = 1000, most_bytes: int = 10**9, **given: Any
+) -> AsyncIterator[ResponseStore]:
+    store = ResponseStore(most, most_bytes, file=ResponseFile(path), **given)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def _describe(store: ResponseStore) -> Any:
+    """All that a store has, but the order of use."""
+    stored = {each.id: each for each in store._stored.values()}
+    references = Counter(store._references[id(item)] for each in stored.values() for item in each.items)
+    return stored, store.bytes, references
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / FILE_NAME
+
+
+async def test_a_restart_keeps_what_was_flushed(path: Path) -> None:
+    """Without a close, as after a kill: what shares items shares them again, and the sizes are the same."""
+    first = ResponseStore(1000, 10**9, file=ResponseFile(path))
+    await first.open()
+    items = [_item("i0", 100_000)]
+    for turn in range(30):
+        answer = _item(f"o{turn}", 100)
+        _put(first, _response(f"r{turn}", answer), items)
+        items = [*items, answer, _item(f"i{turn + 1}")]
+    first.delete("", "r3")
+    await first.flush()
+    file = first._file
+    assert file is not None and file._connection is not None
+    file._connection.close()
+    async with open_store(path) as again:
+        assert _describe(again) == _describe(first) and len(again) == 29
+        found = again.get("", "r29")
+        assert found is not None and found.body["output"][0] is found.items[-1]
+        assert found.items[0] is again.get_item("", "i0")
+    assert path.stat().st_size < 400_000
+
+
+async def test_random_changes_survive_restarts(path: Path) -> None:
+    """Objects that come, change, share items, go and are evicted: the file has the same, and no item more."""
+    rng, pool = random.Random(0), [_item(f"i{at}", 100 * at) for at in range(40)]
+    for _ in range(40):
+        async with open_store(path, 20, 60_000) as store:
+            for _ in range(rng.randrange(30)):
+                name = f"r{rng.randrange(30)}"
+                if rng.random() < 0.2:
+                    store.delete("", name)
+                items = rng.choices(pool, k=rng.randrange(5))
+                if found := store.get("", f"r{rng.randrange(30)}"):
+                    items = [*found.items, *items]
+                _put(store, _response(name, *items[:1]), items[1:])
+                if rng.random() < 0.5:
+                    await store.flush()
+            wanted = _describe(store)
+        async with open_store(path, 20, 60_000) as again:
+            assert _describe(again) == wanted
+            assert again._changes == Changes() and len(again._numbers) == len(again._references)
+        connection = sqlite3.connect(path)
+        counts = [
+            connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("objects", "items")
+        ]
+        connection.close()
+        assert counts == [len(wanted[0]), len(again._references)]
+
+
+async def test_an_item_that_the_file_keeps_would_be_seen(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mutation: what is deleted in memory stays in the file."""
+    write = ResponseFile.write
+
+    def keep(file: ResponseFile, changes: Changes) -> None:
+        write(file, Changes({name: each for name, each in changes.objects.items() if each}, changes.items))
+
+    monkeypatch.setattr(ResponseFile, "write", keep)
+    with pytest.raises(AssertionError):
+        await test_random_changes_survive_restarts(path)
+
+
+async def test_a_conversation_is_not_written_again_for_each_item(path: Path) -> None:
+    async with open_store(path) as store:
+        items = [_item(f"i{at}") for at in range(5)]
+        conversation = {"id": "conv_1"}
+        store.add(StoredObject.measure("", conversation, items))
+        await store.flush()
+        store.add(StoredObject.measure("", conversation, [*items[1:], _item("new")]))
+        (added, removed) = store._changes.items.values()
+        assert added is not None and added["item"]["id"] == "new" and removed is None
+
+
+async def test_a_restart_counts_the_order_of_changes(path: Path) -> None:
+    """With smaller limits the oldest ones go, and they go from the file too."""
+    async with open_store(path) as store:
+        for name in "abcd":
+            _put(store, _response(name), [])
+        _put(store, _response("a", _item("x")), [])
+    async with open_store(path, most=2) as store:
+        assert [name for name in "abcd" if store.get("", name)] == ["a", "d"]
+    async with open_store(path) as store:
+        assert len(store) == 2
+
+
+async def test_objects_expire(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After their last change, while the server runs and over a restart; None: never."""
+    now = [time.time()]
+    async with open_store(path, lifetime=DAY, now=lambda: now[0]) as store:
+        _put(store, _response("old", _item("o")), [])
+        now[0] += DAY - 60
+        assert store.get("", "old") is not None
+        now[0] += 120
+        assert store.get("", "old") is None and len(store) == 1
+        caplog.set_level(logging.INFO)
+        await store.tidy()
+        assert (len(store), store.bytes) == (0, 0) and "1 stored responses" in caplog.text
+        now[0] = time.time()
+        _put(store, _response("new"), [])
+    async with open_store(path, now=lambda: time.time() + 1000 * DAY) as store:
+        assert store.get("", "new") is not None
+    async with open_store(path, lifetime=2 * DAY, now=lambda: time.time() + DAY) as store:
+        assert store.get("", "new") is not None
+    async with open_store(path, lifetime=DAY, now=lambda: time.time() + DAY) as store:
+        assert len(store) == 0
+
+
+async def test_what_cannot_be_written_is_written_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk is said once, memory has everything meanwhile, and so has the file afterwards."""
+    caplog.set_level(logging.INFO)
+    async with open_store(path) as store:
+        for name in "ab":
+            _put(store, _response(name, _item(name)), [])
+        await store.flush()
+
+        def fail(file: ResponseFile, changes: Changes) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ResponseFile, "write", fail)
+            _put(store, _response("c", _item("c")), [])
+            await store.flush()
+            store.delete("", "a")
+            _put(store, _response("c", _item("d")), [])
+            await store.flush()
+            assert store.get("", "c") is not None
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+        assert f"{path}: cannot be written: database or disk is full" in caplog.text
+        wanted = _describe(store)
+        await store.flush()
+        assert caplog.records[-1].getMessage() == f"{path}: can be written again, and has all responses"
+    async with open_store(path) as store:
+        assert _describe(store) == wanted and set(wanted[0]) == {"b", "c"}
+
+
+async def test_what_was_never_written_is_said_at_the_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(file: ResponseFile, changes: Changes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ResponseFile, "write", fail)
+    async with open_store(path) as store:
+        _put(store, _response("a"), [])
+    assert f"{path}: the last changes were not written and are lost" in caplog.text
+
+
+async def test_without_a_usable_file_there_is_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    async with open_store(tmp_path / "file" / FILE_NAME) as store:
+        assert not store.is_durable and "end with the server" in caplog.text
+        _put(store, _response("a"), [])
+        await store.flush()
+        assert store.get("", "a") is not None and store._changes == Changes()
+
+
+async def test_what_is_read_of_a_damaged_file_is_written_anew(path: Path) -> None:
+    async with open_store(path) as store:
+        shared = _item("shared", 500)
+        for name in "abc":
+            _put(store, _response(name, _item(name, 500)), [shared])
+    path.write_bytes(path.read_bytes().replace(b"x" * 500 + b'"}', b"y" * 500 + b'"}', 1))
+    async with open_store(path) as store:
+        kept = _describe(store)
+    assert len(list(path.parent.glob("*damaged*"))) == 1
+    async with open_store(path) as store:
+        assert _describe(store) == kept and len(list(path.parent.glob("*damaged*"))) == 1
+
+
+async def test_a_store_in_memory_collects_no_changes() -> None:
+    store = ResponseStore(2, 10**6)
+    for name in "abc":
+        _put(store, _response(name, _item(name)), [])
+    await store.flush()
+    assert store._changes == Changes() and not store._numbers and not store.is_durable
+    await store.close()
