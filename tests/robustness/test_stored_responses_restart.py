@@ -4,13 +4,15 @@ there and continues as if nothing had happened, and what was running has failed 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import random
 import shutil
 import signal
+import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ from typing import Any
 import aiohttp
 import pytest
 
+from mlxrun.core.errors import Overloaded
 from mlxrun.server.endpoints import responses
 from mlxrun.server.responses.response_file import FILE_NAME
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.responses.response_store import ResponseStore
 from mlxrun.server.responses.stored_object import StoredObject
 from tests.helpers.batches_server import make_processes
+from tests.helpers.command_processes import PATIENCE, RunningCommand, read_log, run_serve, start_command
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config
 from tests.helpers.storm_counts import count, make_rng
 from tests.robustness.test_stored_responses import CONFIG, storm, write_digest
@@ -210,8 +214,6 @@ async def test_one_that_its_client_was_not_told_of_is_not_stored(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine refuses it: the error is its client's, and nothing stays."""
-    from mlxrun.core.errors import Overloaded
-
     monkeypatch.setattr(responses, "START_SECONDS", 30.0)
     async with run_server(script=make_script(Overloaded("full")), responses_path=path) as s:
         assert (await s.post(URL, {"input": "hi", "background": True})).status == 429
@@ -273,20 +275,20 @@ class Client:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.told: dict[str, dict[str, Any]] = {}
+        self.answered: dict[str, dict[str, Any]] = {}
         self.deleted: set[str] = set()
         self.talks: dict[str, int] = {}  # the least number of items
 
-    async def use(self, http: aiohttp.ClientSession) -> None:
+    async def use(self, session: aiohttp.ClientSession) -> None:
         """Create, continue and delete until the server is gone."""
         with suppress(aiohttp.ClientError):
             while True:
-                known = [name for name, made in self.told.items() if made["status"] not in RUNNING]
+                known = [name for name, made in self.answered.items() if made["status"] not in RUNNING]
                 choice = self.rng.random()
                 if choice < 0.1 and known:
                     name = self.rng.choice(known)
-                    del self.told[name]
-                    if (await self._send(http, "DELETE", f"{URL}/{name}"))["deleted"]:
+                    del self.answered[name]
+                    if (await self._send(session, "DELETE", f"{URL}/{name}"))["deleted"]:
                         self.deleted.add(name)
                     continue
                 body: dict[str, Any] = {"input": f"word {choice}", "max_output_tokens": 8}
@@ -295,36 +297,36 @@ class Client:
                 elif choice < 0.5:
                     body["background"] = True
                 elif choice < 0.6:
-                    talk = (await self._send(http, "POST", TALKS, {}))["id"]
+                    talk = (await self._send(session, "POST", TALKS, {}))["id"]
                     self.talks[talk] = 0
-                    await self._send(http, "POST", URL, {**body, "conversation": talk})
+                    await self._send(session, "POST", URL, {**body, "conversation": talk})
                     self.talks[talk] = 2
                     continue
-                made = await self._send(http, "POST", URL, body)
+                made = await self._send(session, "POST", URL, body)
                 if made is not None:
-                    self.told[made["id"]] = made
+                    self.answered[made["id"]] = made
 
-    async def _send(self, http: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> Any:
+    async def _send(self, session: aiohttp.ClientSession, method: str, path: str, body: Any = None) -> Any:
         """The answer; None if another client has just deleted what is continued."""
-        async with http.request(method, path, json=body) as response:
+        async with session.request(method, path, json=body) as response:
             found = json.loads(await response.read())
             if response.status == 400 and found["error"]["code"] == "previous_response_not_found":
                 return None
             assert response.status == 200, found
             return found
 
-    async def check(self, http: aiohttp.ClientSession) -> None:
+    async def check(self, session: aiohttp.ClientSession) -> None:
         """All that a client was told of is there, and nothing runs."""
-        for name, made in self.told.items():
-            found = await self._send(http, "GET", f"{URL}/{name}")
+        for name, made in self.answered.items():
+            found = await self._send(session, "GET", f"{URL}/{name}")
             assert found["id"] == name and found["status"] not in RUNNING
             assert found == made or made["status"] in RUNNING
-            self.told[name] = found
+            self.answered[name] = found
         for name in self.deleted:
-            async with http.get(f"{URL}/{name}") as response:
+            async with session.get(f"{URL}/{name}") as response:
                 assert response.status == 404
         for name, number in self.talks.items():
-            assert len((await self._send(http, "GET", f"{TALKS}/{name}/items"))["data"]) >= number
+            assert len((await self._send(session, "GET", f"{TALKS}/{name}/items"))["data"]) >= number
 
 
 async def run_and_kill(root: Path, context: ForkServerContext, client: Client, kill: bool = True) -> None:
@@ -336,13 +338,13 @@ async def run_and_kill(root: Path, context: ForkServerContext, client: Client, k
         async with asyncio.timeout(60):
             while not (root / "url").exists():
                 await asyncio.sleep(0.01)
-        async with aiohttp.ClientSession((root / "url").read_text()) as http:
-            await client.check(http)
+        async with aiohttp.ClientSession((root / "url").read_text()) as session:
+            await client.check(session)
             if kill:
-                told = len(client.told)
-                using = [asyncio.create_task(client.use(http)) for _ in range(4)]
+                before = len(client.answered)
+                using = [asyncio.create_task(client.use(session)) for _ in range(4)]
                 async with asyncio.timeout(60):
-                    while len(client.told) < told + client.rng.randrange(5, 30):
+                    while len(client.answered) < before + client.rng.randrange(5, 30):
                         await asyncio.sleep(client.rng.random() * 0.01)
                 os.kill(process.pid or 0, signal.SIGKILL)
                 count("kills of servers with stored responses")
@@ -361,7 +363,7 @@ async def test_kills_lose_nothing(
     for _ in range(KILLS):
         await run_and_kill(tmp_path, processes, client)
     await run_and_kill(tmp_path, processes, client, kill=False)
-    assert len(client.told) > 4 * KILLS and client.deleted and client.talks
+    assert len(client.answered) > 4 * KILLS and client.deleted and client.talks
     assert not list(tmp_path.glob("*damaged*"))
 
 
@@ -381,3 +383,54 @@ async def test_a_write_that_nobody_waits_for_would_be_seen(
     monkeypatch.undo()
     async with run_server(responses_path=aside / path.name) as s:
         assert (await s.get(f"{URL}/{made}")).status == 404
+
+
+# The command itself, with the embedded model.
+
+
+def ask(server: RunningCommand, method: str, path: str, body: Any = None) -> Any:
+    """A GET or POST that succeeds."""
+    data = None if body is None else json.dumps(body).encode()
+    with closing(http.client.HTTPConnection(*server.address, timeout=PATIENCE)) as connection:
+        connection.request(method, path, data, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        found = json.loads(response.read())
+        assert response.status == 200, found
+        return found
+
+
+def go_on(server: RunningCommand, last: str | None) -> tuple[str, int]:
+    """The answer to a second turn, and the tokens of its prompt."""
+    body = {"input": "And 5 more?", "temperature": 0, "max_output_tokens": 40}
+    found = ask(server, "POST", URL, body if last is None else {**body, "previous_response_id": last})
+    return read_text(found), found["usage"]["input_tokens"]
+
+
+@pytest.mark.slow
+def test_a_model_answers_after_a_kill_as_before(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with run_serve(first) as server:
+        body = {"input": "What is 12 + 30?", "instructions": "Be exact.", "temperature": 0}
+        made = ask(server, "POST", URL, body)
+        wanted = go_on(server, made["id"])
+        assert go_on(server, None)[1] < wanted[1]
+        os.kill(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+    with run_serve(second, f"server.data_path={first / 'data'}") as server:
+        assert ask(server, "GET", f"{URL}/{made['id']}") == made
+        assert go_on(server, made["id"]) == wanted
+    assert "responses.sqlite" not in read_log(second), "nothing was amiss"
+
+
+@pytest.mark.slow
+def test_a_file_of_a_newer_mlxrun_ends_the_command(tmp_path: Path) -> None:
+    """With the code of a wrong config, so that a supervisor does not start it again and again."""
+    path = tmp_path / FILE_NAME
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    process = start_command(tmp_path, "serve", "--port", "0", "--set", f"server.data_path={tmp_path}")
+    assert process.wait(PATIENCE) == 2
+    assert f"{path}: a newer mlxrun has written it" in read_log(tmp_path)

@@ -42,7 +42,10 @@ COMMIT;
 """
 # A commit survives a kill of the process; `synchronous = FULL` would also survive a power failure, at the
 # cost of a sync each. What is deleted is overwritten.
-_PRAGMAS = ("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON")
+_PRAGMAS = (
+    *("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"),
+    "checkpoint_fullfsync = ON",  # on macOS, where a plain sync leaves data in the disk's cache
+)
 _DAMAGES = (
     sqlite3.SQLITE_CORRUPT,
     sqlite3.SQLITE_NOTADB,

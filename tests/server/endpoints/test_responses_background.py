@@ -285,6 +285,9 @@ async def test_what_is_too_large_to_store_says_so() -> None:
     async with run_server(server_config(store_bytes=6000), script=make_script("x" * 300)) as s:
         failed = await poll(s, (await start(s))["id"])
         assert failed["status"] == "failed" and "server.store_bytes" in failed["error"]["message"]
+        (last,) = list_events(await s.get(f"{URL}/{failed['id']}?stream=true&starting_after=4"))
+        assert (last["type"], last["sequence_number"]) == ("response.failed", 5)
+        assert last["response"] == failed
 
 
 async def test_it_belongs_to_its_conversation() -> None:
