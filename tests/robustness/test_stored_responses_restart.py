@@ -22,7 +22,7 @@ import pytest
 
 from mlxrun.core.errors import Overloaded
 from mlxrun.server.endpoints import responses
-from mlxrun.server.responses.response_file import FILE_NAME
+from mlxrun.server.responses.response_file import FILE_NAME, Changes, ResponseFile
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
 from mlxrun.server.responses.response_store import ResponseStore
 from mlxrun.server.responses.stored_object import StoredObject
@@ -250,6 +250,28 @@ async def test_a_storm_leaves_nothing_behind(path: Path, seed: int, number: int,
     async with run_server(CONFIG, responses_path=path) as s:
         assert len(s.app[RESPONSES].store) == 0
     assert path.stat().st_size <= 5 * 4096
+
+
+async def test_a_response_and_its_conversation_are_written_at_once(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever else writes meanwhile: a kill leaves both or none."""
+    written: list[Changes] = []
+    write = ResponseFile.write
+    monkeypatch.setattr(ResponseFile, "write", lambda file, each: (written.append(each), write(file, each)))
+    async with run_server(responses_path=path) as s:
+
+        async def write_always() -> None:
+            while True:
+                await s.app[RESPONSES].store.flush()
+
+        writing = asyncio.create_task(write_always())
+        talk = (await s.post(TALKS, {})).json["id"]
+        made = [(await say(s, "one", conversation=talk))["id"] for _ in range(10)]
+        writing.cancel()
+    for name in made:
+        (changes,) = [each for each in written if name in each.objects]
+        assert talk in changes.objects
 
 
 @pytest.fixture(scope="module")

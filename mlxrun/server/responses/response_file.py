@@ -46,11 +46,9 @@ _PRAGMAS = (
     *("journal_mode = WAL", "synchronous = NORMAL", "secure_delete = ON"),
     "checkpoint_fullfsync = ON",  # on macOS, where a plain sync leaves data in the disk's cache
 )
-_DAMAGES = (
-    sqlite3.SQLITE_CORRUPT,
-    sqlite3.SQLITE_NOTADB,
-    sqlite3.SQLITE_ERROR,
-)  # the last: a table is missing
+# Codes of a file with wrong content; SQLITE_ERROR: a table is missing.
+_DAMAGES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)  # the second: of a message that cites a damaged schema
 
 
 @dataclass
@@ -146,7 +144,7 @@ class ResponseFile:
                 self._connection.executescript(_SCHEMA)
             for pragma in _PRAGMAS:
                 execute(f"PRAGMA {pragma}").fetchall()
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             _note_damage(error, problems)
 
     def _read(self, problems: list[str]) -> Contents:
@@ -161,7 +159,7 @@ class ResponseFile:
             assert self._connection is not None
             found = [text for (text,) in self._connection.execute("PRAGMA quick_check(1)")]
             problems += [text for text in found if text != "ok"]
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             _note_damage(error, problems)
         return Contents(documents, items, bool(problems))
 
@@ -176,7 +174,7 @@ class ResponseFile:
                     rows[name] = json.loads(data)
                 else:
                     problems.append(f"{name} in {table} is damaged")
-        except sqlite3.Error as error:
+        except _ERRORS as error:
             _note_damage(error, problems)
         return rows
 
@@ -204,7 +202,7 @@ def _compute_checksum(key: object, data: bytes) -> int:
     return zlib.crc32(data, zlib.crc32(str(key).encode()))
 
 
-def _note_damage(error: sqlite3.Error, problems: list[str]) -> None:
+def _note_damage(error: Exception, problems: list[str]) -> None:
     """Add an error to the problems if the content of the file is to blame; else raise it."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)  # Python's own: a text is not UTF-8
     if code & 0xFF not in _DAMAGES:

@@ -160,17 +160,19 @@ class Responses:
         events that are not recorded yet."""
         response, owner = run.body, run.live.key_name
         items = (*run.context, *response["output"])
+        conversation = None
+        if run.request.conversation is not None and response["status"] in ("completed", "incomplete"):
+            found = self.store.get(owner, run.request.conversation)
+            if found is not None:  # else it was evicted meanwhile
+                conversation = await asyncio.to_thread(StoredObject.measure, owner, found.body, items)
         if response["store"]:
             events = (*run.events, *last)
             stored = await asyncio.to_thread(StoredObject.measure, owner, response, items, events)
             if not self.store.add(stored) and run.request.background:
                 text = "the response is larger than server.store_bytes and was not stored"
                 await self._store_failure(owner, {**response, "instructions": None}, text)
-        conversation = run.request.conversation
-        if conversation is not None and response["status"] in ("completed", "incomplete"):
-            found = self.store.get(owner, conversation)
-            if found is not None:  # else it was evicted meanwhile
-                await self.store_conversation(owner, found.body, items)
+        if conversation is not None:  # at once: a kill leaves both or none
+            self.store.add(conversation)
         await self.store.flush()
 
     async def _store_failure(

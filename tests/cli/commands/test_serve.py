@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from mlxrun.cli.commands.serve import EPILOG
 from mlxrun.cli.main import main
@@ -20,6 +21,8 @@ from mlxrun.config.loading import LoadedConfig, load_config
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.server.app import list_surfaces
+from mlxrun.server.batches.batch_queue import BATCH_QUEUE
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.server_fakes import FakeEngine
 
 
@@ -119,6 +122,37 @@ async def test_the_engine_is_closed_if_the_batches_cannot_start(
     with pytest.raises(ConfigError, match="no batches"):
         await serve._load(loaded, BatchQueue(Storage(tmp_path, 10**9)))
     assert engine.closed
+
+
+@pytest.mark.parametrize(
+    ("sets", "kept"),
+    [
+        ([], ["batches", "responses"]),
+        (["server.store_days=0"], ["batches"]),
+        (["server.store_responses=0"], ["batches"]),
+        (["apis.responses=false"], ["batches"]),
+        (["apis.batches=false"], ["responses"]),
+        (["apis.batches=false", "server.store_days=0"], []),
+    ],
+    ids=" ".join,
+)
+def test_what_is_kept_in_the_data_folder(
+    sets: list[str], kept: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that nothing is kept in is not claimed either."""
+    apps: list[web.Application] = []
+
+    async def run(app: web.Application, *_: Any, **named: Any) -> int:
+        apps.append(app)
+        return 0
+
+    monkeypatch.setattr("mlxrun.server.lifecycle.run", run)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert main(["serve", *(part for each in sets for part in ("--set", each))]) == 0
+    (app,) = apps
+    stores = {"batches": BATCH_QUEUE in app, "responses": app[RESPONSES].store.is_durable}
+    assert [name for name, stored in stores.items() if stored] == kept
+    assert bool([*tmp_path.iterdir()]) == bool(kept)
 
 
 @pytest.mark.slow

@@ -9,8 +9,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from mlxrun.cluster.servers.server_actor import make_worker_app
 from mlxrun.cluster.servers.server_relay import SECRET_HEADER
+from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.server.engine_state import ENGINE
+from mlxrun.server.responses.response_runs import RESPONSES
 from tests.helpers.fake_servers import FakeServer, Front, ServerFleet, run_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Script, make_chat_body, make_script
@@ -51,6 +54,12 @@ async def test_the_page_is_the_fronts_and_may_use_the_workers() -> None:
         assert b"<!doctype html>" in (await front.get("/ui")).body
         reply = await front.post("/v1/chat/completions", make_chat_body(), origin=front.url)
         assert read_text(reply) == "worker 0"
+
+
+def test_a_worker_stores_responses_in_memory() -> None:
+    """Whatever the config says: another machine may take its place."""
+    app = make_worker_app(Config(server=ServerSettings(store_days=7.0)), 1, "secret")
+    assert app[RESPONSES].stores_any and not app[RESPONSES].store.is_durable
 
 
 async def test_keys_are_checked_before_any_worker() -> None:

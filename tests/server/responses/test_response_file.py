@@ -245,7 +245,7 @@ def make_damages(content: bytes, rng: random.Random, number: int) -> Iterator[by
 
 @pytest.mark.parametrize(
     ("seed", "number"),
-    [(0, 150), *(pytest.param(seed, 2000, marks=pytest.mark.sweep) for seed in range(1, 4))],
+    [(0, 150), *(pytest.param(seed, 700, marks=pytest.mark.sweep) for seed in range(1, 4))],
 )
 def test_damage_of_any_kind(
     path: Path, whole: bytes, seed: int, number: int, caplog: pytest.LogCaptureFixture
