@@ -94,6 +94,11 @@ def _describe(store: ResponseStore) -> Any:
     return stored, store.bytes, references
 
 
+def _find_connection(store: ResponseStore) -> sqlite3.Connection:
+    assert store._file is not None and store._file._connection is not None
+    return store._file._connection
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / FILE_NAME
@@ -110,9 +115,7 @@ async def test_a_restart_keeps_what_was_flushed(path: Path) -> None:
         items = [*items, answer, _item(f"i{turn + 1}")]
     first.delete("", "r3")
     await first.flush()
-    file = first._file
-    assert file is not None and file._connection is not None
-    file._connection.close()
+    _find_connection(first).close()
     async with open_store(path) as again:
         assert _describe(again) == _describe(first) and len(again) == 29
         found = again.get("", "r29")
@@ -205,30 +208,26 @@ async def test_objects_expire(path: Path, caplog: pytest.LogCaptureFixture) -> N
         assert len(store) == 0
 
 
-async def test_what_cannot_be_written_is_written_later(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_what_cannot_be_written_is_written_later(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A full disk is said once, memory has everything meanwhile, and so has the file afterwards."""
     caplog.set_level(logging.INFO)
     async with open_store(path) as store:
         for name in "ab":
             _put(store, _response(name, _item(name)), [])
         await store.flush()
-
-        def fail(file: ResponseFile, changes: Changes) -> None:
-            raise sqlite3.OperationalError("database or disk is full")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(ResponseFile, "write", fail)
-            _put(store, _response("c", _item("c")), [])
-            await store.flush()
-            store.delete("", "a")
-            _put(store, _response("c", _item("d")), [])
-            await store.flush()
-            assert store.get("", "c") is not None
-        assert [record.levelname for record in caplog.records] == ["ERROR"]
-        assert f"{path}: cannot be written: database or disk is full" in caplog.text
+        connection = _find_connection(store)
+        connection.execute("PRAGMA max_page_count = 1")  # as many as there are now: SQLite finds no room
+        _put(store, _response("c", _item("c", 20_000)), [])
+        await store.flush()
+        store.delete("", "a")
+        _put(store, _response("c", _item("d", 20_000)), [])
+        await store.flush()
+        assert store.get("", "c") is not None and store.get("", "a") is None
+        (record,) = caplog.records
+        said = f"{path}: cannot be written: database or disk is full; new responses are in memory only"
+        assert record.levelname == "ERROR" and record.getMessage().startswith(said)
         wanted = _describe(store)
+        connection.execute("PRAGMA max_page_count = 1000000")
         await store.flush()
         assert caplog.records[-1].getMessage() == f"{path}: can be written again, and has all responses"
     async with open_store(path) as store:
