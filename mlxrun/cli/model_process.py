@@ -116,7 +116,7 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
             write_message(answers, error)
             return error.exit_code
         stack.push_async_callback(loaded.client.close)
-        app = make_worker_app(spec.config, spec.number, spec.secret)
+        app = make_worker_app(spec.config, spec.number, spec.secret, spec.responses_path)
         app[ENGINE].attach(loaded)
         settings = replace(spec.config.server, host="127.0.0.1", port=0)
         write_message(answers, await stack.enter_async_context(listen(app, settings)))

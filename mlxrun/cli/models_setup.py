@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mlxrun.cli.options import say
@@ -75,6 +78,30 @@ def share_memory(
     return shares
 
 
+def number_models(names: Iterable[str]) -> list[int]:
+    """Numbers below 4096 for the ids of stored responses. A model keeps its number when others come and go,
+    unless two names have the same one."""
+    found: list[int] = []
+    for name in names:
+        number = zlib.crc32(name.encode())
+        found.append(next(n % 4096 for n in range(number, number + 4096) if n % 4096 not in found))
+    return found
+
+
+def find_responses_path(config: Config, name: str) -> Path | None:
+    """Where the responses of a model are stored; None: in memory only."""
+    from mlxrun.config.server_settings import has_response_file
+    from mlxrun.server.data_folder import claim_data_folder
+    from mlxrun.server.responses.response_file import FILE_NAME
+
+    if not has_response_file(config.apis, config.server):
+        return None
+    folder = claim_data_folder(config.server, os.environ) / "models" / name
+    with suppress(OSError):  # who uses the folder says why it cannot be used
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / FILE_NAME
+
+
 def make_slots(
     configs: dict[str, Config], models: dict[str, ServedModelSettings], facts: ModelsFacts, secret: str
 ) -> list[ModelSlot]:
@@ -90,24 +117,18 @@ def make_slots(
     pinned = [entry.pinned for entry in entries]
     shares = share_memory(needs, [entry.memory for entry in entries], pinned, facts.limit)
     slots = []
-    for number, (name, config) in enumerate(configs.items()):
+    for index, (number, (name, config)) in enumerate(
+        zip(number_models(configs), configs.items(), strict=True)
+    ):
         if facts.limit:
-            scheduler = replace(config.scheduler, memory_limit=max(shares[number], 1))
+            scheduler = replace(config.scheduler, memory_limit=max(shares[index], 1))
             config = replace(config, scheduler=scheduler)
-        spec, entry, problem = ServeModel(config, number, secret), entries[number], facts.models[number]
+        spec = ServeModel(config, number, secret, find_responses_path(config, name))
         make = partial(ModelProcess, spec, config.server.drain_timeout)
-        slots.append(
-            ModelSlot(
-                number,
-                name,
-                known[number],
-                make,
-                shares[number],
-                entry.pinned,
-                entry.keep_alive,
-                error=problem if isinstance(problem, MlxrunError) else None,
-            )
-        )
+        entry, problem = entries[index], facts.models[index]
+        slot = ModelSlot(number, name, known[index], make, shares[index], entry.pinned, entry.keep_alive)
+        slot.error = problem if isinstance(problem, MlxrunError) else None
+        slots.append(slot)
     if not any(known):
         raise ModelLoadError("; ".join(f"{slot.name}: {slot.error}" for slot in slots))
     check_shares(slots, facts.limit)

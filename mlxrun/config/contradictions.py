@@ -69,7 +69,7 @@ def check_models(config: Config) -> str | None:
 
 
 def _find_entry_problem(name: str, model: ServedModelSettings) -> str | None:
-    if not NAME.fullmatch(name):
+    if not NAME.fullmatch(name) or name.startswith("."):
         return "its name has other characters than letters, digits, '.', '_' and '-', or more than 64"
     if not model.path:
         return "it has no path"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.cli.model_process import measure_need
-from mlxrun.cli.models_setup import load_model_configs, share_memory
+from mlxrun.cli.models_setup import load_model_configs, number_models, share_memory
 from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError
@@ -71,6 +71,12 @@ def test_memory_is_shared(
     needs: list[int], given: list[int | None], pinned: list[bool], limit: int, shares: list[int]
 ) -> None:
     assert share_memory(needs, given, pinned, limit) == shares
+
+
+def test_a_model_keeps_its_number_when_others_come_and_go() -> None:
+    assert number_models(["b"]) == number_models(["a", "b"])[1:]
+    many = number_models(f"model-{number}" for number in range(500))
+    assert len(set(many)) == 500 and max(many) < 4096
 
 
 def test_a_model_needs_its_weights_and_its_rows() -> None:

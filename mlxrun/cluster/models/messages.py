@@ -11,6 +11,7 @@ import pickle
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxrun.config.settings import Config
@@ -55,11 +56,13 @@ class DescribeModels:
 @dataclass(frozen=True, slots=True)
 class ServeModel:
     """The request to serve a model until the pipe ends. `number`: of the model, for the ids that it makes;
-    `secret`: what it demands from the front. The answers: its URL, or an error; later why it died."""
+    `secret`: what it demands from the front; `responses_path`: as in `make_app`. The answers: its URL, or an
+    error; later why it died."""
 
     config: Config
     number: int
     secret: str
+    responses_path: Path | None
 
 
 def write_message(file: BinaryIO, message: object) -> None:

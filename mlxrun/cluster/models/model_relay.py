@@ -151,7 +151,7 @@ class ModelRelay(Relay):
         """Choose the model of a request: the one that it names, else the first one for its path. NotFound if
         there is no such model; RequestError if another one has the stored response that it continues."""
         found = self.find_owner(request, fields)
-        owner = None if found is None else self._models.slots[found.number]
+        owner = next((slot for slot in self._models.slots if slot is found), None)
         name = fields.get("model") or fields.get("name") or request.query.get("model")
         if not isinstance(name, str) or not name:
             return owner or self._find_default(request.path)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlxrun.cluster.messages import WorkerFacts
@@ -39,8 +40,11 @@ class ServerSpec:
     load: Callable[[Config], Awaitable[LoadedEngine]]
 
 
-def make_worker_app(config: Config, number: int, secret: str) -> web.Application:
-    """Make the application of a worker: a server's application, for requests that have the secret."""
+def make_worker_app(
+    config: Config, number: int, secret: str, responses_path: Path | None = None
+) -> web.Application:
+    """Make the application of a worker: a server's application, for requests that have the secret.
+    `responses_path`: as in `make_app`."""
     from aiohttp import web
 
     from mlxrun.api.openai.response import build_error
@@ -55,7 +59,7 @@ def make_worker_app(config: Config, number: int, secret: str) -> web.Application
             return json_response(build_error(Forbidden("only the front may ask")), 403)
         return await handler(request)
 
-    app = make_app(config)
+    app = make_app(config, responses_path=responses_path)
     app.middlewares.insert(0, check_secret)
     app[RESPONSES].token_prefix = f"{number:0{OWNER_DIGITS}x}"
     return app

@@ -93,6 +93,7 @@ class Relay:
 
     def __init__(self, slots: Sequence[RelayedSlot], secret: str) -> None:
         self._slots = slots
+        self._by_number = {slot.number: slot for slot in slots}
         self._secret = secret
         self._session: aiohttp.ClientSession
         self._failed: Counter[tuple[str, str]] = Counter()  # requests by surface and status, see relay
@@ -166,8 +167,8 @@ class Relay:
             return None
         digits = name.partition("_")[2][:OWNER_DIGITS]
         try:
-            return self._slots[int(digits, 16)]
-        except (ValueError, IndexError):
+            return self._by_number[int(digits, 16)]
+        except (ValueError, KeyError):
             return None  # no worker has made it: any of them says so
 
     async def send(self, request: web.Request, slot: RelayedSlot, body: bytes) -> aiohttp.ClientResponse:

@@ -90,6 +90,15 @@ def test_the_prefix_cache_on_disk_survives_the_swap(server: RunningCommand) -> N
     assert read_models(server)["chat"]["loads"] >= 2
 
 
+def test_stored_responses_survive_the_swap(server: RunningCommand) -> None:
+    first = fetch(server.url + "/v1/responses", {"model": "chat", "input": "My name is Kim."})
+    fetch(server.url + "/v1/models/unload", {"model": "chat"})
+    kept = fetch(f"{server.url}/v1/responses/{first['id']}")
+    assert kept["output"] == first["output"] and kept["model"] == "chat"
+    more = {"model": "chat", "input": "What is my name?", "previous_response_id": first["id"]}
+    assert fetch(server.url + "/v1/responses", more)["previous_response_id"] == first["id"]
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the children of a process")
 def test_a_killed_process_is_replaced(server: RunningCommand) -> None:
     fetch(server.url + "/v1/models/load", {"model": "chat"})

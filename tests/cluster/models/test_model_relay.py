@@ -183,6 +183,7 @@ async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again() -> Non
         reply = await sent
         assert "error" in reply.body.decode()
         gate.set()
+        await until(lambda: front.pool.slots[0].state == "unloaded")
         front.pool.slots[0].failures = 0
         assert read_text(await front.post("/v1/chat/completions", make_chat_body(model="a"))) == "beginend"
 
