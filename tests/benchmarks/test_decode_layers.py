@@ -1,4 +1,4 @@
-"""`python -m benchmarks decode-layers` times both kinds of layers; on a CPU both use the library's operations."""
+"""`python -m benchmarks decode-layers` times both kinds of layers; a CPU computes both by the library."""
 
 from __future__ import annotations
 

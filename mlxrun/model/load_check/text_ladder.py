@@ -165,9 +165,12 @@ class TextLadder:
         return self._passes_decode(method, methods.fixed_width)
 
     def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
-        return self._passes(
-            f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]
-        )
+        copied = [runs.copied for runs in self._sides]
+        if self._passes(f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]):
+            return True
+        for runs, own in zip(self._sides, copied, strict=True):
+            runs.copied = own  # the copy of a row that decoded wrongly says nothing about copies
+        return False
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short, runs = quantization._replace(start=min(quantization.start, CHECKED_START)), self._sides[0]
