@@ -2,8 +2,8 @@
 
 `hook_layers` derives the classes of layers of the layout of layouts.py. While rows decode from pages, and the
 cache has `operations`, such a layer is computed here; else by the library's own code. The sum at the end of a
-layer is made together with the norm that follows it, in the next layer or behind the last one. That norm
-returns what was prepared for it if it is called with that very sum.
+layer is made together with the norm that follows. If that norm is called with this very sum, it returns what
+was prepared.
 """
 
 from __future__ import annotations

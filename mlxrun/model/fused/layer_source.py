@@ -1,8 +1,8 @@
 """The source of the kernels of a decoder layer, one text for CUDA and Metal.
 
-Each rounds where the library's own operations round: norms are computed in float32, and rounded before they
-are multiplied by the weight; products of SiLU after each operation. A row's result does not depend on the
-rows beside it.
+Each rounds where the library's own kernels round. Norms are computed in float32, and rounded before they are
+multiplied by the weight. SiLU and its product are rounded after each operation. A row's result does not
+depend on the rows beside it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Recognises the usual decoder layer by what it computes, whatever its family is called.
 
 A part of a layer is called with stand-ins in place of its projections, norms and cache. What it makes of
-their outputs must be what the operations of operations.py make of them: a scaled residual, a norm in another
-place, another activation or a gate gives other numbers. What it asks of `mx.fast.rms_norm` and `mx.fast.rope`
-says how it is computed. So no weight is multiplied here.
+their outputs must be what operations.py makes of them. A scaled residual, a norm in another place, another
+activation or a gate gives other numbers. What it asks of `mx.fast.rms_norm` and `mx.fast.rope` says how it is
+computed. So no weight is multiplied here.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ class PagedCache(RowKeysCache):
 class PagePool:
     """The pages of one layer.
 
-    `arrays`: keys and values [pages * PAGE, KV heads, D], or, if both have one shape, one array of twice the
-    length with the values behind the keys; empty until the first row shows the shapes. A token's slot is its
-    page's number times PAGE plus its place in the page.
+    `arrays`: keys and values [pages * PAGE, KV heads, D]; empty until the first row shows the shapes. If both
+    have one shape, they are one array of twice the length, with the values behind the keys. A token's slot is
+    its page's number times PAGE plus its place in the page.
     """
 
     def __init__(self) -> None:
