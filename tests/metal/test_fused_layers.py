@@ -28,7 +28,7 @@ def check(emulator: Emulator, dtype: mx.Dtype, compute: Compute, given: Sequence
 
 
 @pytest.mark.parametrize("dtype", ROUNDING, ids=str)
-@pytest.mark.parametrize("size", [64, 100, 1024, 2880, 5120])
+@pytest.mark.parametrize("size", [64, 90, 100, 1024, 2880, 5120])
 def test_sums_and_their_norms(emulator: Emulator, size: int, dtype: mx.Dtype) -> None:
     norm = NormRule(1 + 0.5 * make_random((size,), 3), 1e-5)
     norm = replace(norm, weight=norm.weight.astype(dtype))

@@ -51,7 +51,12 @@ MISTAKES = {
         "GATE", "T(1.0f / grown)", "T(1.0 / grown)", "without the suffix"
     ),
     "beyond the row": Mistake("GATE", "if (at >= SIZE) return;", "", "outside of a buffer"),
-    "beyond the weight": Mistake("ADD_NORM", "if (at < SIZE) normed", "normed", "outside of a buffer"),
+    "beyond the weight": Mistake(
+        "ADD_NORM",
+        "if (at >= SIZE) continue;\n    const Numbers<T, WIDE> factors",
+        "const Numbers<T, WIDE> factors",
+        "outside of a buffer",
+    ),
     "an exchange of some threads only": Mistake(
         "ADD_NORM",
         "total += SHUFFLE_XOR(total, o);\n  SHARED",
@@ -61,18 +66,20 @@ MISTAKES = {
     # What is computed wrongly.
     "no barrier before the join": Mistake("ADD_NORM", "  BARRIER;\n", ""),
     "one part of the sum": Mistake("ADD_NORM", "w < THREADS / 32; w++", "w < 1; w++"),
-    "no sum": Mistake("ADD_NORM", "float(x[start + at]) + float(change[start + at])", "float(x[start + at])"),
+    "no sum": Mistake("ADD_NORM", "float(one.x[i]) + float(two.x[i])", "float(one.x[i])"),
     "another row": Mistake("ADD_NORM", "(long)BLOCK_X * SIZE", "0"),
     "no eps": Mistake("ADD_NORM", "total / SIZE + EPS", "total / SIZE"),
     "no mean": Mistake("ADD_NORM", "RSQRT(total / SIZE", "RSQRT(total / (SIZE - 8)"),
     "the norm rounded once": Mistake(
-        "ADD_NORM", "float(T(kept[turn] * scale))", "kept[turn] * scale", "of the numbers"
+        "ADD_NORM",
+        "float(T(float(kept[turn].x[i]) * scale))",
+        "float(kept[turn].x[i]) * scale",
+        "of the numbers",
     ),
     "the norm of a sum that is not rounded": Mistake(
         "ADD_NORM",
-        "kept[turn] = float(value);",
-        "kept[turn] = float(x[start + at]) + float(change[start + at]);",
-        "of the numbers",
+        "const float value = float(kept[turn].x[i]);",
+        "const float value = 1.01f * (float(one.x[i]) + float(two.x[i]));",
     ),
     "silu of the other half": Mistake("GATE", "row * 2 * SIZE + at]", "row * 2 * SIZE + (at + 1) % SIZE]"),
     "up of another row": Mistake("GATE", "row * 2 * SIZE + SIZE + at]", "SIZE + at]"),

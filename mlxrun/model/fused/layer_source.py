@@ -17,6 +17,9 @@ _CUDA = """
 #define SIN(x) sinf(x)
 #define RSQRT(x) rsqrtf(x)
 #define ABS(x) fabsf(x)
+template <typename T, int N> __device__ void store(T* to, const Numbers<T, N>& from) {
+  *(Numbers<T, N>*)to = from;
+}
 """
 _METAL = """
 #define PRECISE_EXP(x) metal::precise::exp(x)
@@ -25,26 +28,32 @@ _METAL = """
 #define SIN(x) metal::fast::sin(x)
 #define RSQRT(x) metal::precise::rsqrt(x)
 #define ABS(x) metal::abs(x)
+template <typename T, int N> void store(device T* to, const thread Numbers<T, N>& from) {
+  for (int i = 0; i < N; i++) to[i] = from.x[i];
+}
 """
 HEADERS = {"cuda": kernel_source.HEADERS["cuda"] + _CUDA, "metal": kernel_source.HEADERS["metal"] + _METAL}
 
-# A block has a row. Inputs: x and change [rows, SIZE], weight [SIZE]. Outputs: summed = x + change, and its
-# norm, both [rows, SIZE].
+# A block has a row, and a thread WIDE numbers beside each other in each turn. Inputs: x and change [rows,
+# SIZE], weight [SIZE]. Outputs: summed = x + change, and its norm, both [rows, SIZE].
 ADD_NORM = (
     PLACES
     + """
   const long start = (long)BLOCK_X * SIZE;
-  float kept[TURNS], total = 0;
+  Numbers<T, WIDE> kept[TURNS];
+  float total = 0;
   UNROLLED
   for (int turn = 0; turn < TURNS; turn++) {
-    const int at = turn * THREADS + THREAD;
-    kept[turn] = 0;
-    if (at < SIZE) {
-      const T value = T(float(x[start + at]) + float(change[start + at]));
-      summed[start + at] = value;
-      kept[turn] = float(value);
+    const int at = (turn * THREADS + THREAD) * WIDE;
+    if (at >= SIZE) continue;
+    const Numbers<T, WIDE> one = *(const DEVICE Numbers<T, WIDE>*)(x + start + at);
+    const Numbers<T, WIDE> two = *(const DEVICE Numbers<T, WIDE>*)(change + start + at);
+    for (int i = 0; i < WIDE; i++) {
+      kept[turn].x[i] = T(float(one.x[i]) + float(two.x[i]));
+      const float value = float(kept[turn].x[i]);
+      total += value * value;
     }
-    total += kept[turn] * kept[turn];
+    store(summed + start + at, kept[turn]);
   }
   for (int o = 16; o > 0; o /= 2) total += SHUFFLE_XOR(total, o);
   SHARED float totals[THREADS / 32];
@@ -55,8 +64,12 @@ ADD_NORM = (
   const float scale = RSQRT(total / SIZE + EPS);
   UNROLLED
   for (int turn = 0; turn < TURNS; turn++) {
-    const int at = turn * THREADS + THREAD;
-    if (at < SIZE) normed[start + at] = T(float(weight[at]) * float(T(kept[turn] * scale)));
+    const int at = (turn * THREADS + THREAD) * WIDE;
+    if (at >= SIZE) continue;
+    const Numbers<T, WIDE> factors = *(const DEVICE Numbers<T, WIDE>*)(weight + at);
+    for (int i = 0; i < WIDE; i++)
+      kept[turn].x[i] = T(float(factors.x[i]) * float(T(float(kept[turn].x[i]) * scale)));
+    store(normed + start + at, kept[turn]);
   }
 """
 )

@@ -20,7 +20,7 @@ from mlxrun.model.fused import layer_source
 from mlxrun.model.machine.device import get_backend, uses_gpu
 
 MAX_THREADS = {"cuda": 1024, "metal": 512}  # of a block
-NUMBERS_A_THREAD = 4  # of a row, unless it has too many
+WIDE = 4  # numbers that a thread reads at once
 GATE_THREADS = 256
 
 
@@ -111,9 +111,10 @@ class KernelOperations:
 
     def add_norm(self, x: mx.array, change: mx.array, norm: NormRule) -> tuple[mx.array, mx.array]:
         size, rows = x.shape[-1], x.size // x.shape[-1]
-        most = MAX_THREADS[get_backend()]
-        threads = min(_round_up(-(-size // NUMBERS_A_THREAD), 32), most)
-        numbers = {"SIZE": size, "THREADS": threads, "TURNS": -(-size // threads)}
+        wide = 1 if size % WIDE else WIDE
+        threads = min(_round_up(size // wide, 32), MAX_THREADS[get_backend()])
+        turns = -(-size // (wide * threads))
+        numbers = {"SIZE": size, "WIDE": wide, "THREADS": threads, "TURNS": turns}
         macros = {"EPS": _write_float(norm.eps)}
         kernel = _compile("add_norm", ("x", "change", "weight"), ("summed", "normed"), macros)
         summed, normed = kernel(
