@@ -26,6 +26,7 @@ from mlxrun.model.hooks.derived_layers import transpose_weights
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
 from mlxrun.model.load_check.layer_checks import check_layers
+from mlxrun.model.machine.device import read_peak, start_measuring
 from mlxrun.model.run.compute_methods import AnyDecodeBatch, ComputeMethods, make_decode_batch
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
@@ -44,8 +45,9 @@ def run_layers_bench(
     say: Callable[[str], None],
     layers: int | None = None,
 ) -> dict[str, Any]:
-    """Milliseconds of a step by number of rows: the medians over turns, and their ratio. `context`: tokens of
-    each row; `layers`: fewer than the preset has. ConfigError for an unknown preset."""
+    """Milliseconds of a step by number of rows: the medians over turns, and their ratio. `spare`: bytes that
+    steps take besides weights and pages. `context`: tokens of each row; `layers`: fewer than the preset has.
+    ConfigError for an unknown preset."""
     caller = make_random_caller(name, layers)
     found, (prompt, cache) = [], _prefill(caller, context)
     check = check_layers(caller.model)
@@ -53,12 +55,16 @@ def run_layers_bench(
     for count in rows:
         batches = [_start_batch(caller, methods, count, prompt, cache) for methods in METHODS]
         times: list[list[float]] = [[], []]
+        spare = [0, 0]  # bytes beyond those that stay: pages that a step copies would count here
         for _ in range(turns):
-            for batch, own in zip(batches, times, strict=True):
-                own.append(_time_steps(caller, batch, steps))
+            for i, batch in enumerate(batches):
+                active = start_measuring(drop_pool=False)
+                times[i].append(_time_steps(caller, batch, steps))
+                spare[i] = max(spare[i], read_peak() - active)
         library, fused = map(statistics.median, times)
         say(f"{name}, {count} rows: {library:.2f} ms a step, fused {fused:.2f}: {library / fused:.2f} x")
-        found.append({"rows": count, "library_ms": library, "fused_ms": fused, "gain": library / fused})
+        row = {"rows": count, "library_ms": library, "fused_ms": fused, "gain": library / fused}
+        found.append(row | {"library_spare": spare[0], "fused_spare": spare[1]})
         del batches
     return {"model": name, "context": context, "check": check.passed, "rows": found}
 
@@ -128,9 +134,16 @@ def _time_steps(caller: ModelCaller, batch: AnyDecodeBatch, steps: int) -> float
 
 def print_layers_report(report: dict[str, Any]) -> None:
     """A row for each number of rows."""
-    console, columns = make_console(None), ("rows", "library, ms", "fused, ms", "gain")
+    console, columns = (
+        make_console(None),
+        ("rows", "library, ms", "fused, ms", "gain", "library, MB", "fused, MB"),
+    )
     cells = [
-        (str(row["rows"]), f"{row['library_ms']:.2f}", f"{row['fused_ms']:.2f}", f"{row['gain']:.2f} x")
+        (
+            str(row["rows"]),
+            *(f"{row[key]:.2f}" for key in ("library_ms", "fused_ms", "gain")),
+            *(f"{row[key] / 1e6:.0f}" for key in ("library_spare", "fused_spare")),
+        )
         for row in report["rows"]
     ]
     console.print(make_table(columns, 0, cells, console.is_terminal))
