@@ -428,6 +428,24 @@ def memory_fit(shapes: tuple[str, ...], rows: int, prompt: int, output: int, jso
     )
 
 
+@command.command(name="decode-layers", short_help="Decode steps with fused layers and without, in turns.")
+@click.option("--model", default="tiny", show_default=True, metavar="PRESET", help="As of mlxrun bench.")
+@click.option("--rows", multiple=True, type=click.IntRange(1, 4096), help="Several times; default: 1, 8, 32.")
+@click.option("--layers", type=click.IntRange(1), help="Only so many; default: all that the preset has.")
+@click.option("--context", default=640, show_default=True, type=click.IntRange(2), help="Tokens of each row.")
+@click.option("--steps", default=40, show_default=True, type=click.IntRange(1), help="Of each turn.")
+@click.option("--turns", default=5, show_default=True, type=click.IntRange(1), help="Medians are shown.")
+@add_json_option
+def decode_layers(
+    model: str, rows: tuple[int, ...], layers: int | None, json_path: Path | None, **options: Any
+) -> int:
+    """Measure a decode step with the library's layers and with fused ones, with random weights."""
+    from benchmarks.decode_layers import print_layers_report, run_layers_bench
+
+    report = run_layers_bench(model, rows or (1, 8, 32), say=say, layers=layers, **options)
+    return write_report(report, json_path, print_layers_report)
+
+
 @command.command(name="sweep", short_help="Which families of models are computed exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option("--markdown", is_flag=True, help="Print the results as docs/models.md has them.")

@@ -17,6 +17,7 @@ def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) ->
     """Sweep these families, or all; 1 if one gives wrong answers. UsageError for a name that is not known."""
     if as_json and markdown:
         raise click.UsageError("--json and --markdown exclude each other")
+    from benchmarks.sweep.layers import find_all_layers
     from benchmarks.sweep.sweep import list_families, run_sweep
     from benchmarks.sweep.table import WORDS, render_markdown, summarize
     from mlxrun.model.machine.versions import list_library_versions
@@ -38,7 +39,7 @@ def run_sweep_command(names: Sequence[str], *, as_json: bool, markdown: bool) ->
         found = [result.to_json() for result in results]
         print_json({"format": 1, "versions": versions, "families": found})
     elif markdown:
-        print_text(render_markdown(results, versions))
+        print_text(render_markdown(results, versions, find_all_layers(chosen)))
     else:
         print_line(summarize(results))
     return int(any(result.status == "wrong" for result in results))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.sweep.family import FamilyResult, Status
+from benchmarks.sweep.layers import Layers, render_layers
 from benchmarks.sweep.left_out import LEFT_OUT
 
 WORDS: dict[Status, str] = {
@@ -44,8 +45,12 @@ text. The sweep makes their pixels and image tokens itself, also for the load ch
 not part of it."""
 
 
-def render_markdown(results: Sequence[FamilyResult], versions: Mapping[str, str]) -> str:
-    """The page: a head, counts, and a table for each kind of family."""
+def render_markdown(
+    results: Sequence[FamilyResult],
+    versions: Mapping[str, str],
+    layers: Mapping[str, Mapping[str, Layers]] | None = None,
+) -> str:
+    """The page: a head, counts, and a table for each kind of family. `layers`: of families, by kind."""
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     vision = _VISION if any(result.kind == "vision" for result in results) else ""
     lines = [_HEAD.format(versions=named, vision=vision).rstrip()]
@@ -62,6 +67,7 @@ def render_markdown(results: Sequence[FamilyResult], versions: Mapping[str, str]
                 "|---|---|---|",
             ]
             lines += _render_rows(some)
+            lines += render_layers((layers or {}).get(kind, {}))
         if some and kind == "vision":
             lines += _render_left_out()
     return "\n".join(lines) + "\n"

@@ -216,6 +216,7 @@ def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:
 
 
 _DECODE: dict[DecodeMethod, str] = {
+    "fused": "rows of any length decode together, compiled, with few kernels a layer",
     "compiled": "rows of any length decode together, compiled, with one attention kernel",
     "paged": "rows of any length decode together, with one attention kernel",
     "ragged": "rows of any length decode together",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from mlxrun.model.fused import operations
 from mlxrun.model.kv.paged import attention_kernel
 from tests.metal.emulator.compiler import OLDEST, find_compiler
 from tests.metal.emulator.emulated_kernel import Emulator
@@ -19,7 +20,11 @@ def emulator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
         pytest.skip(f"Metal kernels are emulated on Linux, with clang++-19 (or clang++ {OLDEST} and newer)")
     emulator = Emulator()
     monkeypatch.setattr(mx.fast, "metal_kernel", emulator.make_kernel)
-    monkeypatch.setattr(attention_kernel, "get_backend", lambda: "metal")
-    attention_kernel._compile.cache_clear()
+    caches = (attention_kernel._compile, operations.compile_kernel)
+    for module in (attention_kernel, operations):
+        monkeypatch.setattr(module, "get_backend", lambda: "metal")
+    for cache in caches:
+        cache.cache_clear()
     yield emulator
-    attention_kernel._compile.cache_clear()
+    for cache in caches:
+        cache.cache_clear()

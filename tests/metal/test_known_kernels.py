@@ -14,8 +14,11 @@ from tests.metal import conftest
 PACKAGE = Path(mlxrun.__file__).parent
 MAKERS = {"metal_kernel", "cuda_kernel", "precompiled_cuda_kernel"}
 # Where kernels are made, and the test file that runs them; then how their names begin.
-KNOWN_PLACES = {"model/kv/paged/attention_kernel.py": "tests/metal/test_paged_attention.py"}
-KNOWN_NAMES = {"paged_split_", "paged_join_"}
+KNOWN_PLACES = {
+    "model/fused/operations.py": "tests/metal/test_fused_layers.py",
+    "model/kv/paged/attention_kernel.py": "tests/metal/test_paged_attention.py",
+}
+KNOWN_NAMES = {"layer_", "paged_split_", "paged_join_"}
 
 
 def uses_a_maker(tree: ast.AST) -> bool:

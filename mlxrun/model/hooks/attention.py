@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks import device_attention
 from mlxrun.model.hooks.logit_rule import LogitRule, PositionLogits, TurnedParts, attend_arrays
 from mlxrun.model.kv.ragged.quantized_buffer import QuantizedArray, attend_quantized
@@ -141,6 +142,7 @@ class RowKeysCache:
     """The common part of caches whose keys and values are RowKeys: all rows are in one forward."""
 
     _fetched: RowKeys | None = None  # by this step
+    operations: LayerOperations | None = None  # of fused layers (model/fused)
 
     @property
     def state(self) -> tuple[RowKeys, RowKeys]:

@@ -38,6 +38,11 @@ class _TransposedLinear(nn.Linear):
         return mx.addmm(self["bias"], x, self._transposed) if "bias" in self else x @ self._transposed
 
 
+def is_plain_linear(layer: Any) -> bool:
+    """Whether the layer is the library's linear layer, with or without its view, and nothing more."""
+    return type(layer) in (nn.Linear, _TransposedLinear)
+
+
 def forget_view(layer: nn.Module) -> None:
     """Drop the view of a linear layer, which keeps its source in memory. The next call makes it again."""
     if isinstance(layer, _TransposedLinear):

@@ -13,12 +13,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.config.settings import Config
+from mlxrun.model.fused.fused_blocks import hook_layers
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
+from mlxrun.model.machine.device import uses_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,13 @@ class InstalledHook:
     name: str
     places: int
     purpose: str
+
+
+def may_fuse(config: Config) -> bool:
+    """Whether layers may decode with few kernels. Adapters change single products, and rows with gaps have
+    other positions than their caches say."""
+    plain = not config.model.adapters and config.prefill.sparse == "off"
+    return uses_gpu() and plain and config.engine.load_check
 
 
 def install_hooks(
@@ -54,5 +63,10 @@ def install_hooks(
         InstalledHook("attention", hook_attention(model), "rows of any lengths attend in one forward"),
         InstalledHook("soft caps", hook_softcaps(model), "attention with a cap attends so too"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
+        InstalledHook(
+            "fused layers",
+            hook_layers(model) if may_fuse(config) else 0,
+            "decode steps take few kernels, and weights of one input are joined",
+        ),
     )
     return form, tuple(hook for hook in found if hook.places)

@@ -97,6 +97,12 @@ def list_quantized(model: nn.Module) -> list[nn.Module]:
     return [module for module in list_modules(model) if _find_plain_class(module) is not None]
 
 
+def is_quantized_linear(layer: Any) -> bool:
+    """Whether the layer is the library's quantized linear layer, with or without a method of its own, and
+    nothing more."""
+    return type(layer) in (nn.QuantizedLinear, _RoutedLinear)
+
+
 def is_expert(layer: nn.Module) -> bool:
     """Whether the layer has the weights of several experts."""
     return type(layer).__name__.removeprefix("_Routed") == "QuantizedSwitchLinear"

@@ -18,6 +18,7 @@ from typing import Any, get_args
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.step_plan import DEFAULT_CHUNK
+from mlxrun.model.fused.fused_blocks import list_fused
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.hooks.quantized_layers import use_library_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
@@ -61,7 +62,7 @@ def choose_methods(
     method matches the library; ConfigError if rows cannot be quantized as configured."""
     started = time.perf_counter()
     template = caller.make_cache()
-    candidate = _choose_candidate(template, config, quantization is None)
+    candidate = _choose_candidate(template, config, quantization is None, bool(list_fused(caller.model)))
     if not config.engine.load_check:
         return _add_quantization(LoadCheckReport(candidate, (), caller.weights), quantization)
     products = check_products(caller.model)
@@ -79,7 +80,8 @@ def choose_methods(
         found = LoadCheckReport(methods, (*products, *ladder.checks), caller.weights, windows, without)
         if isinstance(caller, VisionModelCaller):
             found = check_images(caller, vocab, model_info, found)
-    if found.methods.fixed_width > 1 and found.methods.decode in ("compiled", "paged", "ragged"):
+    in_one_forward = uses_pages(found.methods.decode) or found.methods.decode == "ragged"
+    if found.methods.fixed_width > 1 and in_one_forward:
         found = _check_company(found, reference)
     if caller.row_adapters.names or found.methods.decode == "row_by_row" != methods.decode:
         done = len(ladder.checks)
@@ -156,10 +158,10 @@ def _add_quantization(report: LoadCheckReport, quantization: KVQuantization | No
     return replace(report, methods=replace(report.methods, quantization=quantization))
 
 
-def _choose_candidate(template: Sequence[Any], config: Config, paged: bool) -> ComputeMethods:
-    """The fastest methods, by the kinds of the model's caches and the config only."""
+def _choose_candidate(template: Sequence[Any], config: Config, paged: bool, fused: bool) -> ComputeMethods:
+    """The fastest methods, by the kinds of the model's caches and layers, and by the config only."""
     scheduler, gpu, snapshots = config.scheduler, uses_gpu(), config.cache.backend != "none"
-    batched = _choose_batched(template, config) if paged and gpu else "ragged"
+    batched = _choose_batched(template, config, fused) if paged and gpu else "ragged"
     if config.engine.reproducible:
         # A CPU's BLAS rounds a row by its position among the others: there each row is computed by itself.
         decode: DecodeMethod = batched if gpu and can_batch(template) else "row_by_row"
@@ -177,9 +179,11 @@ def _choose_candidate(template: Sequence[Any], config: Config, paged: bool) -> C
     return ComputeMethods(batched, sharing, launch_first=uses_cuda(), snapshots=snapshots)
 
 
-def _choose_batched(template: Sequence[Any], config: Config) -> DecodeMethod:
+def _choose_batched(template: Sequence[Any], config: Config, fused: bool) -> DecodeMethod:
     """How a GPU decodes rows together. A compiled forward cannot change its adapters from step to step."""
     if not config.engine.load_check:
         return "ragged"  # whether the kernel is right, and covers the model's heads, has to be compared
     only_keys = {get_kind(layer) for layer in flatten_caches(template)} <= {LayerKind.KV, LayerKind.WINDOW}
-    return "compiled" if only_keys and not config.model.adapters else "paged"
+    if not only_keys or config.model.adapters:
+        return "paged"
+    return "fused" if fused else "compiled"

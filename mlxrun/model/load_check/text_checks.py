@@ -47,7 +47,7 @@ class TextChecks:
         self._longest = max(self._rows, key=lambda i: len(self._prompts[i]))
         self._sharing = self._rows[1:]  # the shortest prompt and the longest one
         self.codec = SnapshotCodec(reference.copy_filled(self._longest)) if snapshots else None
-        self._copied: CopiedRow | Exception | None = None  # row 0, while it decoded
+        self.copied: CopiedRow | Exception | None = None  # row 0, while it decoded
 
     # -- prompts in chunks ------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class TextChecks:
             output = self.reference.forward(batch, [self.reference.inputs[i][at] for i, at in computed])
             logits |= {key: output[row] for row, key in enumerate(computed)}
             if step == min(COPIED_STEP, last - 1) and self.codec is not None:
-                self._copied = self._try_copy(self.codec, batch.view_row("0")) or self._copied
+                self.copied = self._try_copy(self.codec, batch.view_row("0")) or self.copied
         return {key: row for key, row in logits.items() if key[0] in self.reference.compared}
 
     def decode_beside(self, methods: ComputeMethods, companies: Sequence[int]) -> CheckLogits:
@@ -183,10 +183,10 @@ class TextChecks:
         view = layer_caches.view_row(self.reference.copy_filled(self._longest))
         copied = self._copy(self.codec, tokens, view)
         logits = self.reference.decode_answer(self._longest, self._restore(self.codec, copied))
-        if isinstance(self._copied, Exception):
-            raise self._copied
-        if self._copied is not None:
-            cache = self._restore(self.codec, self._copied)
+        if isinstance(self.copied, Exception):
+            raise self.copied
+        if self.copied is not None:
+            cache = self._restore(self.codec, self.copied)
             steps = self.reference.steps
             logits |= self.reference.decode_answer(0, cache, steps, min(COPIED_STEP, steps - 1) + 1)
         return logits

@@ -13,6 +13,7 @@ from typing import get_args
 
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
+from mlxrun.model.load_check.layer_checks import LIBRARY_LAYERS, check_layers
 from mlxrun.model.load_check.long_reference import LongReference
 from mlxrun.model.load_check.operation_checks import KernelCheck
 from mlxrun.model.load_check.reference import Reference, list_windows
@@ -33,10 +34,12 @@ from mlxrun.model.run.compute_methods import (
 IN_CHUNKS = (
     f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
 )
+
 LIBRARY_ATTENTION = "the library's attention"
 QUANTIZED = "decode quantized"
 CHECKED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
 SLOWER_DECODE: dict[DecodeMethod, str] = {
+    "fused": LIBRARY_LAYERS,
     "compiled": "a forward that is not compiled",
     "paged": "attention by groups of rows of similar length",
     "ragged": "one forward for rows of similar length",
@@ -143,16 +146,31 @@ class TextLadder:
         for method in methods_left[methods_left.index(first) :]:
             if not self._passes_decode(method, methods.fixed_width):
                 continue
-            may_compile = method == "paged" and methods.decode == "compiled"
-            if may_compile and self._passes_decode("compiled", methods.fixed_width):
-                return "compiled"
-            return method
+            return self._choose_paged(methods) if method == "paged" else method
         return None
 
+    def _choose_paged(self, methods: ComputeMethods) -> DecodeMethod:
+        """The fastest method of rows in pages. Each is tried once the next slower one has passed."""
+        order: Sequence[DecodeMethod] = get_args(DecodeMethod)
+        chosen = order.index("paged")
+        while chosen > order.index(methods.decode) and self._passes_faster(order[chosen - 1], methods):
+            chosen -= 1
+        return order[chosen]
+
+    def _passes_faster(self, method: DecodeMethod, methods: ComputeMethods) -> bool:
+        if method == "fused":
+            self.checks.append(check_layers(self._reference.caller.text_model))
+            if not self.checks[-1].passed:
+                return False
+        return self._passes_decode(method, methods.fixed_width)
+
     def _passes_decode(self, method: DecodeMethod, width: int) -> bool:
-        return self._passes(
-            f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]
-        )
+        copied = [runs.copied for runs in self._sides]
+        if self._passes(f"decode {method}", lambda runs: runs.decode(method, width), SLOWER_DECODE[method]):
+            return True
+        for runs, own in zip(self._sides, copied, strict=True):
+            runs.copied = own  # the copy of a row that decoded wrongly says nothing about copies
+        return False
 
     def _check_quantization(self, quantization: KVQuantization) -> None:
         short, runs = quantization._replace(start=min(quantization.start, CHECKED_START)), self._sides[0]

@@ -2,6 +2,7 @@
 
 The decode methods, from the fastest to the slowest, are all exact:
 
+    fused       as `compiled`, with few kernels in layers of the usual layout
     compiled    as `paged`, with a compiled forward
     paged       one forward, attention by one kernel for all rows, on GPUs
     ragged      one forward, attention by row groups
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from mlxrun.model.fused.operations import choose_operations
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.kv.paged.paged_batch import PagedDecodeBatch
 from mlxrun.model.kv.paged.paged_cache import Attend
@@ -26,7 +28,7 @@ from mlxrun.model.run.chunk_grouping import PrefillSharing
 AttentionMethod = Literal["engine", "library"]
 AnyDecodeBatch = PagedDecodeBatch | DecodeBatch | RowByRowBatch
 LIBRARY_CHUNK = 2048  # tokens: the prefill step of mlx-lm and of mlx-vlm
-DecodeMethod = Literal["compiled", "paged", "ragged", "grouped", "row_by_row"]
+DecodeMethod = Literal["fused", "compiled", "paged", "ragged", "grouped", "row_by_row"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,11 @@ def make_decode_batch(
         return PagedDecodeBatch(
             template,
             width=width,
-            compiled=methods.decode == "compiled",
+            compiled=is_compiled(methods.decode),
             recurrence=methods.recurrence,
             attend=attend,
             compiled_at_once=compiled_at_once,
+            operations=choose_operations() if methods.decode == "fused" else None,
         )
     if methods.decode == "row_by_row" or (width and not one_pass) or not can_batch(template):
         return RowByRowBatch()
@@ -109,7 +112,12 @@ def make_decode_batch(
 
 def uses_pages(method: DecodeMethod) -> bool:
     """Whether rows are in pages."""
-    return method in ("compiled", "paged")
+    return is_compiled(method) or method == "paged"
+
+
+def is_compiled(method: DecodeMethod) -> bool:
+    """Whether forwards of rows are compiled."""
+    return method in ("fused", "compiled")
 
 
 def can_batch(template: Sequence[Any]) -> bool:

@@ -30,7 +30,7 @@ from mlxrun.model.load.loader import SmallModel
 from mlxrun.model.load.model_files import find_draft_folder, read_json
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import uses_gpu, warm_device
-from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
+from mlxrun.model.run.compute_methods import ComputeMethods, is_compiled, make_decode_batch, uses_pages
 from mlxrun.model.run.hidden_hook import find_hidden_hook
 from mlxrun.model.run.model_caller import ModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
@@ -68,7 +68,7 @@ def find_device_problem() -> str | None:
 
 def find_draft_problem(methods: ComputeMethods) -> str | None:
     """Why a model with these methods does not draft; None if it can."""
-    if methods.decode not in ("compiled", "paged"):
+    if not uses_pages(methods.decode):
         return f"drafts need decoding by pages, which is for GPUs; this model decodes {methods.decode}"
     return methods.draft_problem or None
 
@@ -149,7 +149,7 @@ def load_mtp_source(
         vocab,
         max_tokens=config.speculation.max_tokens,
         launch_first=methods.launch_first,
-        compiled=methods.decode == "compiled",
+        compiled=is_compiled(methods.decode),
     )
     source.cost = max(time_draft(source.rows, hidden) / time_step(target, methods), MIN_COST)
     log.info("the checkpoint's own head drafts; a token of it costs %.2f of a step", source.cost)

@@ -88,11 +88,16 @@ __attribute__((always_inline)) inline void threadgroup_barrier(mem_flags) { wait
 
 template <class T> T max(T a, T b) { return a < b ? b : a; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
+inline float abs(float x) { return __builtin_fabsf(x); }
+inline float exp2(float x) { return __builtin_exp2f(x); }
 namespace fast {
 inline float exp(float x) { return __builtin_exp2f(x * 1.44269504f); }
+inline float cos(float x) { return __builtin_cosf(x); }
+inline float sin(float x) { return __builtin_sinf(x); }
 }
 namespace precise {
 inline float exp(float x) { return __builtin_expf(x); }
+inline float rsqrt(float x) { return 1 / __builtin_sqrtf(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
 }
 }  // namespace metal

@@ -48,7 +48,7 @@ _METAL = """
 #define TANH(x) metal::precise::tanh(x)
 """
 # A part of the sources and of no header: MLX finds the names of Metal's attributes in a kernel's source.
-_PLACES = """
+PLACES = """
 #define BLOCK_X int(threadgroup_position_in_grid.x)
 #define BLOCK_Y int(threadgroup_position_in_grid.y)
 #define BLOCK_Z int(threadgroup_position_in_grid.z)
@@ -62,7 +62,7 @@ HEADERS = {"cuda": _CUDA + _VECTOR, "metal": _METAL + _VECTOR}
 # parts [rows, heads, columns, VALUE_DIM + 2]: weighted sum, highest logit, weight. Shapes are arguments of a
 # launch; a number in an array of one stays in the host's memory on CUDA, where each read takes a microsecond.
 SPLIT = (
-    _PLACES
+    PLACES
     + """
 #if LATENT
 #define NUMBERS_READ TURN_PART
@@ -181,7 +181,7 @@ SPLIT = (
 # Output: attended [rows, heads, 1, VALUE_DIM]; zeros for rows of no tokens. Each of TEAMS threads sums every
 # TEAMS-th part.
 JOIN = (
-    _PLACES
+    PLACES
     + """
   const int row = BLOCK_Y, head = BLOCK_X, d = THREAD % VALUE_DIM, team = THREAD / VALUE_DIM;
   const int length = lengths[row];

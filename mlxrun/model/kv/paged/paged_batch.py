@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.draft_layout import DraftLayout, DraftRecurrence, lay_out_drafts
 from mlxrun.model.kv.paged.attention_kernel import PagedRows, attend_gathered, attend_pages
 from mlxrun.model.kv.paged.page_table import PageTable, round_pages
@@ -39,7 +40,7 @@ class PagedDecodeBatch:
     `template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
     compile the forward, for each of a few widths; not for models with recurrent states. `recurrence`: see
     ComputeMethods. `attend`: replaces the kernel. `compiled_at_once`: compile in the first step, not after
-    some in the same shapes.
+    some in the same shapes. `operations`: of fused layers (model/fused); None: layers are the library's.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class PagedDecodeBatch:
         recurrence: DraftRecurrence = "passes",
         attend: Attend | None = None,
         compiled_at_once: bool = False,
+        operations: LayerOperations | None = None,
     ) -> None:
         self._template = template
         self._layers = flatten_caches(template)
@@ -61,7 +63,7 @@ class PagedDecodeBatch:
         self._pools = [PagePool() for _ in self._keyed]
         attend = attend or (attend_pages if uses_gpu() else attend_gathered)
         pairs = zip(self._pools, self._windows, strict=True)
-        self._step_caches = [PagedCache(pool, window, attend) for pool, window in pairs]
+        self._step_caches = [PagedCache(pool, window, attend, operations) for pool, window in pairs]
         self._tables = {window: PageTable(window) for window in self._windows}
         self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
         self._states = RecurrentStates(self._layers)
@@ -183,9 +185,9 @@ class PagedDecodeBatch:
         self._layout = None
         if counts is not None and max(counts) > 1 and self._states.layers:
             self._layout = lay_out_drafts(self._recurrence, counts, tokens.shape[0], self._width)
-        pools = [(pool.keys, pool.values) for pool in self._pools]
+        pools = [pool.arrays for pool in self._pools]
         for pool in self._pools:
-            pool.keys = pool.values = None  # so that the forward may write in place
+            pool.arrays = ()  # so that the forward may write in place
         if self._decode != decode:
             self._decode, self._compiled = decode, _compile(self)
         compute = self._compiled if self._is_compiled(tables) else self.compute_logits
@@ -199,8 +201,8 @@ class PagedDecodeBatch:
         lengths: mx.array,
         deltas: mx.array,
         tables: Sequence[mx.array],
-        pools: Sequence[tuple[mx.array, mx.array]],
-    ) -> tuple[mx.array, list[tuple[mx.array, mx.array]]]:
+        pools: Sequence[tuple[mx.array, ...]],
+    ) -> tuple[mx.array, list[tuple[mx.array, ...]]]:
         """Logits [rows, V] and the pools with the new tokens: a function of arrays, which can be compiled.
         `lengths`, and `deltas` of the rotary positions: see StepNumbers. `tables`: for each window."""
         self._restore_pools(pools)
@@ -208,8 +210,8 @@ class PagedDecodeBatch:
         positions, lengths = (lengths + deltas)[:rows], lengths[:rows]
         offsets = mx.maximum(lengths - 1, 0)
         located = {
-            window: (PagedRows(table, lengths), find_slots(table, offsets))
-            for window, table in zip(self._tables, tables, strict=True)
+            window: (PagedRows(array, lengths), find_slots(array, offsets, table.capacity))
+            for (window, table), array in zip(self._tables.items(), tables, strict=True)
         }
         layers = list(self._layers)
         for i, window, cache in zip(self._keyed, self._windows, self._step_caches, strict=True):
@@ -228,7 +230,7 @@ class PagedDecodeBatch:
             self._states.hold_drafted(drafted, self._layout)
         for step_cache in self._step_caches:
             step_cache.end_step()
-        written = [(pool.keys, pool.values) for pool in self._pools]
+        written = [pool.arrays for pool in self._pools]
         return logits, written
 
     def _is_compiled(self, tables: Sequence[mx.array]) -> bool:
@@ -240,9 +242,9 @@ class PagedDecodeBatch:
         self._steps[shapes] += 1
         return self._steps[shapes] > self._compile_after
 
-    def _restore_pools(self, pools: Sequence[tuple[mx.array, mx.array]]) -> None:
-        for pool, (keys, values) in zip(self._pools, pools, strict=True):
-            pool.keys, pool.values = keys, values
+    def _restore_pools(self, pools: Sequence[tuple[mx.array, ...]]) -> None:
+        for pool, arrays in zip(self._pools, pools, strict=True):
+            pool.arrays = arrays
 
     def _choose_width(self, rows: int) -> int:
         """Rows of a forward of so many: a compiled forward has one of few widths."""

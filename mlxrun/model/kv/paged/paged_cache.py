@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
+from mlxrun.model.fused.operations import LayerOperations
 from mlxrun.model.hooks.attention import NotRaggedError, RowKeys, RowKeysCache
 from mlxrun.model.hooks.logit_rule import LogitRule
 from mlxrun.model.kv.paged.attention_kernel import PagedRows
@@ -23,8 +24,7 @@ class PagedKeys(RowKeys):
     """Keys and values of all rows in one layer."""
 
     def __init__(self, pool: PagePool, rows: PagedRows, window: int | None, attend: Attend) -> None:
-        assert pool.keys is not None and pool.values is not None
-        self._keys, self._values = pool.keys, pool.values
+        self._keys, self._values = pool.view()
         self._rows = rows
         self._window = window
         self._kernel = attend
@@ -50,17 +50,21 @@ class PagedCache(RowKeysCache):
     """One KV or WINDOW layer in a step. Its members are those of the libraries' caches.
 
     `offset` int32 [rows]: the new tokens' positions. No Python number here changes from step to step, because
-    a compiled forward would keep it.
+    a compiled forward would keep it. `operations`: those of fused layers, None: layers are the library's.
     """
 
-    def __init__(self, pool: PagePool, window: int | None, attend: Attend) -> None:
+    def __init__(
+        self, pool: PagePool, window: int | None, attend: Attend, operations: LayerOperations | None = None
+    ) -> None:
         self._pool = pool
         self._window = window
         self._attend = attend
+        self.operations = operations
         self.offset: mx.array = mx.array([], dtype=mx.int32)
 
     def begin_step(self, rows: PagedRows, slots: mx.array, offsets: mx.array) -> None:
-        """Start a step. `slots` int32 [rows]: of the new tokens; `offsets`: their positions."""
+        """Start a step. `slots` int32 [2, rows]: of the new tokens' keys, and of their values where one array
+        has both; `offsets`: their positions."""
         self._rows, self._slots, self.offset = rows, slots, offsets
 
     def end_step(self) -> None:
@@ -72,65 +76,101 @@ class PagedCache(RowKeysCache):
         if keys.shape[2] != 1:
             raise NotRaggedError("a batch of pages takes one token a row")
         self._pool.append(keys, values, self._slots)
+        return self._fetch()
+
+    def update_joined(self, written: mx.array) -> RowKeys:
+        """Add one token to every row. `written` [2 * rows, H, D]: keys before values, of one shape."""
+        self._pool.append_joined(written, self._slots)
+        return self._fetch()[0]
+
+    def _fetch(self) -> tuple[RowKeys, RowKeys]:
         self._fetched = PagedKeys(self._pool, self._rows, self._window, self._attend)
         return self.state
 
 
 class PagePool:
-    """The pages of one layer. `keys` and `values` [pages * PAGE, KV heads, D]; None until the first row shows
-    the shapes. A token's slot is its page's number times PAGE plus its place in the page."""
+    """The pages of one layer.
+
+    `arrays`: keys and values [pages * PAGE, KV heads, D]; empty until the first row shows the shapes. If both
+    have one shape, they are one array of twice the length, with the values behind the keys. A token's slot is
+    its page's number times PAGE plus its place in the page.
+    """
 
     def __init__(self) -> None:
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
+        self.arrays: tuple[mx.array, ...] = ()
+
+    def view(self) -> tuple[mx.array, mx.array]:
+        """Keys and values [pages * PAGE, KV heads, D]; views of one array take no memory."""
+        if len(self.arrays) == 2:
+            keys, values = self.arrays
+            return keys, values
+        (joined,) = self.arrays
+        tokens = joined.shape[0] // 2
+        return joined[:tokens], joined[tokens:]
 
     def resize(self, pages: int, like: RowKeysValues | None) -> None:
         """Make the pool hold this many pages. `like`: a row, for the shapes of an empty pool."""
-        if self.keys is None or self.values is None:
+        if not self.arrays:
             assert like is not None
-            self.keys, self.values = (
-                mx.zeros((pages * PAGE, a.shape[1], a.shape[3]), a.dtype) for a in (like.keys, like.values)
+            shapes = [(a.shape[1], a.shape[3], a.dtype) for a in (like.keys, like.values)]
+            planes = ((shapes[0], 2),) if shapes[0] == shapes[1] else tuple((shape, 1) for shape in shapes)
+            self.arrays = tuple(
+                mx.zeros((count * pages * PAGE, heads, width), dtype)
+                for (heads, width, dtype), count in planes
             )
         else:
-            self.keys, self.values = (_grow(a, pages * PAGE) for a in (self.keys, self.values))
+            self._change(lambda planes: _grow(planes, pages))
 
     def select(self, pages: mx.array) -> None:
         """Keep only these pages, in this order."""
-        if self.keys is not None and self.values is not None:
-            self.keys, self.values = (
-                a.reshape(-1, PAGE, *a.shape[1:])[pages].reshape(-1, *a.shape[1:])
-                for a in (self.keys, self.values)
-            )
+        self._change(lambda planes: planes[:, pages])
+
+    def _change(self, change: Callable[[mx.array], mx.array]) -> None:
+        """Replace each array by what `change` makes of it as [1 or 2, pages, PAGE, KV heads, D]."""
+        count = 3 - len(self.arrays)
+        changed = (change(a.reshape(count, -1, PAGE, *a.shape[1:])) for a in self.arrays)
+        self.arrays = tuple(a.reshape(-1, *a.shape[3:]) for a in changed)
 
     def write_rows(self, rows: Sequence[RowKeysValues], slots: mx.array) -> None:
         """Copy rows into `slots`, which has the slots of all rows, row after row."""
-        assert self.keys is not None and self.values is not None
         if not slots.size:
             return
-        self.keys[slots] = _join_tokens([row.keys[0, :, : row.length] for row in rows])
-        self.values[slots] = _join_tokens([row.values[0, :, : row.length] for row in rows])
+        keys = _join_tokens([row.keys[0, :, : row.length] for row in rows])
+        values = _join_tokens([row.values[0, :, : row.length] for row in rows])
+        self._write(keys, values, mx.stack([slots, slots + self.arrays[0].shape[0] // 2]))
 
     def append(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
-        """Write a token [rows, KV heads, 1, D] for each row of a forward."""
-        assert self.keys is not None and self.values is not None
-        self.keys[slots] = keys.reshape(-1, *self.keys.shape[1:])
-        self.values[slots] = values.reshape(-1, *self.values.shape[1:])
+        """Write a token [rows, KV heads, 1, D] for each row of a forward. `slots`: as in PagedCache."""
+        self._write(keys[:, :, 0], values[:, :, 0], slots)
+
+    def append_joined(self, written: mx.array, slots: mx.array) -> None:
+        """Write a token for each row, [2 * rows, KV heads, D], keys before values, at once."""
+        (joined,) = self.arrays
+        joined[slots.reshape(-1)] = written
+        self.arrays = (joined,)
+
+    def _write(self, keys: mx.array, values: mx.array, slots: mx.array) -> None:
+        first, last = self.arrays[0], self.arrays[-1]
+        first[slots[0]] = keys
+        last[slots[len(self.arrays) % 2]] = values
 
     def read_row(self, slots: mx.array) -> RowKeysValues:
         """A lazy copy of the tokens in these slots."""
-        assert self.keys is not None and self.values is not None
-        keys, values = (a[slots].transpose(1, 0, 2)[None] for a in (self.keys, self.values))
+        keys, values = (a[slots].transpose(1, 0, 2)[None] for a in self.view())
         return RowKeysValues(keys, values, int(slots.size))
 
 
-def find_slots(tables: mx.array, positions: mx.array) -> mx.array:
-    """The slots [rows] of tokens at these positions. `tables`: as in PagedRows."""
+def find_slots(tables: mx.array, positions: mx.array, pages: int) -> mx.array:
+    """The slots [2, rows] of tokens at these positions: of keys, and of values where one array has both.
+    `tables`: as in PagedRows; `pages`: of the pools."""
     columns = (positions // PAGE % tables.shape[1])[:, None]
-    return mx.take_along_axis(tables, columns, axis=1)[:, 0] * PAGE + positions % PAGE
+    slots = mx.take_along_axis(tables, columns, axis=1)[:, 0] * PAGE + positions % PAGE
+    return mx.stack([slots, slots + pages * PAGE])
 
 
-def _grow(array: mx.array, tokens: int) -> mx.array:
-    return mx.concatenate([array, mx.zeros((tokens - array.shape[0], *array.shape[1:]), array.dtype)])
+def _grow(planes: mx.array, pages: int) -> mx.array:
+    count, before, *shape = planes.shape
+    return mx.concatenate([planes, mx.zeros((count, pages - before, *shape), planes.dtype)], axis=1)
 
 
 def _join_tokens(rows: Sequence[mx.array]) -> mx.array:

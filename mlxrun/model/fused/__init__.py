@@ -1,0 +1,1 @@
+"""Decode steps of usual decoder layers with few kernels."""

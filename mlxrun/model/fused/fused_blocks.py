@@ -1,0 +1,146 @@
+"""Decoder layers whose decode steps take few kernels.
+
+`hook_layers` derives the classes of layers of the layout of layouts.py. While rows decode from pages, and the
+cache has `operations`, such a layer is computed here; else by the library's own code. The sum at the end of a
+layer is made together with the norm that follows. If that norm is called with this very sum, it returns what
+was prepared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.fused.joined_layers import JoinedProduct
+from mlxrun.model.fused.layouts import BlockLayout, find_layout, read_norm
+from mlxrun.model.fused.operations import HeadRule, LayerOperations, NormRule
+from mlxrun.model.hooks.attention import RowKeysCache
+from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.quantized_layers import list_modules
+from mlxrun.model.kv.paged.paged_cache import PagedCache
+
+
+class _PreparedNorm(nn.Module):
+    """Mixed into the classes of norms. `prepared`: an array, and the norm of it."""
+
+    prepared: tuple[mx.array, mx.array] | None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        prepared, found = self.prepared, None
+        if prepared is not None:
+            found = prepared[1] if prepared[0] is x else None
+            self.prepared = None
+        normed: mx.array = super().__call__(x) if found is None else found
+        return normed
+
+
+def prepare_norm(norm: nn.Module, prepared: tuple[mx.array, mx.array] | None) -> None:
+    """Give the norm an array and its norm. A module would take them for parameters."""
+    vars(norm)["prepared"] = prepared
+
+
+@dataclass(slots=True)
+class FusedLayer:
+    """The parts of a layer. `follower`: the norm behind it, if there is one, and how it is computed."""
+
+    norm: nn.Module
+    product: JoinedProduct
+    heads: HeadRule
+    scale: float
+    output: Callable[[mx.array], mx.array]
+    second: NormRule
+    middle: Callable[[mx.array], mx.array]
+    gated: JoinedProduct | None
+    follower: tuple[nn.Module, NormRule] | None = None
+
+    def compute(self, x: mx.array, mask: Any, cache: PagedCache, operations: LayerOperations) -> mx.array:
+        """The layer's output [rows, 1, D] for one token of each row."""
+        product = self.product(self.norm(x))
+        queries, written = operations.make_heads(product, self.heads, cache.offset)
+        attended = cache.update_joined(written).attend(queries, self.scale, mask)
+        change = self.output(attended.reshape(x.shape[0], 1, -1))
+        summed, normed = operations.add_norm(x, change, self.second)
+        change = self.middle(normed if self.gated is None else operations.gate(self.gated(normed)))
+        if self.follower is None:
+            return summed + change
+        norm, rule = self.follower
+        prepared = operations.add_norm(summed, change, rule)
+        prepare_norm(norm, prepared)
+        return prepared[0]
+
+
+class _FusedBlock(nn.Module):
+    """Mixed into the classes of layers."""
+
+    fused: FusedLayer
+
+    def __call__(self, x: mx.array, mask: Any = None, cache: Any = None, *more: Any, **named: Any) -> Any:
+        operations = cache.operations if isinstance(cache, RowKeysCache) else None
+        if operations is None or any(value is not None for value in (*more, *named.values())):
+            return super().__call__(x, mask, cache, *more, **named)
+        return self.fused.compute(x, mask, cast("PagedCache", cache), operations)
+
+
+def list_fused(model: nn.Module) -> list[FusedLayer]:
+    """The layers of `hook_layers`."""
+    return [module.fused for module in list_modules(model) if isinstance(module, _FusedBlock)]
+
+
+def hook_layers(model: nn.Module) -> int:
+    """Make the model's layers of the usual layout compute decode steps with few kernels, where the cache says
+    so, and join their weights, lazily. Returns how many there are."""
+    count = 0
+    for parent in list_modules(model):
+        for layers in [value for value in parent.values() if isinstance(value, list)]:
+            count += _hook_row(parent, layers)
+    return count
+
+
+def _hook_row(parent: nn.Module, layers: Sequence[Any]) -> int:
+    """Hook layers that follow each other."""
+    fresh = [isinstance(layer, nn.Module) and not isinstance(layer, _FusedBlock) for layer in layers]
+    if not all(fresh) or len({id(layer) for layer in layers}) < len(layers):
+        return 0
+    layouts = [find_layout(layer) for layer in layers]
+    followers = [*(_find_first(*pair) for pair in zip(layers, layouts, strict=True)), _find_last(parent)][1:]
+    for layer, layout, follower in zip(layers, layouts, followers, strict=True):
+        if layout is not None:
+            layer.fused = _make_layer(layer, layout)
+            layer.fused.follower = follower
+            mix_in(layer, _FusedBlock, "Fused")
+            for norm in (layer[layout.norms[0]], *(() if follower is None else follower[:1])):
+                if not isinstance(norm, _PreparedNorm):
+                    prepare_norm(norm, None)
+                    mix_in(norm, _PreparedNorm, "Prepared")
+    return sum(layout is not None for layout in layouts)
+
+
+def _find_first(layer: Any, layout: BlockLayout | None) -> tuple[nn.Module, NormRule] | None:
+    """The norm at the beginning of a layer."""
+    return None if layout is None else (layer[layout.norms[0]], layout.rules[0])
+
+
+def _find_last(parent: nn.Module) -> tuple[nn.Module, NormRule] | None:
+    """The norm behind the last layer, if it is clear which one that is."""
+    parts = [part for part in parent.values() if isinstance(part, nn.Module)]
+    norms = [(part, rule) for part in parts if (rule := read_norm(part)) is not None]
+    return norms[0] if len(norms) == 1 else None
+
+
+def _make_layer(layer: Any, layout: BlockLayout) -> FusedLayer:
+    attention, middle = layer[layout.attention], layer[layout.middle]
+    own, mlp = layout.attention_layout, layout.mlp
+    return FusedLayer(
+        layer[layout.norms[0]],
+        JoinedProduct([attention[name] for name in own.inputs]),
+        own.heads,
+        own.scale,
+        attention[own.output],
+        layout.rules[1],
+        middle if mlp is None else middle[mlp.output],
+        None if mlp is None else JoinedProduct([middle[name] for name in mlp.inputs]),
+    )

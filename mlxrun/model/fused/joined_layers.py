@@ -1,0 +1,63 @@
+"""Linear layers of one input whose weights are joined: one product computes all of them.
+
+The weights are held once. The layers themselves keep views of the joined ones, for prompts.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.hooks.derived_layers import is_plain_linear
+from mlxrun.model.hooks.quantized_layers import is_quantized_linear
+
+_ARRAYS = ("weight", "scales", "biases", "bias")  # all have the outputs on their first axis
+
+
+def can_join(layers: Sequence[Any]) -> bool:
+    """Whether these are linear layers of one form, plain or quantized."""
+    known = all(is_plain_linear(layer) or is_quantized_linear(layer) for layer in layers)
+    return known and len({_describe_form(layer) for layer in layers}) == 1
+
+
+def _describe_form(layer: Any) -> tuple[Any, ...]:
+    arrays = [(name, layer[name].dtype, layer[name].shape[1:]) for name in _ARRAYS if name in layer]
+    others = tuple(getattr(layer, name, None) for name in ("bits", "group_size", "mode"))
+    return (type(layer), repr(arrays), *others)
+
+
+class JoinedProduct:
+    """The outputs of several linear layers, one after the other, by one product."""
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        """Join the weights, lazily. The layers have views of them afterwards."""
+        self._first = layers[0]
+        self._joined = layers[0] if len(layers) == 1 else _join(layers)
+
+    @property
+    def outputs(self) -> int:
+        """Numbers of the product."""
+        return int(self._joined["weight"].shape[0])
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """[..., all outputs] of x [..., D]."""
+        if is_quantized_linear(self._joined) and hasattr(self._first, "table"):
+            self._joined.table = self._first.table
+        product: mx.array = self._joined(x)
+        return product
+
+
+def _join(layers: Sequence[Any]) -> nn.Module:
+    joined = copy.copy(layers[0])
+    for name in _ARRAYS:
+        if name in joined:
+            joined[name] = whole = mx.concatenate([layer[name] for layer in layers])
+            start = 0
+            for layer in layers:
+                stop = start + layer[name].shape[0]
+                layer[name], start = whole[start:stop], stop
+    return joined

@@ -1,0 +1,219 @@
+"""What a decoder layer computes between its products: by kernels, or by the library's operations.
+
+`KernelOperations` launches the kernels of layer_source.py, on CUDA and Metal. `ArrayOperations` computes the
+same with the library, for comparisons and for tests on machines without a GPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlxrun.model.fused import layer_source
+from mlxrun.model.machine.device import get_backend, uses_gpu
+
+MAX_THREADS = {"cuda": 1024, "metal": 512}  # of a block
+WIDE = 4  # numbers that a thread reads at once
+GATE_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class NormRule:
+    """An RMS norm. `weight` [D]: its factors as the library's operation takes them."""
+
+    weight: mx.array
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryRule:
+    """The arguments of `mx.fast.rope` besides arrays of a step. `turned`: numbers of a head that are rotated.
+    `base`: None if there are `frequencies` float32 [turned / 2]."""
+
+    turned: int
+    traditional: bool
+    base: float | None
+    scale: float
+    frequencies: mx.array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRule:
+    """How the product of queries, keys and values becomes heads of `size` numbers. `norms`: of queries and of
+    keys. `rotary`: None if heads have no positions."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    norms: tuple[NormRule, NormRule] | None = None
+    rotary: RotaryRule | None = None
+
+
+class LayerOperations(Protocol):
+    """What a layer computes for one token of each row."""
+
+    def add_norm(self, x: mx.array, change: mx.array, norm: NormRule) -> tuple[mx.array, mx.array]:
+        """The sum of two arrays [rows, 1, D], and its norm."""
+
+    def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
+        """Queries [rows, heads, 1, size], and keys and values [2 * rows, KV heads, size], keys before values.
+        `product` [rows, 1, (heads + 2 * KV heads) * size]; `offsets` int32 [rows]: positions."""
+
+    def gate(self, product: mx.array) -> mx.array:
+        """silu(gate) * up [rows, 1, D] of the product [rows, 1, 2 * D] of gate and up."""
+
+
+class ArrayOperations:
+    """LayerOperations by the library."""
+
+    def add_norm(self, x: mx.array, change: mx.array, norm: NormRule) -> tuple[mx.array, mx.array]:
+        summed = x + change
+        return summed, mx.fast.rms_norm(summed, norm.weight, norm.eps)
+
+    def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
+        rows = product.shape[0]
+        heads = product.reshape(rows, -1, 1, rule.size)
+        ends = [rule.heads, rule.heads + rule.kv_heads]
+        queries, keys, values = mx.split(heads, ends, axis=1)
+        if rule.norms is not None:
+            parts = zip((queries, keys), rule.norms, strict=True)
+            queries, keys = (mx.fast.rms_norm(part, norm.weight, norm.eps) for part, norm in parts)
+        if rule.rotary is not None:
+            queries, keys = (_rotate(part, rule.rotary, offsets) for part in (queries, keys))
+        return queries, mx.concatenate([keys[:, :, 0], values[:, :, 0]])
+
+    def gate(self, product: mx.array) -> mx.array:
+        gate, up = mx.split(product, 2, axis=-1)
+        return nn.silu(gate) * up
+
+
+def _rotate(heads: mx.array, rule: RotaryRule, offsets: mx.array) -> mx.array:
+    return mx.fast.rope(
+        heads,
+        rule.turned,
+        traditional=rule.traditional,
+        base=rule.base,
+        scale=rule.scale,
+        offset=offsets,
+        freqs=rule.frequencies,
+    )
+
+
+class KernelOperations:
+    """LayerOperations by kernels, each of which is one launch."""
+
+    def add_norm(self, x: mx.array, change: mx.array, norm: NormRule) -> tuple[mx.array, mx.array]:
+        size, rows = x.shape[-1], x.size // x.shape[-1]
+        wide = 1 if size % WIDE else WIDE
+        threads = min(_round_up(size // wide, 32), MAX_THREADS[get_backend()])
+        turns = -(-size // (wide * threads))
+        numbers = {"SIZE": size, "WIDE": wide, "THREADS": threads, "TURNS": turns}
+        macros = {"EPS": _write_float(norm.eps)}
+        kernel = _compile("add_norm", ("x", "change", "weight"), ("summed", "normed"), macros)
+        summed, normed = kernel(
+            inputs=[x, change, norm.weight],
+            template=[("T", x.dtype), *numbers.items()],
+            grid=(rows * threads, 1, 1),
+            threadgroup=(threads, 1, 1),
+            output_shapes=[x.shape] * 2,
+            output_dtypes=[x.dtype] * 2,
+        )
+        return summed, normed
+
+    def make_heads(self, product: mx.array, rule: HeadRule, offsets: mx.array) -> tuple[mx.array, mx.array]:
+        rows, rotary, norms = product.shape[0], rule.rotary, rule.norms
+        listed = rotary is not None and rotary.frequencies is not None
+        inputs = ("product", *(("query_weight", "key_weight") if norms else ()))
+        arrays = [product, *(norm.weight for norm in norms or ())]
+        if rotary is not None:
+            inputs, arrays = (*inputs, "offsets"), [*arrays, offsets]
+            if rotary.frequencies is not None:
+                inputs, arrays = (*inputs, "frequencies"), [*arrays, rotary.frequencies]
+        kernel = _compile("turn", inputs, ("queries", "written"), _list_macros(rule, listed))
+        numbers = {
+            "HEADS": rule.heads,
+            "KV_HEADS": rule.kv_heads,
+            "SIZE": rule.size,
+            "PAIRS": -(-rule.size // 64),
+            "TURNED": 0 if rotary is None else rotary.turned,
+            "TRADITIONAL": int(rotary is not None and rotary.traditional),
+        }
+        queries, written = kernel(
+            inputs=arrays,
+            template=[("T", product.dtype), *numbers.items()],
+            grid=((rule.heads + 2 * rule.kv_heads) * 32, rows, 1),
+            threadgroup=(32, 1, 1),
+            output_shapes=[(rows, rule.heads, 1, rule.size), (2 * rows, rule.kv_heads, rule.size)],
+            output_dtypes=[product.dtype] * 2,
+        )
+        return queries, written
+
+    def gate(self, product: mx.array) -> mx.array:
+        size, rows = product.shape[-1] // 2, product.size // product.shape[-1]
+        gated: mx.array = _compile("gate", ("product",), ("gated",), {})(
+            inputs=[product],
+            template=[("T", product.dtype), ("SIZE", size), ("THREADS", GATE_THREADS)],
+            grid=(_round_up(size, GATE_THREADS), rows, 1),
+            threadgroup=(GATE_THREADS, 1, 1),
+            output_shapes=[(*product.shape[:-1], size)],
+            output_dtypes=[product.dtype],
+        )[0]
+        return gated
+
+
+def _list_macros(rule: HeadRule, listed: bool) -> dict[str, str]:
+    """What the kernel of heads is compiled for, besides numbers."""
+    macros = {"NORMED": str(int(rule.norms is not None)), "ROTATED": str(int(rule.rotary is not None))}
+    if rule.norms is not None:
+        query, key = rule.norms
+        macros |= {"QUERY_EPS": _write_float(query.eps), "KEY_EPS": _write_float(key.eps)}
+    if rule.rotary is not None:
+        macros |= {"LISTED": str(int(listed)), "POSITION_SCALE": _write_float(rule.rotary.scale)}
+        if rule.rotary.base is not None:
+            macros["LOG_BASE"] = _write_float(math.log2(rule.rotary.base))
+    return macros
+
+
+def _write_float(number: float) -> str:
+    return f"{float(number)!r}f"
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
+
+
+def _compile(name: str, inputs: Sequence[str], outputs: Sequence[str], macros: Mapping[str, str]) -> Any:
+    return compile_kernel(get_backend(), name, tuple(inputs), tuple(outputs), tuple(macros.items()))
+
+
+@lru_cache(maxsize=256)
+def compile_kernel(
+    backend: str, name: str, inputs: Sequence[str], outputs: Sequence[str], macros: Sequence[tuple[str, str]]
+) -> Any:
+    """A kernel of layer_source.py with these macros; it is compiled when it first runs."""
+    make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
+    defined = "".join(f"#define {macro} {value}\n" for macro, value in macros)
+    digest = hashlib.blake2b(repr((inputs, macros)).encode(), digest_size=6).hexdigest()
+    return make(
+        name=f"layer_{name}_{digest}",
+        input_names=list(inputs),
+        output_names=list(outputs),
+        source=getattr(layer_source, name.upper()),
+        header=f"{layer_source.HEADERS[backend]}\n{defined}",
+    )
+
+
+KERNELS: LayerOperations = KernelOperations()
+ARRAYS: LayerOperations = ArrayOperations()
+
+
+def choose_operations() -> LayerOperations:
+    """The kernels on a GPU."""
+    return KERNELS if uses_gpu() else ARRAYS
