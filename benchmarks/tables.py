@@ -3,12 +3,13 @@ benchmarks/results. A table stands between `<!-- measured: NAME -->` and `<!-- e
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.plots.results import read
+from benchmarks.plots.results import FOLDER, read
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "loading.md")
@@ -35,6 +36,7 @@ ENGINE = {
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
 }
+LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
 
 
@@ -102,6 +104,9 @@ def make_table(name: str) -> list[str]:
     if name == MEMORY:
         head = ["| model | predicted peak | measured peak | predicted / measured |", "|---|---|---|---|"]
         return [*head, *_list_memory_rows()]
+    if name == "decode-layers":
+        head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
+        return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
     return ["| workload | measure | mlxrun | mlx-lm | × |", "|---|---|---|---|---|", *_list_engine_rows(name)]
 
 
@@ -118,6 +123,13 @@ def _list_engine_rows(name: str) -> list[str]:
                 )
                 title = ""
     return rows
+
+
+def _list_layer_rows(name: str) -> Iterator[str]:
+    report = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    for row in report["rows"]:
+        times = " | ".join(f"{row[key]:.2f} ms" for key in ("library_ms", "fused_ms"))
+        yield f"| {report['model']} | {row['rows']} | {times} | {format_ratio(row['gain'])} |"
 
 
 def _list_memory_rows() -> list[str]:
