@@ -11,6 +11,7 @@ from typing import Any
 
 from mlxrun.config.server_settings import has_response_file, is_loopback, normalize_host, read_api_key
 from mlxrun.config.settings import Config
+from mlxrun.core.field_errors import suggest
 
 Rule = Callable[[Config], str | None]
 RULES: list[tuple[tuple[str, ...], Rule]] = []
@@ -122,6 +123,17 @@ def check_data_path(config: Config) -> str | None:
     if server.data_path is None or apis.batches or has_response_file(apis, server):
         return None
     return "has no effect while apis.batches is false and responses are not stored in a file"
+
+
+@reads("server.tls")
+def check_tls(config: Config) -> str | None:
+    """A certificate is of no use without its key."""
+    given, known = config.server.tls, ("certificate", "key")
+    for name in given:
+        if name not in known:
+            return f"unknown key {name!r}{suggest(name, known)}"
+    missing = [name for name in known if name not in given]
+    return f"{missing[0]} is missing: write {{certificate: FILE, key: FILE}}" if given and missing else None
 
 
 @reads("server.cors_origins")
