@@ -18,6 +18,7 @@ RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 _DEFAULTS = Config()
 NAME = re.compile(r"[\w.-]{1,64}")  # of adapters and API keys
+_URL = re.compile(r"https?://[^/\s]+\S*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -143,6 +144,15 @@ def check_cors_origins(config: Config) -> str | None:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             return f"{origin!r} is not an origin such as https://chat.example.com, or '*'"
     return None
+
+
+@reads("telemetry.otlp")
+def check_otlp_url(config: Config) -> str | None:
+    """Spans are sent by HTTP."""
+    url = config.telemetry.otlp
+    if url is None or _URL.fullmatch(url):
+        return None
+    return f"{url!r} is not a URL such as http://127.0.0.1:4318"
 
 
 @reads("server.allowed_hosts")

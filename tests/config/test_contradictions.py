@@ -85,6 +85,14 @@ def test_a_certificate_has_a_key() -> None:
         assert load_errors(f"server: {{tls: {text}}}\n") == [f"a.yaml:1:15: server.tls: {said}"]
 
 
+def test_traces_are_sent_to_a_url() -> None:
+    assert load("telemetry: {otlp: 'https://traces.example.com/otlp'}\n")
+    for url in ("127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "http://a b"):
+        assert load_errors(f"telemetry: {{otlp: '{url}'}}\n") == [
+            f"a.yaml:1:19: telemetry.otlp: {url!r} is not a URL such as http://127.0.0.1:4318"
+        ]
+
+
 def test_origins_are_origins() -> None:
     assert load("server: {cors_origins: ['*', 'http://localhost:3000']}\n")
     assert load_errors("server: {cors_origins: ['https://a.example/']}\n") == [
