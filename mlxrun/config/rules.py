@@ -11,12 +11,14 @@ from typing import Any
 
 from mlxrun.config.server_settings import has_response_file, is_loopback, normalize_host, read_api_key
 from mlxrun.config.settings import Config
+from mlxrun.core.field_errors import suggest
 
 Rule = Callable[[Config], str | None]
 RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 _DEFAULTS = Config()
 NAME = re.compile(r"[\w.-]{1,64}")  # of adapters and API keys
+_URL = re.compile(r"https?://[^/\s]+\S*")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 
 
@@ -124,6 +126,17 @@ def check_data_path(config: Config) -> str | None:
     return "has no effect while apis.batches is false and responses are not stored in a file"
 
 
+@reads("server.tls")
+def check_tls(config: Config) -> str | None:
+    """A certificate is of no use without its key."""
+    given, known = config.server.tls, ("certificate", "key")
+    for name in given:
+        if name not in known:
+            return f"unknown key {name!r}{suggest(name, known)}"
+    missing = [name for name in known if name not in given]
+    return f"{missing[0]} is missing: write {{certificate: FILE, key: FILE}}" if given and missing else None
+
+
 @reads("server.cors_origins")
 def check_cors_origins(config: Config) -> str | None:
     """An origin is scheme, host and port, as browsers send it."""
@@ -131,6 +144,15 @@ def check_cors_origins(config: Config) -> str | None:
         if origin != "*" and not _ORIGIN.fullmatch(origin):
             return f"{origin!r} is not an origin such as https://chat.example.com, or '*'"
     return None
+
+
+@reads("telemetry.otlp")
+def check_otlp_url(config: Config) -> str | None:
+    """Spans are sent by HTTP."""
+    url = config.telemetry.otlp
+    if url is None or _URL.fullmatch(url):
+        return None
+    return f"{url!r} is not a URL such as http://127.0.0.1:4318"
 
 
 @reads("server.allowed_hosts")

@@ -107,6 +107,10 @@ class ServerSettings:
     under scheduler.policy `fair`. Empty: clients need no key."""
     allow_public: bool = False
     """Allow an address that other machines can reach without api_keys."""
+    tls: dict[str, str] = field(default_factory=dict)
+    """Serve https, with TLS 1.2 or later, as `{certificate: FILE, key: FILE}`. The files are in PEM form.
+    That of the certificate has those between it and the authority's below it; the key is not encrypted.
+    SIGHUP reads both again. Empty: http."""
     cors_origins: tuple[str, ...] = ()
     """Origins of web pages that may use the server from a browser, such as `https://chat.example.com`, or `*`
     for all."""

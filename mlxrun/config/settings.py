@@ -270,6 +270,16 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TelemetrySettings:
+    """Traces of requests to `mlxrun serve`, by OpenTelemetry: `pip install 'mlxrun[telemetry]'`."""
+
+    otlp: str | None = None
+    """URL of an OTLP receiver, such as `http://127.0.0.1:4318`. It gets a span of each request to the model,
+    and no text of prompts and answers. Variables of OpenTelemetry hold too, such as
+    OTEL_EXPORTER_OTLP_HEADERS. null: no traces."""
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The config of a server or a batch job. An empty file is valid."""
 
@@ -294,3 +304,4 @@ class Config:
     batch: BatchSettings = field(default_factory=BatchSettings)
     workers: WorkersSettings = field(default_factory=WorkersSettings)
     log: LogSettings = field(default_factory=LogSettings)
+    telemetry: TelemetrySettings = field(default_factory=TelemetrySettings)

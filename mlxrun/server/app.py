@@ -46,6 +46,7 @@ from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
 from mlxrun.server.request_metrics import METRICS, RequestMetrics
 from mlxrun.server.responses.response_runs import RESPONSES, Responses, keep_store_open
 from mlxrun.server.status import StatusCollector
+from mlxrun.server.telemetry import start_telemetry
 
 _MODULES = (
     *(openai, responses, anthropic, ollama, embeddings, tokenize),
@@ -68,7 +69,8 @@ def make_app(
 ) -> web.Application:
     """Make the application of a config. It must run with aiohttp's `handler_cancellation`. `responses_path`:
     the file of stored responses; None: they are in memory only. `surfaces`: None takes all. ConfigError if
-    server.allowed_hosts has an item that is not a host name.
+    server.allowed_hosts has an item that is not a host name, or if telemetry.otlp needs what is not
+    installed.
     """
     surfaces = list_surfaces() if surfaces is None else surfaces
     switches = asdict(config.apis)
@@ -81,6 +83,8 @@ def make_app(
     app[LIVE_REQUESTS] = LiveRequests(config, engine, metrics, KeyLimits(app[API_KEYS], clock))
     app[ACTIVE_IDS], app[ROUTES] = set(), routes
     app[RESPONSES] = Responses(config.server, responses_path)
+    if config.telemetry.otlp is not None:
+        start_telemetry(app, config.telemetry.otlp)
     if batch_queue is not None:
         app[BATCH_QUEUE] = batch_queue
     metrics.registry.register(StatusCollector(app))

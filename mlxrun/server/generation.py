@@ -31,6 +31,7 @@ async def stream_deltas(live: LiveRequest) -> AsyncGenerator[ChoiceDeltas, None]
     if live.key_name:  # policy `fair` shares among the server's keys, or else among the bodies' users
         requests = [replace(request, fairness_key=live.key_name) for request in requests]
     choices = [Choice(live.prepared, index, live.engine.model) for index in range(len(requests))]
+    live.choices = choices
     sources = [_read_events(live, *pair) for pair in zip(requests, choices, strict=True)]
     unfinished = len(choices)
     try:

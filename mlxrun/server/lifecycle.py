@@ -27,10 +27,11 @@ from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
+from mlxrun.server.certificate import ServerCertificate, read_certificate
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
-from mlxrun.server.key_reload import reload_api_keys
+from mlxrun.server.key_reload import reload_config
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.welcome import describe_models, welcome_model
 
@@ -42,6 +43,7 @@ Welcome = Callable[[web.Application, str], list[str]]
 
 GRACE_SECONDS = 5.0  # for aborted requests to send their errors, and for a thread to end
 KEEPALIVE_SECONDS = 75.0  # that a connection may wait for its next request
+HANDSHAKE_SECONDS = 10.0  # that a client of https may take until it can send a request
 BACKLOG = 1024
 SWITCH_INTERVAL = 0.0005  # seconds after which a thread that waits for the interpreter asks for it
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -67,16 +69,20 @@ def _shorten_client_errors(record: logging.LogRecord) -> bool:
 http_log.addFilter(_shorten_client_errors)
 
 
-def make_url(host: str, port: int) -> str:
+def make_url(host: str, port: int, scheme: str = "http") -> str:
     """Make the URL of a server that listens there, for a client on this machine."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 @asynccontextmanager
-async def listen(app: web.Application, settings: ServerSettings | None = None) -> AsyncIterator[str]:
+async def listen(
+    app: web.Application,
+    settings: ServerSettings | None = None,
+    certificate: ServerCertificate | None = None,
+) -> AsyncIterator[str]:
     """Serve the application at the yielded URL. ConfigError if the address cannot be used. `settings`: None
-    takes those of the application's config."""
+    takes those of the application's config. `certificate`: serve https with it; None: http."""
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=GRACE_SECONDS)
     await runner.setup()
     settings = settings or app[CONFIG].server
@@ -90,9 +96,10 @@ async def listen(app: web.Application, settings: ServerSettings | None = None) -
         return HttpConnection(http, loop=loop, **options)
 
     try:
-        listener = await _create_listener(connect, settings)
+        listener = await _create_listener(connect, settings, certificate)
         try:
-            yield make_url(settings.host.strip("[]"), listener.sockets[0].getsockname()[1])
+            port, scheme = listener.sockets[0].getsockname()[1], "https" if certificate else "http"
+            yield make_url(settings.host.strip("[]"), port, scheme)
         finally:
             listener.close()
     finally:
@@ -100,12 +107,17 @@ async def listen(app: web.Application, settings: ServerSettings | None = None) -
 
 
 async def _create_listener(
-    connect: Callable[[], asyncio.BaseProtocol], settings: ServerSettings
+    connect: Callable[[], asyncio.BaseProtocol],
+    settings: ServerSettings,
+    certificate: ServerCertificate | None,
 ) -> asyncio.Server:
     host, port = settings.host.strip("[]"), settings.port
     loop = asyncio.get_running_loop()
+    options: dict[str, Any] = {}
+    if certificate is not None:
+        options = {"ssl": certificate.context, "ssl_handshake_timeout": HANDSHAKE_SECONDS}
     try:
-        return await loop.create_server(connect, host, port, backlog=BACKLOG, reuse_address=True)
+        return await loop.create_server(connect, host, port, backlog=BACKLOG, reuse_address=True, **options)
     except socket.gaierror as error:
         text = f"server.host: {host!r} is not an address of this machine: {error.strerror}"
         raise ConfigError(text) from error
@@ -170,16 +182,19 @@ async def run(
 ) -> int:
     """Serve until a signal or `stop` (exit code 0), or until the engine dies (3). Return the exit code.
     `note`: called with the URL; what it returns is open while the server listens. `read_config`: reads the
-    config again at SIGHUP, for its API keys. `welcome`: makes the lines that are said once it is ready.
+    config again at SIGHUP, for its API keys; then the files of `server.tls` are read again too. `welcome`:
+    makes the lines that are said once it is ready.
 
-    ModelLoadError if the model cannot be loaded; ConfigError if the address cannot be used.
+    ModelLoadError if the model cannot be loaded; ConfigError if the address or the certificate cannot be
+    used.
     """
     signalled = asyncio.Event()
     for category in (BadContentDispositionHeader, BadContentDispositionParam):
         warnings.simplefilter("ignore", category)  # of clients' forms, which get an error besides
-    reload = None if read_config is None else partial(reload_api_keys, app, read_config)
+    certificate = read_certificate(app[CONFIG].server)
+    reload = None if read_config is None else partial(reload_config, app, read_config, certificate)
     with set_switch_interval(), nullcontext() if stop else handle_signals(signalled, say, reload):
-        async with listen(app) as url:
+        async with listen(app, certificate=certificate) as url:
             with note(url):
                 return await _serve(app, load, say, stop or signalled, url, welcome)
 

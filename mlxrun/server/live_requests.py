@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from aiohttp import web
 
+from mlxrun.api.choice import Choice
 from mlxrun.api.prepared import PreparedRequest, check_prompt_lengths
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, MlxrunError, TimedOut
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 Phase = Literal["queued", "prefill", "decode"]
 # The error that ended a request in the engine; a stream may have sent it as its last event.
 ENGINE_ERROR = web.RequestKey("engine_error", MlxrunError)
-WORK = web.RequestKey("work", dict[str, Any])  # what the engine did for the request, for the log
 PREFILL_REPORT, PREFILL_REPORTS = 10.0, 30.0  # seconds of a prefill until its first log line, and the next
 
 
@@ -54,6 +54,7 @@ class LiveRequest:
         self.ttft: float | None = None
         self.aborted_by: MlxrunError | None = None  # the time limit, cancellation or shutdown that ended it
         self.error: MlxrunError | None = None  # raised by the engine or the parser
+        self.choices: Sequence[Choice] = ()  # none of embeddings
         self._metrics = requests.metrics
         self._opened = self.engine.clock()
         self._running: set[str] = set()  # ids of engine requests that have not ended
@@ -74,6 +75,11 @@ class LiveRequest:
     def age(self) -> float:
         """The seconds since it was opened."""
         return self.engine.clock() - self._opened
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """OpenAI's `finish_reason` of each choice that has ended."""
+        return [reason for choice in self.choices if (reason := choice.finish_reason) is not None]
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -229,6 +235,9 @@ def _round_ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(max(seconds, 0.0) * 1000, 1)
 
 
+LIVE = web.RequestKey("live", LiveRequest)  # of a request that reached the engine, also once it has ended
+
+
 class LiveRequests:
     """All requests in flight, by id."""
 
@@ -257,10 +266,10 @@ class LiveRequests:
         PromptTooLong if a prompt is longer than server.max_prompt_tokens; RateLimited as in `open_as`.
         """
         with self.open_as(request_id(request), key_name(request), surface, prepared) as live:
+            request[LIVE] = live
             try:
                 yield live
             finally:
-                request[WORK] = live.describe_work()
                 error = live.aborted_by or live.error
                 if error is not None:
                     request[ENGINE_ERROR] = error

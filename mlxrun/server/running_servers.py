@@ -27,13 +27,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerNote:
-    """`pid`: of its process. `model`: the path or the id in its config, or the names
-    of several. `started`: seconds since 1970."""
+    """`pid`: of its process. `model`: the path or the id in its config, or the names of several. `started`:
+    seconds since 1970. `certificate`: the path of that of `server.tls`."""
 
     pid: int
     url: str
     model: str
     started: float
+    certificate: str | None = None
 
 
 def find_notes_folder(environ: Mapping[str, str]) -> Path:
@@ -43,15 +44,16 @@ def find_notes_folder(environ: Mapping[str, str]) -> Path:
 
 def make_note(config: Config, environ: Mapping[str, str]) -> Callable[[str], AbstractContextManager[None]]:
     """A function that notes the server with this config at its URL."""
-    return partial(note_server, find_notes_folder(environ), describe_models(config))
+    certificate = config.server.tls.get("certificate")
+    return partial(note_server, find_notes_folder(environ), describe_models(config), certificate=certificate)
 
 
 @contextmanager
-def note_server(folder: Path, model: str, url: str) -> Iterator[None]:
+def note_server(folder: Path, model: str, url: str, certificate: str | None = None) -> Iterator[None]:
     """Within the block, this process is noted as a server. Where no note can be written, the log says so."""
     note, handle = folder / f"{os.getpid()}.json", -1
     try:
-        handle = _write_note(note, ServerNote(os.getpid(), url, model, time.time()))
+        handle = _write_note(note, ServerNote(os.getpid(), url, model, time.time(), certificate))
     except OSError as error:
         log.warning("`mlxrun ps` and `mlxrun stop` do not know this server: %s: %s", note, error.strerror)
     try:

@@ -85,7 +85,8 @@ def _format_ways(
     app: web.Application, served: list[str], url: str, path: str, body: dict[str, Any] | None
 ) -> list[str]:
     """The lines that show a first request, and the page."""
-    command = f"curl {url}{path}"
+    # The certificate of https names the public host, and not the address of this machine.
+    command = f"curl {'--insecure ' if url.startswith('https:') else ''}{url}{path}"
     if app[CONFIG].server.api_keys and path != "/health":
         command += " -H 'Authorization: Bearer YOUR_KEY'"
     if body is not None:

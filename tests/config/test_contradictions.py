@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,27 @@ def test_hosts_are_hosts() -> None:
     for name in ("http://a.example", "a.example:443", "*.example", "a b"):
         (said,) = load_errors(f"server: {{allowed_hosts: [ok.example, '{name}']}}\n")
         assert said.startswith(f"a.yaml:1:25: server.allowed_hosts: {name!r} is neither a name"), said
+
+
+def test_a_certificate_has_a_key() -> None:
+    """Their paths are relative to the config."""
+    found = load("server: {tls: {certificate: a.pem, key: ../b.key}}\n").config.server.tls
+    assert found == {"certificate": os.path.abspath("a.pem"), "key": os.path.abspath("../b.key")}
+    for text, said in (
+        ("{certificate: a.pem}", "key is missing: write {certificate: FILE, key: FILE}"),
+        ("{key: a.pem}", "certificate is missing: write {certificate: FILE, key: FILE}"),
+        ("{certificate: a, key: b, cert: c}", "unknown key 'cert'"),
+        ("{certificat: a, key: b}", "unknown key 'certificat' (did you mean 'certificate'?)"),
+    ):
+        assert load_errors(f"server: {{tls: {text}}}\n") == [f"a.yaml:1:15: server.tls: {said}"]
+
+
+def test_traces_are_sent_to_a_url() -> None:
+    assert load("telemetry: {otlp: 'https://traces.example.com/otlp'}\n")
+    for url in ("127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "http://a b"):
+        assert load_errors(f"telemetry: {{otlp: '{url}'}}\n") == [
+            f"a.yaml:1:19: telemetry.otlp: {url!r} is not a URL such as http://127.0.0.1:4318"
+        ]
 
 
 def test_origins_are_origins() -> None:

@@ -74,7 +74,7 @@ class RunningCommand:
     @property
     def address(self) -> tuple[str, int]:
         """Host and port."""
-        host, _, port = self.url.removeprefix("http://").partition(":")
+        host, _, port = self.url.partition("://")[2].partition(":")
         return host, int(port)
 
 
@@ -89,7 +89,7 @@ def run_serve(
         wait_until(
             lambda: "\nready: " in read_log(folder) or process.poll() is not None, lambda: read_log(folder)
         )
-        found = re.search(r"listening on (http://\S+?);", read_log(folder))
+        found = re.search(r"listening on (https?://\S+?);", read_log(folder))
         assert found is not None and process.poll() is None, read_log(folder)
         yield RunningCommand(process, found[1], folder)
     finally:

@@ -8,6 +8,7 @@ import socket
 from typing import Any
 
 from mlxrun.server.endpoints import admin
+from tests.helpers.certificates import make_trusting_context
 from tests.helpers.server_fakes import MINI, Serving
 
 ONLY = [MINI, admin.SURFACE]
@@ -27,13 +28,15 @@ async def connect(
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """A raw connection on which the request was sent. `small`: little room for what is not read, and large
     events."""
-    host, port = s.url.removeprefix("http://").split(":")
+    scheme, _, address = s.url.partition("://")
+    host, port = address.split(":")
     raw = socket.socket()
     raw.setblocking(False)
     if small:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     await asyncio.get_running_loop().sock_connect(raw, (host, int(port)))
-    reader, writer = await asyncio.open_connection(sock=raw, limit=2**17)
+    tls = {"ssl": make_trusting_context(), "server_hostname": ""} if scheme == "https" else {}
+    reader, writer = await asyncio.open_connection(sock=raw, limit=2**17, **tls)  # type: ignore[arg-type]
     if small:
         writer.transport.pause_reading()
     data = json.dumps(body).encode()

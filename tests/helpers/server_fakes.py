@@ -33,6 +33,7 @@ from mlxrun.engine.client import Collector
 from mlxrun.engine.thread import EngineStats
 from mlxrun.server.app import make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.certificate import ServerCertificate
 from mlxrun.server.engine_state import ENGINE, EngineState, LoadedEngine
 from mlxrun.server.generation import collect_choices, stream_deltas
 from mlxrun.server.http.access import ACTIVE_IDS
@@ -321,6 +322,7 @@ async def run_server(
     loaded: bool = True,
     batches: BatchQueue | None = None,
     responses_path: Path | None = None,
+    certificate: ServerCertificate | None = None,
 ) -> AsyncIterator[Serving]:
     """A server that listens. `engine`: a FakeEngine or a real EngineClient (the caller closes it)."""
     config = config or server_config()
@@ -334,7 +336,9 @@ async def run_server(
         )
         app[ENGINE].attach(LoadedEngine(engine, context, {}))
     async with (
-        listen(app) as url,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as http,
+        listen(app, certificate=certificate) as url,
+        aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=False), timeout=aiohttp.ClientTimeout(total=30)
+        ) as http,
     ):
         yield Serving(url, app, engine, http)

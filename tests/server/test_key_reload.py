@@ -17,7 +17,7 @@ from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 from mlxrun.server.http.access import CONFIG
-from mlxrun.server.key_reload import list_differences, reload_api_keys
+from mlxrun.server.key_reload import list_differences, reload_config
 from tests.helpers.command_processes import RunningCommand, read_log, run_serve, wait_until
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, make_chat_body, make_script, run_server, server_config
@@ -35,7 +35,7 @@ def _log(caplog: pytest.LogCaptureFixture) -> None:
 def reload(s: Serving, keys: Keys, **others: object) -> None:
     config = s.app[CONFIG]
     server = replace(config.server, api_keys=dict(keys), **others)  # type: ignore[arg-type]
-    reload_api_keys(s.app, lambda: replace(config, server=server))
+    reload_config(s.app, lambda: replace(config, server=server))
 
 
 async def list_statuses(s: Serving) -> list[int]:
@@ -76,7 +76,7 @@ async def test_a_wrong_config_changes_nothing(caplog: pytest.LogCaptureFixture) 
         raise ConfigError.from_problems(["a.yaml:1:1: no", "a.yaml:2:1: nor this"])
 
     async with run_server(server_config(api_keys={"ann": ANN})) as s:
-        reload_api_keys(s.app, fail)
+        reload_config(s.app, fail)
         assert await list_statuses(s) == [200, 401, 401]
         reload(s, {})
         assert await list_statuses(s) == [200, 401, 401], "it is not open to all"

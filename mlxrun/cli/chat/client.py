@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from mlxrun.cli.server_connection import connect
 from mlxrun.core.errors import MlxrunError
 
 _SECONDS = 3600.0  # that the next part of an answer may take: a long prompt is read before the first one
@@ -32,10 +33,12 @@ class AnswerDelta:
 
 
 class ChatClient:
-    """A client of the server at `url`, such as http://127.0.0.1:8000. `key`: an API key of it."""
+    """A client of the server at `url`, such as http://127.0.0.1:8000. `key`: an API key of it. `certificate`:
+    see `connect`."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
+    def __init__(self, url: str, key: str | None = None, certificate: str | None = None) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
+        self._certificate = certificate
         self._headers = {"Content-Type": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
@@ -62,10 +65,8 @@ class ChatClient:
                 raise ChatError(f"{self.url} broke off: {error}") from error
 
     def _connect(self, timeout: float) -> http.client.HTTPConnection:
-        parts = urlsplit(self.url if "://" in self.url else f"http://{self.url}")
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         try:
-            return kind(parts.hostname or "", parts.port, timeout=timeout)
+            return connect(self.url, timeout, self._certificate)
         except ValueError as error:
             raise ChatError(f"{self.url} is not a URL: {error}") from error
 

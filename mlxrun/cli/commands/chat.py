@@ -81,15 +81,27 @@ def command(
 
 def _find_server(key: str | None) -> str | None:
     """The usual address, else that of the newest server on this machine, if a server answers there."""
-    from mlxrun.cli.chat.client import ChatClient, ChatError
-    from mlxrun.server.running_servers import find_notes_folder, list_servers
+    from mlxrun.cli.chat.client import ChatError
 
-    newest = [note.url for note in list_servers(find_notes_folder(os.environ))][::-1]
-    for url in dict.fromkeys((LOCAL, *newest)):
+    for url in dict.fromkeys((LOCAL, *reversed(_list_certificates()))):
         with suppress(ChatError):
-            ChatClient(url, key).list_models(_LOOK_SECONDS)
+            _make_client(url, key).list_models(_LOOK_SECONDS)
             return url
     return None
+
+
+def _list_certificates() -> dict[str, str | None]:
+    """The certificates of the servers on this machine by their URLs, the oldest first."""
+    from mlxrun.server.running_servers import find_notes_folder, list_servers
+
+    return {note.url: note.certificate for note in list_servers(find_notes_folder(os.environ))}
+
+
+def _make_client(url: str, key: str | None) -> ChatClient:
+    """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
+    from mlxrun.cli.chat.client import ChatClient
+
+    return ChatClient(url, key, _list_certificates().get(url.rstrip("/").removesuffix("/v1")))
 
 
 @contextmanager
@@ -97,14 +109,13 @@ def _open_client(
     url: str | None, key: str | None, model: str | None, config_path: Path | None, sets: tuple[str, ...]
 ) -> Iterator[ChatClient]:
     """A client of the server at `url`; without one, of a server in this process."""
-    from mlxrun.cli.chat.client import ChatClient
-
     if url is not None:
-        client = ChatClient(url, key)
+        client = _make_client(url, key)
         say(f"{client.url}: {', '.join(client.list_models())}")
         yield client
         return
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+    from mlxrun.cli.chat.client import ChatClient
     from mlxrun.cli.chat.local_server import run_local_server
 
     loaded = load_command_config(config_path, name_model(model, ("log.level=warning", *sets)))

@@ -7,10 +7,10 @@ import json
 import os
 import time
 from contextlib import closing
-from urllib.parse import urlsplit
 
 import click
 
+from mlxrun.cli.server_connection import connect
 from mlxrun.core.terminal import open_console, print_json, print_line
 
 FORMAT = 1
@@ -34,8 +34,14 @@ def command(as_json: bool) -> None:
     from mlxrun.server.running_servers import find_notes_folder, list_servers
 
     rows = [
-        {"pid": n.pid, "url": n.url, "model": n.model, "state": read_state(n.url), "started": int(n.started)}
-        for n in list_servers(find_notes_folder(os.environ))
+        {
+            "pid": note.pid,
+            "url": note.url,
+            "model": note.model,
+            "state": read_state(note.url, note.certificate),
+            "started": int(note.started),
+        }
+        for note in list_servers(find_notes_folder(os.environ))
     ]
     if as_json:
         print_json({"format": FORMAT, "servers": rows})
@@ -45,12 +51,10 @@ def command(as_json: bool) -> None:
         _print_table([(*map(str, row.values()),) for row in rows])
 
 
-def read_state(url: str) -> str:
-    """What a server says of its state, or that it does not answer."""
-    parts = urlsplit(url)
+def read_state(url: str, certificate: str | None = None) -> str:
+    """What a server says of its state, or that it does not answer. `certificate`: see `connect`."""
     try:
-        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=_SECONDS)
-        with closing(connection):
+        with closing(connect(url, _SECONDS, certificate)) as connection:
             connection.request("GET", "/health")
             found = json.loads(connection.getresponse().read(10_000))
     except (OSError, http.client.HTTPException, ValueError):

@@ -49,7 +49,7 @@ Interfaces (each can be switched off under `apis:`):
 \b
 It listens at once and answers 503 until the model is loaded; the log says how far that is. After Ctrl-C or
 SIGTERM, running requests may finish within server.drain_timeout seconds; a second signal ends it at once.
-Other machines reach it only with server.host and server.api_keys set.
+Other machines reach it only with server.host and server.api_keys set; server.tls is for https.
 
 \b
 Exit codes: 0 stopped; 2 config; 3 engine.

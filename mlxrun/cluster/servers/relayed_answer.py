@@ -14,6 +14,7 @@ from mlxrun.server.http.json_bodies import encode_json
 from mlxrun.server.http.request_log import note_refusal
 from mlxrun.server.http.surface import ROUTES
 from mlxrun.server.live_requests import ENGINE_ERROR
+from mlxrun.server.telemetry import RECORDED_ELSEWHERE
 
 _OF_CONNECTION = frozenset(
     ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade")
@@ -27,6 +28,7 @@ _WITH_ERRORS = {"openai": "data: %s\n\n", "anthropic": "event: error\ndata: %s\n
 async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
     """Send a worker's answer to the client, each part as it comes. If the worker dies meanwhile, a stream of
     an API with error events ends with one. Any other answer is cut: EngineDead."""
+    request[RECORDED_ELSEWHERE] = True
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
     for name, value in upstream.headers.items():
         if name.lower() not in _NOT_RETURNED:
@@ -46,6 +48,7 @@ async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web
         except aiohttp.ClientError as error:
             dead = EngineDead("the worker died while it answered")
             request[ENGINE_ERROR] = dead
+            request[RECORDED_ELSEWHERE] = False
             event = _make_error_event(request, upstream, dead, last)
             if event is None:
                 raise dead from error

@@ -96,12 +96,12 @@ class ServerActor:
         if self._node != spec.front:
             host = importlib.import_module("ray.util").get_node_ip_address()
         try:
+            app = self._app = make_worker_app(spec.config, spec.number, spec.secret)
             self._loaded = loaded = await spec.load(spec.config)
         except MlxrunError as error:
             return error
         self._stack.push_async_callback(loaded.client.close)
         sys.setswitchinterval(SWITCH_INTERVAL)  # as `mlxrun.server.lifecycle.run` sets it
-        app = self._app = make_worker_app(spec.config, spec.number, spec.secret)
         app[ENGINE].attach(loaded)
         settings = replace(spec.config.server, host=host, port=0)
         return await self._stack.enter_async_context(listen(app, settings))

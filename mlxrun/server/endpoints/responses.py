@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +35,7 @@ from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, encode_events, generate
 from mlxrun.server.responses.stored_object import Event, StoredObject
+from mlxrun.server.telemetry import record_background
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class BackgroundResponse:
     request: ResponseRequest
     prepared: PreparedRequest
     held: ExitStack
+    headers: Mapping[str, str]
     _begun: asyncio.Future[RunningResponse] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -96,6 +98,7 @@ class BackgroundResponse:
             name, status, work = run.body["id"], run.body["status"], live.describe_work()
             fields = {"request_id": name, "key": self.owner or None, "response_status": status, **work}
             log.info("%s background response %s %.3fs", name, status, live.age, extra={FIELDS: fields})
+            record_background(app, live, self.headers)
 
     async def _generate(self, run: RunningResponse) -> Events:
         async def send(events: Events) -> None:
@@ -139,7 +142,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             if not responses.stores_any:
                 reject_unsupported("background", "the server stores no responses (server.store_responses)")
             held = stack.pop_all()
-            new = BackgroundResponse(request.app, owner, token, wanted, prepared, held)
+            new = BackgroundResponse(request.app, owner, token, wanted, prepared, held, request.headers)
             run = await new.start()
             return await _follow(request, run, 0) if prepared.stream else json_response(run.visible)
         live = stack.enter_context(request.app[LIVE_REQUESTS].open(request, SURFACE_NAME, prepared))

@@ -24,6 +24,7 @@ from mlxrun.server.http.json_bodies import check_content_type, check_length, get
 from mlxrun.server.http.request_log import describe_end, log_end
 from mlxrun.server.http.surface import ROUTES, UI_PATH, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.request_metrics import METRICS
+from mlxrun.server.telemetry import record_request
 
 _HEADERS_SENT = web.RequestKey("headers_sent", bool)
 
@@ -53,7 +54,9 @@ async def handle_request(request: web.Request, handler: Handler) -> web.StreamRe
         active.discard(rid)
         end = describe_end(request, surface, status, failure)
         app[METRICS].requests.labels(surface.name, str(end.counted)).inc()
-        log_end(request, endpoint, end, clock() - started)
+        took = clock() - started
+        log_end(request, endpoint, end, took)
+        record_request(request, endpoint, end, took)
 
 
 async def _check_and_run(

@@ -17,7 +17,7 @@ from mlxrun.core.errors import MlxrunError, RequestError, shorten_message
 from mlxrun.core.visible_text import FIELDS, describe_trace
 from mlxrun.server.http.access import CONFIG, key_name, request_id
 from mlxrun.server.http.surface import Endpoint, Surface
-from mlxrun.server.live_requests import ENGINE_ERROR, WORK
+from mlxrun.server.live_requests import ENGINE_ERROR, LIVE
 
 log = logging.getLogger(__name__)
 CLIENT_GONE = 499  # the status, in the log and in metrics, of a request whose client disconnected
@@ -98,7 +98,7 @@ def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, to
     # Percent-encoded, because the client chooses the path, and it must not forge words or lines of the log.
     unmatched = quote(request.path[:100], safe="/:@!$&()*+,;=", errors="backslashreplace")
     path = unmatched if endpoint is None else endpoint.path
-    rid, key = request_id(request), key_name(request)
+    rid, key, live = request_id(request), key_name(request), request.get(LIVE)
     fields: dict[str, Any] = {
         "request_id": rid,
         "method": request.method,
@@ -109,7 +109,7 @@ def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, to
         "end": end.how or None,
         "error": end.error or None,
         "detail": shorten_message(end.detail) or None,
-        **request.get(WORK, {}),
+        **({} if live is None else live.describe_work()),
     }
     text = "%s %s %s %d %s %.3fs%s"
     args = (rid, request.method, path, end.sent, key or "-", took, end.describe())
