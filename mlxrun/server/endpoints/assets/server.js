@@ -147,7 +147,7 @@ async function clearCache() {
   refresh();
 }
 
-function showModel({ model, device, versions, speculation }) {
+function showModel({ model, models = [], device, versions, speculation }) {
   const takes = model?.vision ? "text and images" : "text";
   showFacts(byId("model-facts"), {
     Name: model?.name,
@@ -157,6 +157,7 @@ function showModel({ model, device, versions, speculation }) {
     Device: device && [device.name, device.backend].filter(Boolean).join(", "),
     Speculation: speculation?.method,
     MLX: versions?.mlx,
+    ...Object.fromEntries(models.map((each) => [each.model, each.error ?? each.state])),
   });
 }
 
