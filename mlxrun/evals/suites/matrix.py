@@ -129,7 +129,15 @@ def _load_config(
     except ConfigError as error:
         file.lines += str(error).splitlines()
         return _BUILT_IN
-    return loaded if path is not None or given.config is None else _BUILT_IN
+    return _order_records(loaded) if path is not None or given.config is None else _BUILT_IN
+
+
+def _order_records(loaded: LoadedConfig) -> LoadedConfig:
+    """The config with records in the order of the job, unless it says otherwise."""
+    if loaded.origins["batch.order"] != DEFAULT:
+        return loaded
+    config = replace(loaded.config, batch=replace(loaded.config.batch, order="input"))
+    return replace(loaded, config=config, digest=hash_config(config))
 
 
 def _build_layer(settings: Mapping[str, ConfigNode]) -> ConfigNode:
