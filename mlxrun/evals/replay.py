@@ -141,11 +141,21 @@ def check_model(run: RunFolder, settings: Mapping[str, Any], model: str) -> None
 
 
 async def replay_job(
-    run: RunFolder, paths: JobPaths, setup: JobSetup, options: JobOptions, say: Callable[[str], None]
+    run: RunFolder,
+    paths: JobPaths,
+    setup: JobSetup,
+    options: JobOptions,
+    say: Callable[[str], None],
+    *,
+    may_be_complete: bool = False,
 ) -> RunComparison:
     """Run all lines of the job of `run` again, with the output of `paths`, and compare them. JobError if the
-    output is complete already, unless `options.fresh`."""
-    if not options.fresh and paths.manifest.is_file() and RunFolder.open(paths.out).state == DONE:
+    output is complete already, unless `options.fresh` or `may_be_complete`, which compares it."""
+    if (
+        not (options.fresh or may_be_complete)
+        and paths.manifest.is_file()
+        and RunFolder.open(paths.out).state == DONE
+    ):
         raise JobError(f"{paths.out}: is complete already; --fresh runs it again, or give another -o")
     await JobRun(paths, setup, options, say, StopSignals(say)).run()
     return await asyncio.to_thread(_compare_runs, run, RunFolder.open(paths.out))

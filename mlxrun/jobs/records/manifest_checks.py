@@ -112,8 +112,8 @@ class RunEnvironment:
         return [*of_versions, *_compare(self.device, new.device, _DEVICE), *of_variables]
 
     def list_obstacles(self, new: RunEnvironment) -> list[str]:
-        """List the differences that forbid mixing lines: all but a number of threads that is not fixed, and
-        variables, of which those that decide digits are facts of the device too."""
+        """List the differences that forbid mixing lines. A number of threads that is not fixed is none, nor
+        are variables: those that decide digits are facts of the device too."""
         return _leave_out_free(self).list_differences(_leave_out_free(new))
 
 
