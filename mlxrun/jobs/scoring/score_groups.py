@@ -12,6 +12,7 @@ from mlxrun.core.visible_text import make_line
 from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 
+NOT_SCORED = "not scored"  # in place of a score, where no answer of a group could be scored
 _DIGITS = 10  # so many that a share which is printed with fewer is not rounded twice
 
 
@@ -41,6 +42,11 @@ class ScoreGroup:
     def interval(self) -> ConfidenceInterval | None:
         """The interval of `share`."""
         return self.scores.compute_interval()
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether no answer could be scored, so that the share of 0 says nothing."""
+        return bool(self.lines) and self.unscored == self.lines and not self.scores.total
 
     def add(self, result: Mapping[str, Any], *, failed: bool, is_cut_answer: bool) -> None:
         """Count the `eval` of one record."""
@@ -158,6 +164,8 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
 
 def format_share(group: ScoreGroup) -> str:
     """Format the mean score of a group with its interval: `72.5 % [65.1, 78.9]`."""
+    if group.is_unscored:
+        return NOT_SCORED
     interval = group.interval
     return f"{100 * group.share:.1f} %" + ("" if interval is None else f" {interval.format_percent()}")
 
