@@ -28,6 +28,7 @@ from mlxrun.evals.reports.shown_text import (
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME
 from mlxrun.evals.suites.suite_manifest import format_pool, read_suite_manifest
+from mlxrun.jobs.scoring.perplexity import format_text_sums
 from mlxrun.jobs.scoring.score_groups import NOT_SCORED, ScoreGroup
 
 # The sentence at the top, in parts; those marked are what one looks for.
@@ -104,12 +105,12 @@ class VariantScore:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """One model on one task. `missing`: what is unfinished in it, and why; `pooled`: the scores over all
-    seeds."""
+    """One model on one task. `missing`: what is unfinished in it, and why; `notes`: the scores over all
+    seeds, and bits per byte."""
 
     variants: list[VariantScore]
     missing: list[str]
-    pooled: list[str]
+    notes: list[str]
 
     @property
     def mean(self) -> float:
@@ -168,21 +169,23 @@ def _build_cell(
 ) -> MatrixCell | None:
     if not runs and not todo:
         return None
-    scores, unscored = [], []
+    scores, unscored, notes = [], [], []
     for run in runs:
         total = run.scores.compute_total()
         if total.is_unscored:
             unscored.append(f"{run.variant}: {NOT_SCORED}")
         elif run.scores.groups:
             scores.append(VariantScore(run.variant, total.share, get_interval(total)))
+        if total.texts.bytes:
+            notes.append(f"{run.variant}: {format_text_sums(total.texts.describe())}")
     left = sum(run.unfinished for run in runs)
     missing = [*unscored, *([f"{pluralize_count(left, 'line')} not finished"] if left else [])]
     missing += [f"{each['variant']}: {each['error'] or each['state']}" for each in todo]
     shown = {run.label for run in runs}
     found = [pool for pool in pools if shown.issuperset(pool["cells"])]
     names = [remove_seed(pool["cells"][0].rpartition("/")[2]) for pool in found]
-    pooled = [f"{name or 'all seeds'}: {format_pool(pool)}" for name, pool in zip(names, found, strict=True)]
-    return MatrixCell(scores, missing, pooled)
+    notes += [f"{name or 'all seeds'}: {format_pool(pool)}" for name, pool in zip(names, found, strict=True)]
+    return MatrixCell(scores, missing, notes)
 
 
 def list_reasons(runs: Sequence[ReportRun]) -> list[tuple[FailureReason, str]]:

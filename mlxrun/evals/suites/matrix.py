@@ -105,6 +105,8 @@ def _concerns(key: str, task: SuiteTask) -> bool:
         return bool(task.prompts)
     if key in TASK_KEYS:
         return task.few_shot is not None
+    if task.is_perplexity:
+        return not key.startswith(SAMPLING)
     return not (task.choices and key.startswith((GENERATION, SAMPLING)))
 
 
@@ -166,7 +168,7 @@ def _build_seeds(
     task = _change_task(suite.tasks[task_name], values)
     own = (loaded.config.sampling.seed or 0,)
     seeds: Sequence[int] = suite.seeds or own
-    for seed in seeds[:1] if task.choices else seeds:
+    for seed in seeds[:1] if task.choices or task.is_perplexity else seeds:
         config, digest = loaded.config, loaded.digest
         if suite.seeds:
             config = replace(config, sampling=replace(config.sampling, seed=seed))

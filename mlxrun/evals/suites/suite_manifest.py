@@ -23,6 +23,7 @@ from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
 from mlxrun.jobs.records.run_paths import wrap_write_errors, write_atomically
 from mlxrun.jobs.run.progress import format_now
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY, format_text_sums
 from mlxrun.jobs.scoring.score_groups import NOT_SCORED
 
 if TYPE_CHECKING:
@@ -192,6 +193,8 @@ def format_pool(pool: Mapping[str, Any]) -> str:
 def _format_share(total: Mapping[str, Any]) -> str:
     if total.get("unscored") and total["unscored"] == total.get("lines") and not total["share"]:
         return NOT_SCORED
+    if PERPLEXITY in total:
+        return format_text_sums(total[PERPLEXITY])
     text = f"{100 * total['share']:.1f} %"
     if total["interval"] is None:
         return text

@@ -120,7 +120,7 @@ class ScoreMean:
         trials: float = units
         if error * error * self.count > _NO_SPREAD:
             trials = min(self.count, self.mean * (1 - self.mean) / error**2)
-        quantile = _find_quantile(units - 1)
+        quantile = find_quantile(units - 1)
         return _compute_wilson(self.mean * trials, trials, quantile, "pooled")
 
     @property
@@ -132,12 +132,12 @@ class ScoreMean:
         return self.alone[0] + len(self.clusters)
 
     def _compute_t(self, error: float, freedom: int, method: str) -> ConfidenceInterval:
-        margin = _find_quantile(freedom) * error
+        margin = find_quantile(freedom) * error
         return ConfidenceInterval(max(0.0, self.mean - margin), min(1.0, self.mean + margin), method)
 
 
-def _find_quantile(freedom: int) -> float:
-    """Student's t for both bounds together."""
+def find_quantile(freedom: int) -> float:
+    """Find the quantile of Student's t for intervals with so many degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))

@@ -28,13 +28,14 @@ from typing import Any, Protocol
 class Verdict:
     """The score of one answer, from 0 to 1. `extracted`: what was compared in it, None for nothing; `note`:
     why it could not be scored; `scores`: further scores by name; `comment`: what a scorer says of an answer
-    that it has scored."""
+    that it has scored; `sums`: what is added up over lines, for figures of all of them together."""
 
     score: float
     extracted: Any = None
     note: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     comment: str | None = None
+    sums: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ async def test_the_score_over_all_seeds_is_on_the_page_and_in_markdown(tmp_path:
     matrix = build_matrix(runs)
     assert matrix is not None
     ((_, (cell,)),) = matrix.rows
-    assert cell is not None and cell.pooled == ["all seeds: 0.0 % [0.0, 86.1] (seeds ± 0.0)"]
+    assert cell is not None and cell.notes == ["all seeds: 0.0 % [0.0, 86.1] (seeds ± 0.0)"]
     for page in (render_page(runs), render_markdown(runs)):
         assert "all seeds: 0.0 %" in page and "(seeds ± 0.0)" in page
 
@@ -60,3 +60,19 @@ async def test_answers_that_could_not_be_scored_are_no_score_of_zero(tmp_path: P
     assert matrix is not None
     ((_, (cell,)),) = matrix.rows
     assert cell is not None and cell.variants == [] and cell.missing == ["seed-1: not scored"]
+
+
+async def test_bits_per_byte_are_beside_the_score(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    fields = {"prompt_windows": {}, "echo": True, "logprobs": 0, "max_tokens": 0}
+    await run_lines(
+        suite / "big" / "prose" / "seed-1",
+        [{"id": "a", "prompt": "Some text.", **fields, "eval": {"match": "perplexity"}}],
+    )
+    write_suite(suite)
+    matrix = build_matrix(read_runs([suite]))
+    assert matrix is not None
+    ((_, (cell,)),) = matrix.rows
+    assert cell is not None and len(cell.variants) == 1
+    (note,) = cell.notes
+    assert note.startswith("seed-1: ") and note.endswith(" bits/byte")
