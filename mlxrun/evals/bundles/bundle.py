@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import find_local_images
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.manifest_checks import list_versions
-from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 
 SUFFIX = ".tar.gz"
 FILES = "files"  # the folder of the runs in a bundle
@@ -147,9 +147,12 @@ def _list_packages(runs: Sequence[RunFolder]) -> str:
 def open_bundle(path: Path, folder: Path | None = None) -> Iterator[list[RunFolder]]:
     """Open the runs of a bundle. `folder`: where it is unpacked and stays; one that is there already has to
     be of this bundle. None for a temporary one. JobError if it is damaged or not safe."""
-    with tempfile.TemporaryDirectory(prefix=".mlxrun-bundle-", dir=folder and folder.parent) as temp:
-        unpacked = Path(temp, "bundle")
-        unpacked.mkdir()
+    parent = Path(tempfile.gettempdir()) if folder is None else folder.parent
+    with ExitStack() as stack:
+        with wrap_write_errors(parent, begun=False):
+            temp = stack.enter_context(tempfile.TemporaryDirectory(prefix=".mlxrun-bundle-", dir=parent))
+            unpacked = Path(temp, "bundle")
+            unpacked.mkdir()
         unpack_archive(path, unpacked)
         if folder is not None:
             unpacked = _keep(unpacked, folder)

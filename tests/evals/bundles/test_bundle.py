@@ -144,6 +144,17 @@ async def test_a_kept_folder_is_that_of_the_bundle(tmp_path: Path) -> None:
         pass
 
 
+async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    bench = Bench(write_job(tmp_path, chats(1)))
+    await bench.run()
+    path = write_bundle(bench.job, None)
+    with (
+        pytest.raises(JobError, match="none: cannot be written: No such file or directory$"),
+        open_bundle(path, tmp_path / "none" / "kept"),
+    ):
+        pass
+
+
 async def test_code_of_somebody_elses_model_is_not_run(tmp_path: Path) -> None:
     bench = await finish(tmp_path / "jobs", chats(2), trust_remote_code=True)
     path = write_bundle(bench.job, None)
