@@ -446,6 +446,17 @@ def decode_layers(
     return write_report(report, json_path, print_layers_report)
 
 
+@command.command(name="coverage", short_help="Whether 95 % intervals of pooled seeds are true.")
+@click.option("--suites", default=4000, show_default=True, type=click.IntRange(10), help="Of each shape.")
+@click.option("--seed", default=0, show_default=True, help="Of the simulation.")
+@add_json_option
+def coverage(suites: int, seed: int, json_path: Path | None) -> int:
+    """Simulate suites with several seeds, and count how often the interval has the true score in it."""
+    from benchmarks.coverage import print_coverage, run_coverage
+
+    return write_report(run_coverage(suites, seed, say), json_path, print_coverage)
+
+
 @command.command(name="sweep", short_help="Which families of models are computed exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option("--markdown", is_flag=True, help="Print the results as docs/models.md has them.")

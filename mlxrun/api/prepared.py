@@ -50,6 +50,7 @@ class PreparedRequest:
     single_tool_call: bool = False  # whether the answer ends after its first tool call
     prompts: tuple[str, ...] = ()  # the text of each chat prompt, which tells parsers how the answer begins
     continuation: str = ""  # the end of the prompt, if the answer continues it
+    window_text: str | None = None  # the text whose windows are the prompts (api/text/prompt_windows.py)
 
     def make_parser(self, index: int) -> Parser:
         """Make a parser for the answer to `requests[index]`."""

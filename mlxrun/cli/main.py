@@ -45,6 +45,7 @@ COMMANDS = {
     "score": "Score the answers of a run again, by other rules or a judge.",
     "verify": "Check that a run is as it was written, and run lines again.",
     "replay": "Run a job again as its manifest says, and compare the bytes.",
+    "bundle": "Write a run or a suite as one file that is replayed anywhere.",
     "report": "Write an HTML or Markdown report of runs.",
     "export": "Write a run in the format of Inspect, lm-eval and others.",
     "compare": "Compare the scores of two runs of the same lines.",
@@ -63,7 +64,7 @@ COMMANDS = {
 }
 # The folder of a command's module below mlxrun/cli/commands, where it is not that folder itself.
 FOLDERS = dict.fromkeys(("pull", "list", "show", "fit", "rm"), "models.") | dict.fromkeys(
-    ("score", "verify", "replay", "report", "export", "compare"), "runs."
+    ("score", "verify", "replay", "bundle", "report", "export", "compare"), "runs."
 )
 
 EPILOG = """\b

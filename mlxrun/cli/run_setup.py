@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.settings import Config, ModelSettings
     from mlxrun.evals.run_folders.run_folder import RunFolder
+    from mlxrun.evals.suites.suite_run import SharedEngine
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.jobs.run.line_answerer import LinePreparer
     from mlxrun.model.fit.verdict import FitReport, WantedRows
@@ -122,6 +123,27 @@ def make_run_setup(
     model_info, preparer = load_preparer(config, run.paths.job.parent, weights=True, name=name)
     check_model(run, collect_settings(config, model_info), config.model.path)
     return _make_setup(config, hash_config(config), model_info, preparer, choose_engine_config)
+
+
+async def run_by_engine(
+    runs: Sequence[RunFolder], work: Callable[[RunFolder, SharedEngine], Coroutine[Any, Any, bool]]
+) -> list[bool]:
+    """Do `work` for all runs. Those that can use one engine come one after the other, so that a suite loads
+    each model once."""
+    from mlxrun.evals.suites.matrix import compute_engine_key
+    from mlxrun.evals.suites.suite_run import SharedEngine
+
+    groups: dict[str, list[RunFolder]] = {}
+    for each in runs:
+        groups.setdefault(compute_engine_key(each.manifest["config"]), []).append(each)
+    found: list[bool] = []
+    for group in groups.values():
+        engine = SharedEngine()
+        try:
+            found += [await work(each, engine) for each in group]
+        finally:
+            await engine.close()
+    return found
 
 
 def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSetup:

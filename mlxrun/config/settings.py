@@ -228,7 +228,7 @@ class BatchSettings:
     concurrency: Annotated[int | None, Range(1, 65536)] = None
     """Number of lines in progress. null: twice scheduler.max_running, so that the next prompts are ready."""
     order: Literal["completion", "input"] = "completion"
-    """Order of the lines in the output."""
+    """Order of the lines in the output. The cells of a suite have `input` unless the config sets it."""
     on_invalid: Literal["skip", "fail"] = "skip"
     """What an invalid line does: `skip` reports it in the error file; `fail` stops the job before it runs, as
     `--strict` does."""

@@ -27,7 +27,7 @@ from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
 from mlxrun.jobs.run.stop_signals import StopSignals
 from mlxrun.jobs.scoring.answer_text import is_cut
-from mlxrun.jobs.scoring.eval_spec import EvalReader, count_choices
+from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader, count_choices
 from mlxrun.jobs.scoring.line_scores import LineTries, run_scorers
 from mlxrun.jobs.scoring.score_groups import Scores
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
@@ -120,7 +120,7 @@ def _make_lines(each: RunLine, judge: Judge) -> Iterator[dict[str, Any]]:
     if each.answer is None or not isinstance(line, JobLine):
         return
     wanted = line.eval
-    if wanted is not None and wanted.name == "likeliest":
+    if wanted is not None and wanted.name in OF_LOGPROBS:
         return  # it is scored by the logprobs of its prompts, and has no answer
     columns = {
         "question": find_question(line.body),

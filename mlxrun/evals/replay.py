@@ -4,9 +4,11 @@ The manifest has the whole config, and digests of the job file and the model's f
 for where it was, at the same place relative to the output, and beside the output by its digest.
 
 The result of scoring (`eval`) is not compared: it follows from the answer, and can be computed without the
-model. Chosen lines run one by one and without a prefix cache. They are a job of their own in a temporary
-folder, so the run folder is not touched. All else is as in the run: config, seeds, keys of lines, and thus
-the ids in records.
+model. Neither is the name of the model, which its digest identifies.
+
+Chosen lines run one by one and without a prefix cache. They are a job of their own in a temporary folder, so
+the run folder is not touched. All else is as in the run: config, seeds, keys of lines, and thus the ids in
+records.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from typing import Any
 from mlxrun.config.setting_fields import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.errors import JobError
+from mlxrun.evals.run_folders.moved_paths import find_moved_paths
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
@@ -62,7 +65,8 @@ class RunComparison:
 def rebuild_config(run: RunFolder) -> Config:
     """Rebuild the config of the last run of a job. JobError if the manifest has none, if it was edited, or if
     the run is a batch of a server. Keys that the run's version did not know get their defaults, which change
-    no answer. Only the number of BLAS threads, which the environment decided then, is the recorded one."""
+    no answer. Only the number of BLAS threads, which the environment decided then, is the recorded one.
+    Files and folders that have moved with the job are found."""
     if run.manifest.get("batch"):
         raise JobError(f"{run.name}: is a batch of a server; its answers have ids that only the server gives")
     try:
@@ -75,7 +79,7 @@ def rebuild_config(run: RunFolder) -> Config:
         raise JobError(f"{run.paths.manifest}: contains no config that can be used: {error!r}") from error
     if edited:
         raise JobError(f"{run.paths.manifest}: its config was edited: it does not have the recorded digest")
-    return _restore_threads(config, run.manifest)
+    return find_moved_paths(_restore_threads(config, run.manifest), run.manifest, run.paths.job.parent)
 
 
 def _restore_threads(config: Config, manifest: Mapping[str, Any]) -> Config:
@@ -137,11 +141,21 @@ def check_model(run: RunFolder, settings: Mapping[str, Any], model: str) -> None
 
 
 async def replay_job(
-    run: RunFolder, paths: JobPaths, setup: JobSetup, options: JobOptions, say: Callable[[str], None]
+    run: RunFolder,
+    paths: JobPaths,
+    setup: JobSetup,
+    options: JobOptions,
+    say: Callable[[str], None],
+    *,
+    may_be_complete: bool = False,
 ) -> RunComparison:
     """Run all lines of the job of `run` again, with the output of `paths`, and compare them. JobError if the
-    output is complete already, unless `options.fresh`."""
-    if not options.fresh and paths.manifest.is_file() and RunFolder.open(paths.out).state == DONE:
+    output is complete already, unless `options.fresh` or `may_be_complete`, which compares it."""
+    if (
+        not (options.fresh or may_be_complete)
+        and paths.manifest.is_file()
+        and RunFolder.open(paths.out).state == DONE
+    ):
         raise JobError(f"{paths.out}: is complete already; --fresh runs it again, or give another -o")
     await JobRun(paths, setup, options, say, StopSignals(say)).run()
     return await asyncio.to_thread(_compare_runs, run, RunFolder.open(paths.out))
@@ -261,9 +275,10 @@ class LineDifference:
 
 
 def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """Describe where the bytes of two records begin to differ, without their scores. None if they are
-    equal."""
-    before, now = _dump(old), _dump(new)
+    """Describe where the bytes of two records begin to differ, without their scores and the model's name.
+    None if they are equal."""
+    old, new = _leave_out(old), _leave_out(new)
+    before, now = dump_record(old), dump_record(new)
     if before == now:
         return None
     if old["error"] is None and new["error"] is not None:
@@ -275,8 +290,14 @@ def describe_difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str |
     return found or f"the same values are written differently from byte {at} on"
 
 
-def _dump(record: Mapping[str, Any]) -> bytes:
-    return dump_record({key: value for key, value in record.items() if key != "eval"})
+def _leave_out(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record without what is not compared."""
+    found = {key: value for key, value in record.items() if key != "eval"}
+    body = (record["response"] or {}).get("body")
+    if isinstance(body, Mapping):
+        body = {key: value for key, value in body.items() if key != "model"}
+        found["response"] = {**record["response"], "body": body}
+    return found
 
 
 def _strip(record: Mapping[str, Any]) -> Any:
@@ -285,8 +306,7 @@ def _strip(record: Mapping[str, Any]) -> Any:
     body = response.get("body") if isinstance(response, Mapping) else None
     found = body if record["error"] is None and isinstance(body, Mapping) else {}
     # Ids are made of the settings, so they differ wherever something else does.
-    rest = {key: value for key, value in record.items() if key != "eval"}
-    return {**{key: value for key, value in found.items() if key != "id"}, "record": rest}
+    return {**{key: value for key, value in found.items() if key != "id"}, "record": record}
 
 
 def _walk(old: Any, new: Any, path: str) -> Iterator[str]:

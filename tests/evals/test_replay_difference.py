@@ -80,6 +80,16 @@ def test_scores_are_not_compared() -> None:
     assert describe_difference(make_record(), make_record() | {"eval": {"score": 0}}) is None
 
 
+def test_the_name_of_the_model_is_not_compared() -> None:
+    """Its digest identifies it. The same word anywhere else is compared."""
+    old, new = make_record(), make_record()
+    old["response"]["body"]["model"], new["response"]["body"]["model"] = "folder", "another"
+    assert describe_difference(old, new) is None
+    choice(new)["message"]["model"] = "another"
+    found = describe_difference(old, new)
+    assert found == "choices[0].message.model is 'another', was missing"
+
+
 def test_the_order_of_keys_is_part_of_the_bytes() -> None:
     """Equal values in other bytes are a difference too."""
     old, new = make_record(), make_record()

@@ -106,6 +106,7 @@ _COMPLETION = _COMMON | {
     "echo": BOOL,
     "logprobs": _TOP,
     "max_tokens": {"type": "integer", "minimum": 0},  # 0: for the logprobs of the prompt
+    "prompt_windows": object_of({}, {"size": _COUNT, "stride": _COUNT}),  # see api/text/prompt_windows.py
 }
 
 # Accepted because these values do not change the answer, also with server.strict_fields: the values, and the

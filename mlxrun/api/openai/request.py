@@ -39,6 +39,7 @@ from mlxrun.api.text.media.media_kinds import MediaRef, check_model_takes
 from mlxrun.api.text.messages import Message, normalize_messages
 from mlxrun.api.text.model_info import choose_adapter, name_model
 from mlxrun.api.text.prompt import RenderedPrompt, build_chat_prompt, check_text
+from mlxrun.api.text.prompt_windows import WINDOWS, check_prompt_windows, prepare_windows
 from mlxrun.api.text.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
 from mlxrun.api.text.templates.template import (
     find_template_variables,
@@ -94,7 +95,7 @@ async def prepare_request(
         model=name_model(model_info, adapter),
         n=int(given.get("n", 1)),
         control_stops=_find_control_stops(backend, params.stop_ids) if _is_free_text(grammar) else (),
-        echoed_prompts=texts if given.get("echo") else (),
+        echoed_prompts=texts if given.get("echo") and WINDOWS not in given else (),
         echoed_offsets=tuple(prompt.offsets for prompt in prompts) if _has_echoed_logprobs(given) else (),
         prompt_logprobs=given.get("prompt_logprobs"),
         stream=bool(given.get("stream")),
@@ -107,6 +108,7 @@ async def prepare_request(
         single_tool_call=given.get("parallel_tool_calls") is False,
         prompts=texts if kind == "chat" else (),
         continuation=prompts[0].continuation,
+        window_text=given["prompt"] if WINDOWS in given else None,
     )
 
 
@@ -139,10 +141,12 @@ def _check_combinations(
     required = "messages" if kind == "chat" else "prompt"
     if required not in given:
         reject(required, "missing", code="missing_field")
+    if WINDOWS in given:
+        check_prompt_windows(given)
 
 
 def _has_echoed_logprobs(given: Mapping[str, Any]) -> bool:
-    return bool(given.get("echo")) and "logprobs" in given
+    return bool(given.get("echo")) and "logprobs" in given and WINDOWS not in given
 
 
 async def _prepare_prompts(
@@ -151,6 +155,8 @@ async def _prepare_prompts(
     """The prompts of a request, of which each has `n` answers."""
     if kind == "chat":
         prompts = [await prepare_chat_prompt(given, tools, context, must_fit=True)]
+    elif WINDOWS in given:
+        prompts = await prepare_windows(given, context.model_info)
     else:
         prompts = await prepare_raw_prompts(
             given["prompt"],
@@ -212,6 +218,7 @@ def _build_requests(
             fairness_key=str(given.get("user", "")),
             grammar=grammar,
             adapter=adapter,
+            logprobs_from=prompt.logprobs_from,
         )
         for number, prompt in enumerate(prompts)
         for i in range(n)

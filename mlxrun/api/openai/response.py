@@ -40,7 +40,9 @@ def build_response(
         "created": created,
         "model": prepared.model,
         "system_fingerprint": fingerprint,
-        "choices": [_build_choice(prepared, choice) for choice in choices],
+        "choices": [_build_choice(prepared, choice) for choice in choices]
+        if prepared.window_text is None
+        else [_join_windows(prepared, choices)],
         "usage": build_usage(prepared, choices),
         **of_prompt,
         "mlxrun": {"seed": prepared.seed},
@@ -81,6 +83,21 @@ def _build_choice(prepared: PreparedRequest, choice: Choice) -> Json:
     if prepared.returns_token_ids:
         answer |= build_prompt_ids(prepared, choice.index) | {"token_ids": list(choice.token_ids)}
     return {"index": choice.index, **answer, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _join_windows(prepared: PreparedRequest, choices: Sequence[Choice]) -> Json:
+    """The choice of a text in windows: each of its tokens with its logprob, once."""
+    tokens: list[str] = []
+    logprobs: list[float] = []
+    for choice in choices:
+        request = prepared.requests[choice.index]
+        name = partial(_name_token, choice.token_bytes, False)
+        tokens += map(name, request.prompt[request.logprobs_from :])
+        logprobs += [max(each.logprob, _LOWEST) for each in choice.prompt_logprobs if each is not None]
+    if len(tokens) != len(logprobs):
+        raise RuntimeError(f"{len(logprobs)} logprobs of {len(tokens)} tokens")
+    found = {"tokens": tokens, "token_logprobs": logprobs}
+    return {"index": 0, "text": prepared.window_text, "logprobs": found, "finish_reason": "length"}
 
 
 def build_prompt_ids(prepared: PreparedRequest, index: int) -> Json:

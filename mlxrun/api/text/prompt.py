@@ -60,6 +60,7 @@ class RenderedPrompt:
     cache_positions: tuple[int, ...] = ()
     continuation: str = ""
     offsets: tuple[int, ...] = ()
+    logprobs_from: int = 1
 
     @property
     def text_before_continuation(self) -> str:

@@ -172,7 +172,7 @@ class _EvalCommand:
         run = SuiteRun(self.folder, self.chosen, self.jobs, manifest, setup, options, say, stop)
         code = await run.run()
         records = list(manifest.records.values())
-        print_matrix(records, sys.stdout)
+        print_matrix(records, sys.stdout, manifest.pools)
         print_line(f"{count_states(records)}: {self.folder}")
         return code
 

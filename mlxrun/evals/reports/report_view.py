@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.reports.charts import draw_interval
 from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, WRONG
 from mlxrun.evals.reports.report_runs import (
@@ -25,8 +26,10 @@ from mlxrun.evals.reports.shown_text import (
     pluralize_count,
 )
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
-from mlxrun.evals.suites.suite_manifest import read_suite_manifest
-from mlxrun.jobs.scoring.score_groups import ScoreGroup
+from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME
+from mlxrun.evals.suites.suite_manifest import format_pool, read_suite_manifest
+from mlxrun.jobs.scoring.perplexity import format_text_sums
+from mlxrun.jobs.scoring.score_groups import NOT_SCORED, ScoreGroup
 
 # The sentence at the top, in parts; those marked are what one looks for.
 Lead = list[tuple[str, bool]]
@@ -102,10 +105,12 @@ class VariantScore:
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
-    """One model on one task. `missing`: what is unfinished in it, and why."""
+    """One model on one task. `missing`: what is unfinished in it, and why; `notes`: the scores over all
+    seeds, and bits per byte."""
 
     variants: list[VariantScore]
     missing: list[str]
+    notes: list[str]
 
     @property
     def mean(self) -> float:
@@ -132,7 +137,7 @@ def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
     cells = [run for run in runs.runs if run.model]
     if not cells:
         return None
-    todo = _list_not_begun(runs)
+    todo, pools = _list_not_begun(runs), _read_suite(runs).get("pools", [])
     tasks = list(dict.fromkeys([*(run.task for run in cells), *(each["task"] for each in todo)]))
     models = list(dict.fromkeys([*(run.model for run in cells), *(each["model"] for each in todo)]))
     rows = []
@@ -141,32 +146,46 @@ def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
         for task in tasks:
             own = [run for run in cells if (run.model, run.task) == (model, task)]
             missing = [each for each in todo if (each["model"], each["task"]) == (model, task)]
-            found.append(_build_cell(own, missing))
+            found.append(_build_cell(own, missing, pools))
         rows.append((model, found))
     return SuiteMatrix(tasks, list(dict.fromkeys(run.variant for run in cells)), rows)
 
 
 def _list_not_begun(runs: ReportRuns) -> list[dict[str, Any]]:
     """The records of the suite's cells that have no run."""
-    manifest = None if runs.suite is None else read_suite_manifest(runs.suite / "suite.json")
     begun = {run.label for run in runs.runs}
     known = ("model", "task", "variant", "state", "error")
-    records = [] if manifest is None else manifest["cells"]
+    records = _read_suite(runs).get("cells", [])
     return [{key: each.get(key) or "" for key in known} for each in records if each["name"] not in begun]
 
 
-def _build_cell(runs: Sequence[ReportRun], todo: Sequence[Mapping[str, Any]]) -> MatrixCell | None:
+def _read_suite(runs: ReportRuns) -> dict[str, Any]:
+    """The manifest of the suite; empty if the runs are none."""
+    return {} if runs.suite is None else read_suite_manifest(runs.suite / SUITE_NAME) or {}
+
+
+def _build_cell(
+    runs: Sequence[ReportRun], todo: Sequence[Mapping[str, Any]], pools: Sequence[Mapping[str, Any]]
+) -> MatrixCell | None:
     if not runs and not todo:
         return None
-    scores = []
+    scores, unscored, notes = [], [], []
     for run in runs:
-        if run.scores.groups:
-            total = run.scores.compute_total()
+        total = run.scores.compute_total()
+        if total.is_unscored:
+            unscored.append(f"{run.variant}: {NOT_SCORED}")
+        elif run.scores.groups:
             scores.append(VariantScore(run.variant, total.share, get_interval(total)))
+        if total.texts.bytes:
+            notes.append(f"{run.variant}: {format_text_sums(total.texts.describe())}")
     left = sum(run.unfinished for run in runs)
-    missing = [f"{pluralize_count(left, 'line')} not finished"] if left else []
+    missing = [*unscored, *([f"{pluralize_count(left, 'line')} not finished"] if left else [])]
     missing += [f"{each['variant']}: {each['error'] or each['state']}" for each in todo]
-    return MatrixCell(scores, missing)
+    shown = {run.label for run in runs}
+    found = [pool for pool in pools if shown.issuperset(pool["cells"])]
+    names = [remove_seed(pool["cells"][0].rpartition("/")[2]) for pool in found]
+    notes += [f"{name or 'all seeds'}: {format_pool(pool)}" for name, pool in zip(names, found, strict=True)]
+    return MatrixCell(scores, missing, notes)
 
 
 def list_reasons(runs: Sequence[ReportRun]) -> list[tuple[FailureReason, str]]:

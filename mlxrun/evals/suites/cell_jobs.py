@@ -193,7 +193,7 @@ class CellJobs:
 
     def _check_generation(self, name: str, task: SuiteTask) -> None:
         """Report fields of `generation` that no request has, or whose values are wrong."""
-        fields = BODIES["chat" if task.endpoint == "chat" else "completion"]
+        fields = BODIES["completion" if task.is_completion else "chat"]
         for key, value in task.generation.items():
             if key in NOT_IN_GENERATION:  # which was reported
                 continue

@@ -105,6 +105,8 @@ def _concerns(key: str, task: SuiteTask) -> bool:
         return bool(task.prompts)
     if key in TASK_KEYS:
         return task.few_shot is not None
+    if task.is_perplexity:
+        return not key.startswith(SAMPLING)
     return not (task.choices and key.startswith((GENERATION, SAMPLING)))
 
 
@@ -129,7 +131,15 @@ def _load_config(
     except ConfigError as error:
         file.lines += str(error).splitlines()
         return _BUILT_IN
-    return loaded if path is not None or given.config is None else _BUILT_IN
+    return _order_records(loaded) if path is not None or given.config is None else _BUILT_IN
+
+
+def _order_records(loaded: LoadedConfig) -> LoadedConfig:
+    """The config with records in the order of the job, unless it says otherwise."""
+    if loaded.origins["batch.order"] != DEFAULT:
+        return loaded
+    config = replace(loaded.config, batch=replace(loaded.config.batch, order="input"))
+    return replace(loaded, config=config, digest=hash_config(config))
 
 
 def _build_layer(settings: Mapping[str, ConfigNode]) -> ConfigNode:
@@ -158,7 +168,7 @@ def _build_seeds(
     task = _change_task(suite.tasks[task_name], values)
     own = (loaded.config.sampling.seed or 0,)
     seeds: Sequence[int] = suite.seeds or own
-    for seed in seeds[:1] if task.choices else seeds:
+    for seed in seeds[:1] if task.choices or task.is_perplexity else seeds:
         config, digest = loaded.config, loaded.digest
         if suite.seeds:
             config = replace(config, sampling=replace(config.sampling, seed=seed))

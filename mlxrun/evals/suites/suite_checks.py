@@ -64,10 +64,10 @@ def _check_template(task: SuiteTask) -> Iterator[Problem]:
         yield (), f"one of {', '.join(_TEMPLATES)} is missing"
     for name in given[1:]:
         yield (name,), f"`{given[0]}` is given too; give one of them"
-    is_completion = task.endpoint == "completion" or bool(task.choices)
     for name in ("messages", "system", "images"):
-        if is_completion and getattr(task, name):
+        if task.is_completion and getattr(task, name):
             why = "`choices` need a completion" if task.choices else "`endpoint` is completion"
+            why = "`perplexity` is that of a text" if task.is_perplexity else why
             yield (name,), f"only chats have {name}, and {why}"
     for name in ("system", "images"):
         if getattr(task, name) and task.messages:
@@ -91,7 +91,10 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
     yield from _find_missing_judge(task)
     if task.choices and task.match not in (None, "likeliest"):
         yield ("match",), "answers of `choices` are compared by `likeliest` only"
-    if task.expected is None and task.judge is None:
+    for name in ("choices", "expected", "few_shot", "judge"):
+        if task.is_perplexity and getattr(task, name):
+            yield (name,), "it would have no effect on `perplexity`, which is that of the prompt"
+    if task.expected is None and task.judge is None and not task.is_perplexity:
         for name in ("match", "group"):
             if getattr(task, name) is not None:
                 yield (name,), "it needs `expected`"

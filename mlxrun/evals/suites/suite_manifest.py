@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlxrun.core.terminal import open_console
+from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
+from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
 from mlxrun.jobs.records.run_paths import wrap_write_errors, write_atomically
 from mlxrun.jobs.run.progress import format_now
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY, format_text_sums
+from mlxrun.jobs.scoring.score_groups import NOT_SCORED
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,12 +53,13 @@ class SuiteManifest:
     leaves out."""
 
     def __init__(self, folder: Path, file: SuiteFile, cells: Sequence[Cell]) -> None:
-        self._path = folder / "suite.json"
+        self._folder, self._path = folder, folder / "suite.json"
         self.cells = cells
         earlier = read_suite_manifest(self._path) or {"cells": [], "runs": []}
         known = {each["name"]: each for each in earlier["cells"]}
         self.records = {cell.name: _describe_cell(cell, known.get(cell.name, {})) for cell in cells}
         self._runs: list[Record] = earlier["runs"]
+        self.pools: list[Record] = earlier.get("pools", [])
         self._head = {
             "format": FORMAT,
             "suite": {"path": os.path.abspath(file.path), "sha256": file.sha256},
@@ -86,11 +91,13 @@ class SuiteManifest:
         """End this start. `state`: done, interrupted or failed."""
         self._runs[-1].update(ended=format_now(), exit=exit_code)
         self._state = state
+        self.pools = pool_seeds(self._folder, list(self.records.values()), self.pools)
         self._write()
 
     def _write(self) -> None:
         cells = list(self.records.values())
-        _write_content(self._path, {**self._head, "state": self._state, "cells": cells, "runs": self._runs})
+        content = {**self._head, "state": self._state, "cells": cells, "pools": self.pools}
+        _write_content(self._path, {**content, "runs": self._runs})
 
 
 def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
@@ -102,6 +109,7 @@ def update_cell_scores(out: Path, scores: Mapping[str, Any]) -> None:
     for record in manifest["cells"]:
         if record["name"] == "/".join(found[1:]):
             record["scores"] = scores
+    manifest["pools"] = pool_seeds(found[0], manifest["cells"], manifest.get("pools", []))
     _write_content(found[0] / "suite.json", manifest)
 
 
@@ -151,18 +159,47 @@ def read_suite_manifest(path: Path) -> Record | None:
     return None
 
 
-def print_matrix(records: Sequence[Mapping[str, Any]], stream: TextIO) -> None:
-    """Print the matrix of scores. A cell without a score, or a failed one, shows its state."""
+def print_matrix(
+    records: Sequence[Mapping[str, Any]], stream: TextIO, pools: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Print the matrix of scores. A cell without a score, or a failed one, shows its state. `pools`: those of
+    cells that differ only in their seeds; each comes after its last cell."""
     from rich.markup import escape
 
     models = list(dict.fromkeys(each["model"] for each in records))
     rows: dict[tuple[str, str], dict[str, str]] = {}
     for each in records:
         rows.setdefault((each["task"], each["variant"]), {})[each["model"]] = _format_score(each)
+    known = {each["name"]: each for each in records}
+    pooled: dict[tuple[str, str], dict[str, str]] = {}
+    for pool in pools:
+        last = known[pool["cells"][-1]]
+        pooled.setdefault((last["task"], last["variant"]), {})[last["model"]] = format_pool(pool)
     table = make_table(("task", "variant", *models))
     for (task, variant), scores in rows.items():
         table.add_row(*map(escape, (task, variant, *(scores.get(model, "") for model in models))))
+        if (found := pooled.get((task, variant))) is not None:
+            rest = remove_seed(variant)
+            name = f"all seeds,{rest}" if rest else "all seeds"
+            table.add_row(*map(escape, (task, name, *(found.get(model, "") for model in models))))
     print_table(table, stream)
+
+
+def format_pool(pool: Mapping[str, Any]) -> str:
+    """Format the score over all seeds with its interval, and how much single seeds vary."""
+    return f"{_format_share(pool)} (seeds ± {100 * pool['seed_deviation']:.1f})"
+
+
+def _format_share(total: Mapping[str, Any]) -> str:
+    if total.get("unscored") and total["unscored"] == total.get("lines") and not total["share"]:
+        return NOT_SCORED
+    if PERPLEXITY in total:
+        return format_text_sums(total[PERPLEXITY])
+    text = f"{100 * total['share']:.1f} %"
+    if total["interval"] is None:
+        return text
+    low, high = total["interval"]
+    return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
 
 
 def _format_score(record: Mapping[str, Any]) -> str:
@@ -171,10 +208,7 @@ def _format_score(record: Mapping[str, Any]) -> str:
     if state == "failed" or scores is None:  # scores of a failed cell are those of an earlier start
         return f"{record['done']} lines" if state == "done" else state
     total = scores["total"]
-    text = f"{100 * total['share']:.1f} %"
-    if total["interval"] is not None:
-        low, high = total["interval"]
-        text += f" [{100 * low:.1f}, {100 * high:.1f}]"
+    text = _format_share(total)
     notes = [f"{record['failed']} failed"] if record["failed"] else []
     notes += [f"{total['unscored']} unscored"] if total.get("unscored") else []
     notes += [f"{record['cut_by_length']} cut"] if record["cut_by_length"] else []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from mlxrun.config.setting_annotations import Range
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY
 
 Scalar = str | int | float | bool | None
 
@@ -64,7 +65,7 @@ class SuiteTask:
     their variables are the columns of the row."""
 
     data: str | None = None
-    """CSV, TSV, JSONL or Parquet file, relative to the suite."""
+    """CSV, TSV, JSONL or Parquet file, relative to the suite; a .txt file is one row with a column `text`."""
     hub: HubSource | None = None
     """Data set of the hub, instead of `data`."""
     prompt: str | None = None
@@ -97,7 +98,7 @@ class SuiteTask:
     """Column with the expected answer. With `choices`: the text, the letter, or the number from 0 of one."""
     match: str | None = None
     """How an answer is compared with it, as in the `eval` of a job line. null: `exact`, or `likeliest` with
-    `choices`."""
+    `choices`. `perplexity` expects nothing: it measures how well the model predicts the `prompt`."""
     group: str | None = None
     """Column with the group in which a line is scored."""
     eval: dict[str, Any] = field(default_factory=dict)
@@ -109,6 +110,16 @@ class SuiteTask:
     wait for it."""
     limit: Annotated[int | None, Range(1, None)] = None
     """Only the first rows."""
+
+    @property
+    def is_perplexity(self) -> bool:
+        """Whether the texts of the prompts are measured, and nothing is generated."""
+        return self.match == PERPLEXITY
+
+    @property
+    def is_completion(self) -> bool:
+        """Whether the `prompt` is a text, and no message."""
+        return self.endpoint == "completion" or bool(self.choices) or self.is_perplexity
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from mlxrun.evals.suites.task_rows import RowSource, make_data_url
 from mlxrun.jobs.lines.line_keys import is_local_path
 from mlxrun.jobs.lines.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
 from mlxrun.jobs.lines.table_files import Row, RowError
+from mlxrun.jobs.scoring.perplexity import WINDOWS
 
 Json = dict[str, Any]
 Locate = Callable[[str], str]  # from a key of the task to its position in the suite
@@ -46,6 +47,8 @@ class TaskTemplate:
             self._add_messages(line, used)
         elif used:
             line["prompt"] = "".join([*(self._render_example(each) for each in used), line["prompt"]])
+        if self.task.is_perplexity:
+            line = {**line, WINDOWS: {}, "echo": True, "logprobs": 0, "max_tokens": 0}
         if self.task.choices:
             line = self._make_choices(line["prompt"], row, number)
         if "eval" in self.parts:
@@ -168,7 +171,7 @@ def compile_parts(
 ) -> Iterator[tuple[str, LineTemplate | JobError]]:
     """Yield the keys of a task's templates, each with the template or its error. `folder`: the suite's
     folder."""
-    is_completion = task.endpoint == "completion" or bool(task.choices)
+    is_completion = task.is_completion
     text_key = "prompt" if is_completion else "messages"
 
     def compile(key: str, value: Mapping[str, Any], constant: bool = False) -> LineTemplate | JobError:
@@ -242,6 +245,8 @@ def build_eval(task: SuiteTask) -> Json:
     found = dict(task.eval)
     if task.judge is not None and (task.expected is None or task.match is None):
         found.setdefault("match", task.match or "judge")
+    if task.is_perplexity:
+        found["match"] = task.match
     if task.expected is None and task.group is not None:
         found["group"] = f"{{{{ row[{json.dumps(task.group)}] | string }}}}"
     return found

@@ -29,7 +29,7 @@ from mlxrun.jobs.lines.job_file import COMPLETION, MESSAGE, POOLED, RESPONSE, Ba
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys
 from mlxrun.jobs.run.line_answerer import LinePreparer
-from mlxrun.jobs.scoring.eval_spec import EvalReader
+from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader
 
 if TYPE_CHECKING:
     from mlxrun.api.prepared import PreparedRequest
@@ -168,22 +168,26 @@ def make_eval_reader(
 def report_likelihood_lines(job: Path, name: str, say: Callable[[str], None]) -> bool:
     """Tell the user which lines compare likelihoods: no other match, scorer or judge can score them. Returns
     whether the job has other lines."""
-    left, lines = _count_likelihood_lines(job)
+    names, left, lines = _count_likelihood_lines(job)
     if left:
         count = pluralize(lines, "line") if left == lines else f"{left} of {pluralize(lines, 'line')}"
-        say(f"{name}: {count} with `match: likeliest` left as they are: they have no answer text")
+        what = f"`match: {' or '.join(sorted(names))}`"
+        say(f"{name}: {count} with {what} left as they are: they have no answer text")
     return left < lines or not lines
 
 
-def _count_likelihood_lines(job: Path) -> tuple[int, int]:
-    found = lines = 0
+def _count_likelihood_lines(job: Path) -> tuple[set[str], int, int]:
+    """The matches of such lines, and the numbers of such lines and of all."""
+    names, found, lines = set[str](), 0, 0
     with open_job(job) as file:
         for raw in read_lines(file):
             lines += 1
-            if b'"likeliest"' in raw.data:
+            if b'"likeliest"' in raw.data or b'"perplexity"' in raw.data:
                 wanted = parse_line(raw, evals=EvalReader(scorers=None)).eval
-                found += wanted is not None and wanted.name == "likeliest"
-    return found, lines
+                if wanted is not None and wanted.name in OF_LOGPROBS:
+                    names.add(wanted.name)
+                    found += 1
+    return names, found, lines
 
 
 def load_line_scorers(job: Path) -> dict[str, Scorer]:

@@ -1,4 +1,4 @@
-"""Reads the rows of a table: a CSV, JSONL or Parquet file, one row at a time.
+"""Reads the rows of a table: a CSV, JSONL or Parquet file, one row at a time. A text file is one row.
 
 The first line of a CSV file has the column names; commas, semicolons or tabs separate cells, and values are
 strings. Values of JSONL and Parquet keep their types.
@@ -17,7 +17,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.limited_json import NestedTooDeeply, load_json
 from mlxrun.core.text_files import check_encoding, open_regular
 
-SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".txt")
 _DELIMITERS = ",;\t"
 Row = dict[str, Any]
 
@@ -32,7 +32,8 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row | RowError]]:
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise JobError(f"{path}: a table's name ends in one of {', '.join(SUFFIXES)}")
-    read = {".parquet": _read_parquet, ".csv": _read_csv, ".tsv": _read_csv}.get(suffix, _read_jsonl)
+    readers = {".parquet": _read_parquet, ".csv": _read_csv, ".tsv": _read_csv, ".txt": _read_text}
+    read = readers.get(suffix, _read_jsonl)
     try:
         with open_regular(path) as file:
             check_encoding(file.read(4))
@@ -62,6 +63,11 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row | RowError]]:
                     )
         except csv.Error as error:
             raise JobError(f"{path}:{rows.line_num}: this is not CSV: {error}") from error
+
+
+def _read_text(path: Path) -> Iterator[tuple[int, Row | RowError]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        yield 1, {"text": file.read()}
 
 
 def _check_columns(path: Path, columns: list[str]) -> None:

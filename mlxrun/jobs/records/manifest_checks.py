@@ -45,6 +45,12 @@ _LIBRARIES = (
     "numpy",
     "llguidance",
     "pillow",
+    # What makes prompts and pixels.
+    "jinja2",
+    "sentencepiece",
+    "tiktoken",
+    "pypdfium2",
+    "opencv-python",
 )
 _NOT_COMPARED = ("python",)
 # The facts on which results depend (DECISIVE in model/machine/device.py), as messages call them.
@@ -60,7 +66,8 @@ _DEVICE = {
     "blas_kernel": "the BLAS kernel (OPENBLAS_CORETYPE)",
     "blas_threads": "the number of BLAS threads (engine.blas_threads)",
 }
-_THREADS, _FIXED = "blas_threads", "blas_threads_fixed"
+_THREADS, _FIXED, _VARIABLES = "blas_threads", "blas_threads_fixed", "variables"
+_AS_FACTS = ("MLX_DISABLE_COMPILE", "MLX_ENABLE_TF32")  # variables whose effect is a fact of the device
 
 
 def list_versions() -> dict[str, str]:
@@ -101,11 +108,13 @@ class RunEnvironment:
         of the two does not know are left out."""
         versions = {name: name for name in self.versions or () if name not in _NOT_COMPARED}
         of_versions = _compare(self.versions, new.versions, versions)
-        return [*of_versions, *_compare(self.device, new.device, _DEVICE)]
+        of_variables = _compare_variables(self.device or {}, new.device or {})
+        return [*of_versions, *_compare(self.device, new.device, _DEVICE), *of_variables]
 
     def list_obstacles(self, new: RunEnvironment) -> list[str]:
-        """List the differences that forbid mixing lines: all but a number of threads that is not fixed."""
-        return _without_free_threads(self).list_differences(_without_free_threads(new))
+        """List the differences that forbid mixing lines. A number of threads that is not fixed is none, nor
+        are variables: those that decide digits are facts of the device too."""
+        return _leave_out_free(self).list_differences(_leave_out_free(new))
 
 
 def _compare(
@@ -116,16 +125,27 @@ def _compare(
             yield f"{name} is {_show(new[key])}, was {_show(old[key])}"
 
 
+def _compare_variables(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    """The variables of MLX that differ, where both sides know them."""
+    was, now = old.get(_VARIABLES), new.get(_VARIABLES)
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        for name in sorted((was.keys() | now.keys()) - {*_AS_FACTS}):
+            values = ["not set" if each is None else repr(each) for each in (now.get(name), was.get(name))]
+            if values[0] != values[1]:
+                yield f"the variable {name} is {values[0]}, was {values[1]}"
+
+
 def _show(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return str(value or "not known")
 
 
-def _without_free_threads(found: RunEnvironment) -> RunEnvironment:
-    if found.device is None or found.device.get(_FIXED, True):
+def _leave_out_free(found: RunEnvironment) -> RunEnvironment:
+    if found.device is None:
         return found
-    return replace(found, device={key: value for key, value in found.device.items() if key != _THREADS})
+    left_out = {_VARIABLES} if found.device.get(_FIXED, True) else {_VARIABLES, _THREADS}
+    return replace(found, device={key: each for key, each in found.device.items() if key not in left_out})
 
 
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError)  # errors of a damaged manifest

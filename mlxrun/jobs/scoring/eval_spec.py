@@ -13,10 +13,13 @@ from typing import Any
 from mlxrun.core.field_errors import suggest
 from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY, check_perplexity
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer, check_metric
 
 _COMMON = ("expected", "match", "group", "cluster", "metrics", "scorer", "after")
 _MOST_OPTIONS = 26
+NEEDS_NO_EXPECTED = ("judge", PERPLEXITY)  # matches
+OF_LOGPROBS = ("likeliest", PERPLEXITY)  # matches that compare no answer text
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class EvalReader:
     """Reads the `eval` of lines. `scorers`: the loaded scorers that lines may name, by name. It is empty in a
     server, which runs no code of clients; None reads any name and loads nothing. `changes`: keys that replace
     those of every line; `scorer`: scores every line, with or without an `eval`. Lines with the match
-    `likeliest` keep it: they have no answer text for a scorer or another match."""
+    `likeliest` or `perplexity` keep it: they have no answer text for a scorer or another match."""
 
     scorers: Mapping[str, Scorer] | None = field(default_factory=dict)
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -92,7 +95,7 @@ class EvalReader:
 
 def compares_likelihoods(value: Any) -> bool:
     """Whether the `eval` of a line scores the logprobs of its prompts, not an answer."""
-    return isinstance(value, dict) and value.get("match") == "likeliest" and value.get("scorer") is None
+    return isinstance(value, dict) and value.get("match") in OF_LOGPROBS and value.get("scorer") is None
 
 
 def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer | None = None) -> EvalSpec:
@@ -106,7 +109,7 @@ def parse_eval(value: Any, scorers: Mapping[str, Scorer] | None, scorer: Scorer 
         raise ValueError(f"eval.match must be one of {', '.join(MATCHES)}, not {match!r}{hint}")
     if scorer is None and value.get("scorer") is not None:
         scorer = _find_scorer(value["scorer"], scorers)
-    is_free = scorer is not None or match == "judge"
+    is_free = scorer is not None or match in NEEDS_NO_EXPECTED
     unknown = find_unknown_key(value, match, is_free)
     if unknown is not None:
         raise ValueError(f"eval.{unknown[0]} {unknown[1]}")
@@ -270,6 +273,8 @@ def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:
         raise ValueError(f"eval: an answer of {url} is no text that can be compared")
     if spec.scorer is None and spec.match == "likeliest":
         check_likeliest(spec.expected, spec.options, url, body)
+    if spec.scorer is None and spec.match == PERPLEXITY:
+        check_perplexity(body)
     count = count_choices(body)
     for name in spec.metrics:
         if check_metric(name) > count:
@@ -293,6 +298,7 @@ _MATCHES: dict[str, tuple[Callable[[EvalSpec], None], tuple[str, ...]]] = {
     "json_schema": (lambda spec: _check_field("expected", check_schema, spec.expected), ()),
     "choice": (_check_choice, ("options",)),
     "likeliest": (_check_likeliest, ("context_chars", "normalize")),
+    PERPLEXITY: (lambda _: None, ()),
     "judge": (lambda _: None, ()),  # which decides, so `expected` may be anything
 }
 MATCHES = tuple(_MATCHES)

@@ -17,6 +17,7 @@ from mlxrun.jobs.scoring.answer_text import extract_answers, strip_reasoning
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, count_choices
 from mlxrun.jobs.scoring.likeliest import score_likeliest
 from mlxrun.jobs.scoring.matching import match_answer, votes_by_score
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY, score_perplexity
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict, compute_metric, list_default_metrics
 
@@ -130,6 +131,8 @@ def score_response(
         result["comment"] = comment
     if scores:
         result["scores"] = {name: _shorten(value) for name, value in scores.items()}
+    if verdicts[0].sums:
+        result["sums"] = dict(verdicts[0].sums)
     if count > 1 and response is not None:
         result["choices"] = [_shorten(float(each.score)) for each in verdicts]
     return result
@@ -140,6 +143,8 @@ def _score_choices(
 ) -> list[Verdict]:
     if spec.scorer is None and spec.match == "likeliest":
         return [score_likeliest(response["choices"], spec.expected, spec.options)]
+    if spec.scorer is None and spec.match == PERPLEXITY:
+        return [score_perplexity(response, str(line["body"]["prompt"]))]
     texts, tries = extract_answers(response)[:count], LineTries()
     if spec.scorer is None:
         return [tries.call(partial(match_limited, spec), text) for text in texts]

@@ -11,7 +11,9 @@ from mlxrun.core.terminal import open_console, print_line
 from mlxrun.core.visible_text import make_line
 from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
+from mlxrun.jobs.scoring.perplexity import PERPLEXITY, TextSums, format_text_sums
 
+NOT_SCORED = "not scored"  # in place of a score, where no answer of a group could be scored
 _DIGITS = 10  # so many that a share which is printed with fewer is not rounded twice
 
 
@@ -20,7 +22,7 @@ class ScoreGroup:
     """The scores of one group. `correct`: lines that score 1; `failed`: lines that failed, which score 0;
     `cut_by_length`: answers cut by their limit of tokens; `unscored`: answers on which a scorer, a judge or a
     pattern failed, which score 0; `waiting`: those of them that a judge is to score; `metrics`: further
-    scores by name; `matches`: how the lines are scored."""
+    scores by name; `texts`: those whose perplexity was computed; `matches`: how the lines are scored."""
 
     lines: int = 0
     correct: int = 0
@@ -30,6 +32,7 @@ class ScoreGroup:
     waiting: int = 0
     scores: ScoreMean = field(default_factory=ScoreMean)
     metrics: dict[str, ScoreMean] = field(default_factory=lambda: defaultdict(ScoreMean))
+    texts: TextSums = field(default_factory=TextSums)
     matches: set[str] = field(default_factory=set)
 
     @property
@@ -41,6 +44,11 @@ class ScoreGroup:
     def interval(self) -> ConfidenceInterval | None:
         """The interval of `share`."""
         return self.scores.compute_interval()
+
+    @property
+    def is_unscored(self) -> bool:
+        """Whether no answer could be scored, so that the share of 0 says nothing."""
+        return bool(self.lines) and self.unscored == self.lines and not self.scores.total
 
     def add(self, result: Mapping[str, Any], *, failed: bool, is_cut_answer: bool) -> None:
         """Count the `eval` of one record."""
@@ -56,12 +64,15 @@ class ScoreGroup:
         self.scores.add(number, result.get("cluster"))
         for name, value in (result.get("scores") or {}).items():
             self.metrics[name].add(value, result.get("cluster"))
+        if result.get("match") == PERPLEXITY and result.get("sums"):
+            self.texts.add(result["sums"], result.get("cluster"))
 
     def merge(self, other: ScoreGroup) -> None:
         """Count all lines of another group."""
         for name in ("lines", "correct", "failed", "cut_by_length", "unscored", "waiting"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.scores.merge(other.scores)
+        self.texts.merge(other.texts)
         self.matches |= other.matches
         for name, mean in other.metrics.items():
             self.metrics[name].merge(mean)
@@ -87,6 +98,8 @@ class ScoreGroup:
         }
         if self.metrics:
             found["metrics"] = {name: round(value, _DIGITS) for name, value in self.compute_metrics().items()}
+        if self.texts.bytes:
+            found[PERPLEXITY] = self.texts.describe()
         return found
 
 
@@ -158,6 +171,10 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
 
 def format_share(group: ScoreGroup) -> str:
     """Format the mean score of a group with its interval: `72.5 % [65.1, 78.9]`."""
+    if group.is_unscored:
+        return NOT_SCORED
+    if group.texts.bytes:
+        return format_text_sums(group.texts.describe())
     interval = group.interval
     return f"{100 * group.share:.1f} %" + ("" if interval is None else f" {interval.format_percent()}")
 

@@ -7,6 +7,7 @@ A choice passes if it scores 1. With n choices of which c pass:
     pass^k = C(c, k) / C(n, k)          all of k pass; Yao et al. 2024, "tau-bench"
     majority                            the score of the answer that most choices give; Wang et al. 2022,
                                         "Self-Consistency Improves Chain of Thought Reasoning"
+    maj@k                               the same of k of them, the mean over all ways to take k
 
 Where several answers have most votes, the majority's score is the mean of theirs. This is what choosing one
 of them at random gives on average.
@@ -27,13 +28,14 @@ from typing import Any, Protocol
 class Verdict:
     """The score of one answer, from 0 to 1. `extracted`: what was compared in it, None for nothing; `note`:
     why it could not be scored; `scores`: further scores by name; `comment`: what a scorer says of an answer
-    that it has scored."""
+    that it has scored; `sums`: what is added up over lines, for figures of all of them together."""
 
     score: float
     extracted: Any = None
     note: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     comment: str | None = None
+    sums: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +76,14 @@ class UnloadedScorer:
 
 
 MEAN, MAJORITY = "mean", "majority"
-_PASS = re.compile(r"pass([@^])([1-9]\d{0,5})")
+_OF_SOME = re.compile(r"(pass@|pass\^|maj@)([1-9]\d{0,5})")
 
 
 def check_metric(name: object) -> int:
     """Return the number of choices that a metric needs. ValueError if there is no such metric."""
-    found = _PASS.fullmatch(name) if isinstance(name, str) else None
+    found = _OF_SOME.fullmatch(name) if isinstance(name, str) else None
     if found is None and name not in (MEAN, MAJORITY):
-        raise ValueError(f"{name!r} is not one of mean, majority, pass@K and pass^K")
+        raise ValueError(f"{name!r} is not one of mean, majority, pass@K, pass^K and maj@K")
     return int(found[2]) if found else 1
 
 
@@ -96,23 +98,51 @@ def compute_metric(name: str, verdicts: Sequence[Verdict], votes_by_score: bool)
     if name == MEAN:
         return sum(each.score for each in verdicts) / len(verdicts)
     if name == MAJORITY:
-        return _score_majority(verdicts, votes_by_score)
-    found = _PASS.fullmatch(name)
+        return _score_majority(verdicts, votes_by_score, len(verdicts))
+    found = _OF_SOME.fullmatch(name)
     assert found is not None
     k, n, passed = int(found[2]), len(verdicts), sum(each.score == 1 for each in verdicts)
-    if found[1] == "^":
+    if found[1] == "maj@":
+        return _score_majority(verdicts, votes_by_score, k)
+    if found[1] == "pass^":
         return comb(passed, k) / comb(n, k)
     return 1 - comb(n - passed, k) / comb(n, k)
 
 
-def _score_majority(verdicts: Sequence[Verdict], votes_by_score: bool) -> float:
-    """Choices in which nothing was found do not vote."""
+def _score_majority(verdicts: Sequence[Verdict], votes_by_score: bool, k: int) -> float:
+    """The mean score of the answer with most votes, over all ways to take `k` choices. Choices in which
+    nothing was found do not vote."""
     votes: dict[str, list[float]] = defaultdict(list)
     for each in verdicts:
         if votes_by_score:
             votes[str(each.score)].append(each.score)
         elif each.extracted is not None:
             votes[json.dumps(each.extracted, sort_keys=True)].append(each.score)
-    most = max(map(len, votes.values()), default=0)
-    tied = [scores[0] for scores in votes.values() if len(scores) == most]
-    return sum(tied) / len(tied) if tied else 0.0
+    answers = [(len(scores), scores[0]) for scores in votes.values()]
+    silent = len(verdicts) - sum(count for count, _ in answers)
+    most = max((count for count, _ in answers), default=0)
+    if k == len(verdicts):
+        tied = [score for count, score in answers if count == most]
+        return sum(tied) / len(tied) if tied else 0.0
+    total = sum(_sum_won(answers, silent, k, winning) for winning in range(1, min(most, k) + 1))
+    return total / comb(len(verdicts), k)
+
+
+def _sum_won(answers: Sequence[tuple[int, float]], silent: int, k: int, winning: int) -> float:
+    """The sum of the majority's scores over all ways to take `k` choices in which the most votes of an answer
+    are `winning`. `answers`: the number of choices with each answer, and its score; `silent`: the number of
+    choices that do not vote."""
+    # By votes so far and tied answers: the number of ways, and the sum of the scores of the tied over them.
+    ways: dict[tuple[int, int], tuple[int, float]] = {
+        (taken, 0): (comb(silent, taken), 0.0) for taken in range(min(silent, k) + 1)
+    }
+    for count, score in answers:
+        new: dict[tuple[int, int], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        for (taken, tied), (number, scores) in ways.items():
+            for more in range(min(count, winning, k - taken) + 1):
+                wins, times = more == winning, comb(count, more)
+                old = new[taken + more, tied + wins]
+                added = (number * times, (scores + number * score * wins) * times)
+                new[taken + more, tied + wins] = old[0] + added[0], old[1] + added[1]
+        ways = new
+    return sum(scores / tied for (taken, tied), (_, scores) in ways.items() if taken == k and tied)

@@ -162,6 +162,7 @@ def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
     info = {k: v for k, v in mx.device_info(mx.default_device()).items() if k not in ("uuid", "pci_bus_id")}
     name = str(info.pop("device_name", info.get("architecture", "unknown")))
     facts = {"backend": get_backend(), "name": name} | info | {"compile": _compiles()}
+    facts["variables"] = {key: each for key, each in sorted(os.environ.items()) if key.startswith("MLX_")}
     if facts["backend"] != "cpu":
         if settings is not None:
             used = decide_kernel(get_backend(), settings.reproducible, settings.load_check)

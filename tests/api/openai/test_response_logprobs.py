@@ -236,3 +236,22 @@ def test_streams_have_no_prompt_logprobs(url: str) -> None:
     assert make(url, body).prompt_logprobs == 1
     error = refused(url, {**body, "stream": True}, stream=True)
     assert (error.param, error.code) == ("prompt_logprobs", "unsupported_parameter")
+
+
+def test_windows_are_joined_to_one_choice() -> None:
+    """Each token once, in order, with the logprob of its own window."""
+    windows = {"size": 4, "stride": 2}
+    prepared = complete(prompt="abcdefg", prompt_windows=windows, echo=True, logprobs=0, max_tokens=0)
+    body = answer(prepared)
+    wanted = [each.logprob for request in prepared.requests for each in make_prompt_logprobs(request) if each]
+    (found,) = body["choices"]
+    assert found["logprobs"] == {"tokens": list("abcdefg"), "token_logprobs": wanted}
+    assert (found["text"], found["finish_reason"]) == ("abcdefg", "length")
+    assert body["usage"]["prompt_tokens"] == sum(len(each.prompt) for each in prepared.requests)
+    lost = replace(
+        prepared, requests=(*prepared.requests[:2], replace(prepared.requests[2], logprobs_from=3))
+    )
+    choice = Choice(prepared, 2, MODEL_INFO)
+    choice.feed(TokenEvent("r", prompt_logprobs=make_prompt_logprobs(prepared.requests[2])))
+    with pytest.raises(RuntimeError, match="logprobs of"):
+        build_response(lost, [choice], "x", 5)

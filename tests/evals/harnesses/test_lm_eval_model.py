@@ -3,7 +3,9 @@ whose scores are the oracle."""
 
 from __future__ import annotations
 
+import json
 import math
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,15 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from mlxrun.config.settings import Config, ModelSettings
+from mlxrun.jobs.scoring.perplexity import TextSums, score_perplexity
 from tests.helpers import text_models
 from tests.helpers.harness_scripts import run_harness_script
 from tests.helpers.served_model import run_model_server
 
 pytestmark = pytest.mark.slow
 BATCHED = ("mlxrun_choice", "mlxrun_pages")
+PAGES = Path(__file__).parent / "tasks/data/pages.jsonl"
+LONG = "The river runs past the old mill. " * 6  # as in scripts/run_lm_eval_tasks.py
 TASKS = ("choice", "letters", "truths", "gaps", "last_word", "pages", "sums", "votes")
 
 
@@ -42,7 +47,23 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = build_model(tmp_path_factory.mktemp("model") / "tiny")
     with run_model_server(Config(model=ModelSettings(path=str(folder)))) as served:
         given = {"url": served.url, "model": str(folder)}
-        return run_harness_script("run_lm_eval_tasks.py", given, tmp_path_factory.mktemp("lm_eval"))
+        found = run_harness_script("run_lm_eval_tasks.py", given, tmp_path_factory.mktemp("lm_eval"))
+        pages = [json.loads(line)["page"] for line in PAGES.read_text(encoding="utf-8").splitlines()]
+        texts = {"long": (LONG, 63), "other": (LONG, 40), **{page: (page, 511) for page in pages}}
+        found["windows"] = {name: ask_for_windows(served.url, *each) for name, each in texts.items()}
+        return found
+
+
+def ask_for_windows(url: str, text: str, size: int) -> list[float]:
+    """The logprobs of a text in windows of so many tokens, from the server."""
+    body = {"prompt": text, "prompt_windows": {"size": size}, "echo": True, "logprobs": 0, "max_tokens": 0}
+    request = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request) as response:
+        (choice,) = json.load(response)["choices"]
+    values: list[float] = choice["logprobs"]["token_logprobs"]
+    return values
 
 
 def iterate_pairs(one: Any, other: Any) -> Iterator[tuple[Any, Any]]:
@@ -128,6 +149,30 @@ def test_a_text_longer_than_the_context_is_scored_in_windows(found: Any) -> None
     scores, windows = found["long"]["scores"], found["long"]["windows"]
     assert sum(windows) == len("The river runs past the old mill. " * 6) and len(windows) == 4
     assert scores[0] < scores[2] < 0 and scores[1] == 0
+
+
+def test_perplexity_is_that_of_the_harness(found: Any) -> None:
+    """`prompt_windows` and `match: perplexity` give what its `loglikelihood_rolling` does, to 1e-4.
+
+    So they do for a text of several windows, and for the figures of a task."""
+    windows = dict(found["windows"])
+    del windows["other"]
+    assert sum(windows.pop("long")) == pytest.approx(found["long"]["scores"][0], abs=1e-4)
+    sums = TextSums()
+    for page, values in windows.items():
+        body = {"choices": [{"logprobs": {"token_logprobs": values}}]}
+        sums.add(score_perplexity(body, page).sums)
+    ours, theirs = sums.describe(), found["local"]["metrics"]["mlxrun_pages"]
+    assert len(sums.alone) == 3
+    assert ours["bits_per_byte"] == pytest.approx(theirs["bits_per_byte,none"], abs=1e-4)
+    assert ours["byte_perplexity"] == pytest.approx(theirs["byte_perplexity,none"], rel=1e-4)
+    assert ours["word_perplexity"] == pytest.approx(theirs["word_perplexity,none"], rel=1e-4)
+
+
+def test_windows_of_another_size_are_another_perplexity(found: Any) -> None:
+    """The twin: the comparison sees which tokens come before."""
+    assert found["windows"]["other"] != found["windows"]["long"]
+    assert sum(found["windows"]["other"]) != pytest.approx(found["long"]["scores"][0], abs=1e-4)
 
 
 def test_what_cannot_be_honoured_is_named(found: Any) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlxrun.evals.reports.page import render_markdown, render_page
 from mlxrun.evals.reports.report_runs import read_runs
 from mlxrun.evals.reports.report_view import build_matrix
-from tests.helpers.batch_fakes import chats
+from tests.helpers import suite_files
+from tests.helpers.batch_fakes import chat, chats
 from tests.helpers.report_jobs import run_lines, run_other_answers, write_suite
+from tests.helpers.suite_bench import SuiteBench
 
 
 async def test_cells_by_model_and_task(tmp_path: Path) -> None:
@@ -33,3 +36,43 @@ async def test_cells_by_model_and_task(tmp_path: Path) -> None:
 async def test_other_runs_have_no_matrix(tmp_path: Path) -> None:
     bench = await run_lines(tmp_path, chats(1))
     assert build_matrix(read_runs([bench.job])) is None
+
+
+async def test_the_score_over_all_seeds_is_on_the_page_and_in_markdown(tmp_path: Path) -> None:
+    text = suite_files.CAPITALS + "    seeds: [1, 2]\n"
+    bench = SuiteBench(suite_files.write_suite(tmp_path, text))
+    assert await bench.run() == 0
+    runs = read_runs([bench.folder])
+    matrix = build_matrix(runs)
+    assert matrix is not None
+    ((_, (cell,)),) = matrix.rows
+    assert cell is not None and cell.notes == ["all seeds: 0.0 % [0.0, 86.1] (seeds ± 0.0)"]
+    for page in (render_page(runs), render_markdown(runs)):
+        assert "all seeds: 0.0 %" in page and "(seeds ± 0.0)" in page
+
+
+async def test_answers_that_could_not_be_scored_are_no_score_of_zero(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    lines = [chat(f"a{at}", "hello", {"expected": "x", "match": "judge"}) for at in range(3)]
+    await run_lines(suite / "big" / "sums" / "seed-1", lines)
+    write_suite(suite)
+    matrix = build_matrix(read_runs([suite]))
+    assert matrix is not None
+    ((_, (cell,)),) = matrix.rows
+    assert cell is not None and cell.variants == [] and cell.missing == ["seed-1: not scored"]
+
+
+async def test_bits_per_byte_are_beside_the_score(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    fields = {"prompt_windows": {}, "echo": True, "logprobs": 0, "max_tokens": 0}
+    await run_lines(
+        suite / "big" / "prose" / "seed-1",
+        [{"id": "a", "prompt": "Some text.", **fields, "eval": {"match": "perplexity"}}],
+    )
+    write_suite(suite)
+    matrix = build_matrix(read_runs([suite]))
+    assert matrix is not None
+    ((_, (cell,)),) = matrix.rows
+    assert cell is not None and len(cell.variants) == 1
+    (note,) = cell.notes
+    assert note.startswith("seed-1: ") and note.endswith(" bits/byte")

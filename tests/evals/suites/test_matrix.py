@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlxrun.config.setting_fields import hash_config
 from tests.helpers.suite_files import CAPITALS, find_problems, read_cells, write_suite
 
 FULL = """
@@ -46,6 +47,14 @@ def test_every_combination_that_differs(tmp_path: Path) -> None:
     assert len({cell.engine_key for cell in cells}) == 2  # those of cold and warm, whose names differ
     assert len({cell.lines_key for cell in cells}) == 5
     assert len({cell.config_hash for cell in cells}) == 2 * 2 * 2 + 2  # those of pick have no top_p
+
+
+def test_records_are_in_the_order_of_the_job_unless_the_config_says_otherwise(tmp_path: Path) -> None:
+    _, (cell,), _ = read_cells(write_suite(tmp_path, CAPITALS))
+    assert cell.config.batch.order == "input" and cell.config_hash == hash_config(cell.config)
+    text = CAPITALS.replace("{tiny: }", "{tiny: {set: {batch.order: completion}}}")
+    _, (cell,), _ = read_cells(write_suite(tmp_path, text))
+    assert cell.config.batch.order == "completion"
 
 
 def test_without_seeds_that_of_the_config(tmp_path: Path) -> None:

@@ -93,7 +93,15 @@ def test_scores_of_a_cell_that_was_scored_again(tmp_path: Path) -> None:
     assert after == before
 
 
-RECORD = {"task": "t", "variant": "seed-0", "state": "done", "done": 4, "failed": 0, "cut_by_length": 0}
+RECORD = {
+    "name": "n",
+    "task": "t",
+    "variant": "seed-0",
+    "state": "done",
+    "done": 4,
+    "failed": 0,
+    "cut_by_length": 0,
+}
 
 
 def make_scores(share: float, interval: list[float] | None) -> dict[str, Any]:
@@ -120,3 +128,28 @@ def test_the_matrix() -> None:
         ["other", "seed-0", "4 lines", "failed"],
         ["third", "seed-0", "0.0 % (todo)", "failed"],
     ]
+
+
+def test_a_cell_without_a_score_has_none_of_zero() -> None:
+    """Its scorer failed on every answer; one that gave 0 is shown as 0."""
+    totals = [
+        {"share": 0.0, "interval": [0, 0.1], "unscored": unscored, "lines": 4} for unscored in (4, 3, 0)
+    ]
+    records = [{**RECORD, "model": f"m{at}", "scores": {"total": each}} for at, each in enumerate(totals)]
+    stream = io.StringIO()
+    print_matrix(records, stream)
+    row = stream.getvalue().splitlines()[1]
+    assert "not scored (4 unscored)" in row
+    assert "0.0 % [0.0, 10.0] (3 unscored)" in row and row.rstrip().endswith("0.0 % [0.0, 10.0]")
+
+
+def test_the_matrix_has_a_row_of_all_seeds_after_theirs() -> None:
+    scores, names = make_scores(0.5, [0.4, 0.6]), ("seed-1,k-2", "seed-2,k-2", "seed-3")
+    records = [{**RECORD, "model": "a", "variant": name, "scores": scores, "name": name} for name in names]
+    pool = {"cells": [*names[:2]], "share": 0.625, "interval": [0.55, 0.7], "seed_deviation": 0.0123}
+    stream = io.StringIO()
+    print_matrix(records, stream, [pool])
+    rows = [line.split("  ") for line in stream.getvalue().splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[1] for row in cells] == ["variant", *names[:2], "all seeds,k-2", names[2]]
+    assert cells[3][2] == "62.5 % [55.0, 70.0] (seeds ± 1.2)"

@@ -77,3 +77,15 @@ def test_threads_that_nothing_has_fixed_hinder_no_run(
     text = "the number of BLAS threads (engine.blas_threads) is 1, was 2"
     assert old.list_differences(new) == [text]
     assert old.list_obstacles(new) == ([text] if hinders else [])
+
+
+def test_variables_of_mlx_are_named_and_hinder_no_run() -> None:
+    """Those whose effect is a fact of the device are named once, by that fact."""
+    old = RunEnvironment({}, {"variables": {"MLX_BFS_MAX_WIDTH": "20"}})
+    new = RunEnvironment({}, {"variables": {"MLX_DISABLE_COMPILE": "1", "MLX_MAX_OPS_PER_BUFFER": "8"}})
+    assert old.list_differences(new) == [
+        "the variable MLX_BFS_MAX_WIDTH is not set, was '20'",
+        "the variable MLX_MAX_OPS_PER_BUFFER is '8', was not set",
+    ]
+    assert old.list_obstacles(new) == []
+    assert RunEnvironment({}, {}).list_differences(new) == []  # the run of a version that did not record them

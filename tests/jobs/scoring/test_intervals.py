@@ -121,3 +121,38 @@ def test_they_cover_the_truth() -> None:
             plain += inside and names is None
     assert 0.92 <= hits / 400 <= 0.98
     assert plain / 400 < 0.88
+
+
+def test_the_pooled_interval_is_wilsons_with_the_trials_of_the_clustered_error() -> None:
+    """By its definition, from the error of the questions' means."""
+    scores = [[1, 1, 0], [1, 1, 1], [0, 0, 1], [1, 0, 1], [1, 1, 1]]
+    found = ScoreMean()
+    for question, own in enumerate(scores):
+        for score in own:
+            found.add(score, question)
+    means = [fmean(own) for own in scores]
+    error, mean, t = stdev(means) / math.sqrt(5), fmean(means), stats.t.ppf(0.975, 4)
+    trials = mean * (1 - mean) / error**2
+    assert trials < 15
+    centre = (mean * trials + t * t / 2) / (trials + t * t)
+    reach = t * math.sqrt(mean * (1 - mean) * trials + t * t / 4) / (trials + t * t)
+    interval = found.compute_pooled_interval()
+    assert interval is not None and interval.method == "pooled"
+    assert (interval.low, interval.high) == pytest.approx((centre - reach, centre + reach))
+
+
+def test_repeats_add_no_more_than_they_tell() -> None:
+    """Questions that are always answered alike count once; answers that vary only by chance count all."""
+    alike, chance = ScoreMean(), ScoreMean()
+    for question in range(20):
+        for repeat in range(10):
+            alike.add(question % 2, question)
+            chance.add((question + repeat) % 2, question)
+    once = count([0, 1] * 10)
+    found = [each.compute_pooled_interval() for each in (alike, chance)]
+    widths = [0.0 if each is None else each.high - each.low for each in found]
+    single = once.compute_interval()
+    assert single is not None and widths[0] == pytest.approx(single.high - single.low, abs=0.05)
+    # Each question's mean is the same: then there is no spread to measure, and questions count once.
+    assert widths[1] > 0.3
+    assert count([1]).compute_pooled_interval() is None

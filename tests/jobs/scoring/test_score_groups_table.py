@@ -47,3 +47,12 @@ def test_columns_that_are_needed() -> None:
         "total      2        1    75.0 % [0.0, 100.0]       0         1  25.0 %",
     ]
     assert format_share(scores.groups["a"]) == "50.0 %"
+
+
+def test_a_group_of_which_nothing_was_scored_has_no_score() -> None:
+    scores = Scores()
+    body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+    for group, note in (("a", {"note": "x"}), ("b", {})):
+        scores.add({"error": None, "response": {"body": body}, "eval": {"score": 0, "group": group, **note}})
+    assert format_share(scores.groups["a"]) == "not scored"
+    assert format_share(scores.groups["b"]) == "0.0 % [0.0, 79.3]"

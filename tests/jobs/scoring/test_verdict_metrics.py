@@ -51,9 +51,37 @@ def test_majority_by_score() -> None:
     assert compute_metric("majority", verdicts, votes_by_score=False) == 1  # the twin
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [("a", 1), ("a", 1), ("a", 1), ("b", 0), ("b", 0), (None, 0)],
+        [("a", 1), ("b", 0), ("b", 0), ("c", 0.5), (None, 0), (None, 0)],
+        [("a", 1), ("a", 1), ("b", 0), ("b", 0), ("c", 0), ("c", 0)],
+        [(None, 0)] * 6,
+    ],
+)
+def test_maj_at_k_is_the_mean_over_all_subsets(answers: list[tuple[object, float]], k: int) -> None:
+    verdicts = [Verdict(points, extracted) for extracted, points in answers]
+    subsets = [list(each) for each in combinations(verdicts, k)]
+    for by_score in (False, True):
+        wanted = fmean(compute_metric("majority", each, by_score) for each in subsets)
+        assert compute_metric(f"maj@{k}", verdicts, by_score) == pytest.approx(wanted)
+
+
+def test_maj_at_k_of_many_choices() -> None:
+    """Of 60 choices with 25 right ones, and the others all different, more votes are right more often."""
+    verdicts = [Verdict(1, "a")] * 25 + [Verdict(0, at) for at in range(35)]
+    found = [compute_metric(f"maj@{k}", verdicts, votes_by_score=False) for k in (1, 3, 9, 20, 60)]
+    assert found == sorted(found) and found[0] == pytest.approx(25 / 60) and found[-1] == 1
+    assert found[2] > 0.9 > found[1]
+
+
 def test_names() -> None:
-    assert [check_metric(name) for name in ("mean", "majority", "pass@1", "pass^12")] == [1, 1, 1, 12]
-    for name in ("pass@0", "pass@", "pass", "pass@1.5", 3, None):
+    assert [check_metric(name) for name in ("mean", "majority", "pass@1", "pass^12", "maj@8")] == [
+        *(1, 1, 1, 12, 8)
+    ]
+    for name in ("pass@0", "maj^2", "maj@", "pass@", "pass", "pass@1.5", 3, None):
         with pytest.raises(ValueError, match="is not one of"):
             check_metric(name)
     assert list_default_metrics(1) == ()

@@ -57,6 +57,13 @@ def test_compiling_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert describe_device()["compile"] is False
 
 
+def test_variables_of_mlx_are_recorded_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_DISABLE_COMPILE", "1")
+    monkeypatch.setenv("MLXRUN_KEY_TEAM", "secret")
+    found = describe_device()["variables"]
+    assert found["MLX_DISABLE_COMPILE"] == "1" and all(name.startswith("MLX_") for name in found)
+
+
 def test_a_gpu_is_described_by_its_float32_and_not_by_the_blas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "get_backend", lambda: "cuda")
     monkeypatch.setattr(device, "may_shorten_float32", lambda: True)

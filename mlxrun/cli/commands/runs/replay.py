@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,22 +18,30 @@ from mlxrun.cli.run_setup import (
     report_machine,
     report_problems,
     report_progress,
+    run_by_engine,
 )
 from mlxrun.core.terminal import print_line
+
+if TYPE_CHECKING:
+    from mlxrun.config.settings import Config
+    from mlxrun.evals.run_folders.run_folder import RunFolder
+    from mlxrun.evals.suites.suite_run import SharedEngine
+    from mlxrun.jobs.run.job_run import JobOptions
 
 EPILOG = """\b
 Examples:
   mlxrun replay jobs/eval.jsonl                    answers in jobs/eval.replay.out.jsonl
   mlxrun replay run/job.out.jsonl -o /tmp/again.out.jsonl
   mlxrun replay run/ --model /models/qwen3         the model's files have moved
+  mlxrun replay eval.tar.gz                        a bundle (mlxrun bundle), unpacked into the folder eval
 
 \b
-RUN is a job file, its output or its run folder. The config is the one in the manifest; config files and
-variables are not read. Before the model is loaded, all records are compared with their digests in the
-journal. The job file has to have the recorded digest: it is looked for where it was and beside
-the output. The model's files have to have theirs. Images that lines name are read where the job file is.
-Interrupt it and run it again to continue. The new output is a run like any other: mlxrun compare RUN NEW
-compares their scores.
+RUN is a job file, its output, its run folder, a suite, or a bundle. The config is the one in the manifest;
+config files and variables are not read. Before the model is loaded, all records are compared with their
+digests in the journal. The job file has to have the recorded digest: it is looked for where it was and beside
+the output. The model's files have to have theirs, under any name. What else the config names by path is found
+where it moved to with the job. Images that lines name are read where the job file is. Interrupt it and run it
+again to continue. The new output is a run like any other: mlxrun compare RUN NEW compares their scores.
 
 \b
 Exit codes: 0 all records are equal, byte for byte; 1 some differ, and the first difference of each is printed
@@ -53,38 +66,77 @@ missing or were edited; 3 engine; 130 interrupted.
 @click.option("--model", metavar="PATH", help=MODEL_HELP)
 def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str | None) -> int:
     """Run the job of RUN again as its manifest says, and say whether the records are equal."""
-    from dataclasses import replace
-
     from mlxrun.cli.signal_loop import run_async
-    from mlxrun.core.errors import JobError
-    from mlxrun.evals.replay import find_job, replay_job
-    from mlxrun.evals.run_folders.run_folder import RunFolder
-    from mlxrun.jobs.lines.job_check import make_eval_reader
-    from mlxrun.jobs.records.run_paths import JobPaths
-    from mlxrun.jobs.run.job_cache import choose_engine_config
+    from mlxrun.evals.bundles.bundle import SUFFIX, is_bundle, open_bundle
+    from mlxrun.evals.run_folders.run_folder import open_runs
     from mlxrun.jobs.run.job_run import JobOptions
-    from mlxrun.jobs.run.progress import pluralize
 
-    earlier = find_job(RunFolder.open(run))
-    name = earlier.paths.out.name.removesuffix(".jsonl").removesuffix(".out")
-    paths = JobPaths(earlier.paths.job, output or earlier.paths.out.with_name(f"{name}.replay.out.jsonl"))
-    if paths.out.resolve() == earlier.paths.out.resolve():
-        raise JobError(f"{paths.out}: is the output of the run itself; give another -o")
-    if report_problems(earlier):
-        raise JobError(f"{run}: it is not as it was written, so no line was run again")
-    if not report_progress(earlier):
-        raise JobError(f"{run}: no line is finished, so there is no record to compare")
-    evals = make_eval_reader(paths.job)
-    differs = report_machine(earlier)
-    setup = make_run_setup(earlier, model, lambda config: choose_engine_config(config, paths.cache))
-    options = JobOptions(fresh=fresh, mixed=mixed)
-    found = run_async(replay_job(earlier, paths, replace(setup, evals=evals), options, say))
-    for line in list_first([f"line {line}" for line in found.differing]):
-        print_line(line)
-    equal = found.compared - len(found.differing)
-    print_line(f"{equal} of {pluralize(found.compared, 'record')} equal, byte for byte: {paths.out}")
-    if found.differing and not setup.config.engine.reproducible:
-        print_line("the run was made without engine.reproducible, so answers may depend on the batch")
-    elif found.differing and differs:
-        print_line("this machine differs from that of the run (above), which may be the reason")
-    return 1 if found.differing else 0
+    with ExitStack() as stack:
+        bundled = is_bundle(run)
+        runs = (
+            stack.enter_context(open_bundle(run, run.with_name(run.name.removesuffix(SUFFIX))))
+            if bundled
+            else open_runs(run)
+        )
+        if len(runs) > 1 and output is not None:
+            raise click.UsageError(f"{run}: contains {len(runs)} runs, and -o names the output of one")
+        # The cache of a single replay is beside its output, so that it is there if it is continued.
+        cache = Path(stack.enter_context(TemporaryDirectory())) if len(runs) > 1 else None
+        replay = _Replay(output, model, JobOptions(fresh=fresh, mixed=mixed), bundled, cache)
+        return 0 if all(run_async(run_by_engine(runs, replay.run))) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """What is the same for all runs. `bundled`: they are somebody else's, whose Python functions are not
+    called; `cache`: the folder of the prefix cache of several runs."""
+
+    output: Path | None
+    model: str | None
+    options: JobOptions
+    bundled: bool
+    cache: Path | None
+
+    async def run(self, run: RunFolder, engine: SharedEngine) -> bool:
+        """Replay one run, and print what is found; whether all records are equal."""
+        from mlxrun.core.errors import JobError
+        from mlxrun.evals.replay import find_job, replay_job
+        from mlxrun.jobs.lines.job_check import make_eval_reader
+        from mlxrun.jobs.records.run_paths import JobPaths
+        from mlxrun.jobs.run.job_cache import choose_engine_config
+        from mlxrun.jobs.run.progress import pluralize
+        from mlxrun.jobs.scoring.eval_spec import EvalReader
+
+        earlier = find_job(run)
+        name = earlier.paths.out.name.removesuffix(".jsonl").removesuffix(".out")
+        out = self.output or earlier.paths.out.with_name(f"{name}.replay.out.jsonl")
+        paths = JobPaths(earlier.paths.job, out)
+        if paths.out.resolve() == earlier.paths.out.resolve():
+            raise JobError(f"{paths.out}: is the output of the run itself; give another -o")
+        if report_problems(earlier):
+            raise JobError(f"{run.name}: it is not as it was written, so no line was run again")
+        if not report_progress(earlier):
+            raise JobError(f"{run.name}: no line is finished, so there is no record to compare")
+        evals = EvalReader(scorers=None) if self.bundled else make_eval_reader(paths.job)
+        differs = report_machine(earlier)
+        place = self.cache or paths.cache
+
+        def choose(config: Config) -> Config:
+            own = replace(config, cache=replace(config.cache, disk_path=None))
+            return choose_engine_config(own, place)
+
+        setup = replace(make_run_setup(earlier, self.model, choose), evals=evals)
+        if self.cache is not None:
+            setup = replace(setup, start=partial(engine.start, setup.start), keep_engine=True)
+        several = self.cache is not None
+        found = await replay_job(earlier, paths, setup, self.options, say, may_be_complete=several)
+        prefix = "" if self.cache is None else f"{run.name}: "
+        for line in list_first([f"{prefix}line {line}" for line in found.differing]):
+            print_line(line)
+        equal = found.compared - len(found.differing)
+        print_line(f"{equal} of {pluralize(found.compared, 'record')} equal, byte for byte: {paths.out}")
+        if found.differing and not setup.config.engine.reproducible:
+            print_line("the run was made without engine.reproducible, so answers may depend on the batch")
+        elif found.differing and differs:
+            print_line("this machine differs from that of the run (above), which may be the reason")
+        return not found.differing

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +17,7 @@ from mlxrun.cli.run_setup import (
     report_machine,
     report_problems,
     report_progress,
+    run_by_engine,
 )
 from mlxrun.core.terminal import print_line
 
@@ -31,15 +32,16 @@ Examples:
   mlxrun verify jobs/eval.jsonl --sample 200 --seed 7
   mlxrun verify eval.out.jsonl --all               every line again
   mlxrun verify suite.out                          every cell of a suite
+  mlxrun verify eval.tar.gz                        a bundle (mlxrun bundle), which is unpacked for it
   mlxrun verify run/ --model /models/qwen3         the model's files have moved
 
 \b
-RUN is a job file, its output, its run folder, or a folder that contains runs. First, what differs on this
-machine is printed: versions, device, BLAS. Then every record is compared with its digest in the journal, the
-output with that in the manifest, and the job file and the model's files with theirs. If all are as the run
-wrote them, lines are run again, each alone and without a prefix cache, with the config in the manifest, and
-compared byte for byte. The scores of lines are not computed again (mlxrun score does that), and lines that
-failed are not run again. Nothing in the run folder changes.
+RUN is a job file, its output, its run folder, a folder that contains runs, or a bundle. First, what differs
+on this machine is printed: versions, device, BLAS. Then every record is compared with its digest in the
+journal, the output with that in the manifest, and the job file and the model's files with theirs. If all are
+as the run wrote them, lines are run again, each alone and without a prefix cache, with the config in the
+manifest, and compared byte for byte. The scores of lines are not computed again (mlxrun score does that), and
+lines that failed are not run again. Nothing in the run folder changes.
 
 \b
 Without engine.reproducible, answers may differ in other batches: lines that do are printed and do not count
@@ -61,6 +63,7 @@ Exit codes: 0 verified; 1 something was changed, or a line came out differently;
 def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str | None, strict: bool) -> int:
     """Check that RUN is as it was written, and that its lines come out the same again."""
     from mlxrun.cli.signal_loop import run_async
+    from mlxrun.evals.bundles.bundle import is_bundle, open_bundle
     from mlxrun.evals.replay import DEFAULT_SAMPLE
     from mlxrun.evals.run_folders.run_folder import open_runs
 
@@ -68,29 +71,9 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str |
         raise click.UsageError("give one of --sample and --all")
     count = None if is_all else sample or DEFAULT_SAMPLE
     verify = partial(_verify, sample=count, seed=seed, model=model, strict=strict)
-    good = run_async(_verify_runs(open_runs(run), verify))
+    with open_bundle(run) if is_bundle(run) else nullcontext(open_runs(run)) as runs:
+        good = run_async(run_by_engine(runs, verify))
     return 0 if all(good) else 1
-
-
-async def _verify_runs(
-    runs: Sequence[RunFolder], verify: Callable[..., Coroutine[Any, Any, bool]]
-) -> list[bool]:
-    """Verify all runs; those that can use one engine come one after the other, so that a suite loads each
-    model once."""
-    from mlxrun.evals.suites.matrix import compute_engine_key
-    from mlxrun.evals.suites.suite_run import SharedEngine
-
-    groups: dict[str, list[RunFolder]] = {}
-    for each in runs:
-        groups.setdefault(compute_engine_key(each.manifest["config"]), []).append(each)
-    good: list[bool] = []
-    for group in groups.values():
-        engine = SharedEngine()
-        try:
-            good += [await verify(each, engine) for each in group]
-        finally:
-            await engine.close()
-    return good
 
 
 async def _verify(

@@ -1,0 +1,73 @@
+"""The README of a bundle: what was run, its scores, and the commands that repeat it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from mlxrun.core.visible_text import make_line
+from mlxrun.evals.run_folders.run_folder import RunFolder
+
+_FACTS = ("name", "backend", "architecture", "libc", "blas", "blas_kernel", "blas_threads", "compile")
+
+
+def render_readme(name: str, runs: Sequence[RunFolder]) -> str:
+    """Render the README of a bundle of these runs, in Markdown."""
+    return "\n".join(_render_lines(make_line(name), runs)) + "\n"
+
+
+def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
+    yield f"# {name}\n"
+    yield f"Runs of mlxrun: {len(runs)}. To repeat them, byte for byte:\n"
+    yield "```"
+    yield f"mlxrun verify {name}.tar.gz --model PATH      # digests, and some lines again"
+    yield f"mlxrun replay {name}.tar.gz --model PATH      # all lines again"
+    yield "sha256sum -c SHA256SUMS                       # in the unpacked folder: nothing was changed"
+    yield "```\n"
+    yield "`--model` says where the model's files are; without it they are where they were in the run. Both"
+    yield "commands print first what differs here, such as versions, processor and threads."
+    yield "environment.txt is a file of requirements for pip. Python functions that score answers are not"
+    yield "in a bundle; their names and digests are in the manifests.\n"
+    yield "## Runs\n"
+    yield "| run | lines | failed | score | 95 % | model | reproducible |"
+    yield "|---|---:|---:|---:|---|---|---|"
+    for run in runs:
+        yield _render_run(run)
+    yield "\n## Models and machine\n"
+    models = dict.fromkeys(_describe_model(run.manifest) for run in runs)
+    yield from models
+    device = runs[0].manifest.get("device") or {}
+    facts = ", ".join(f"{key} {device[key]}" for key in _FACTS if device.get(key) is not None)
+    yield make_line(
+        f"- computed with mlxrun {runs[0].manifest['versions'].get('mlxrun', 'unknown')}: {facts}"
+    )
+
+
+def _render_run(run: RunFolder) -> str:
+    manifest = run.manifest
+    total = (manifest.get("scores") or {}).get("total") or {}
+    score = f"{100 * total['share']:.1f} %" if total.get("lines") else ""
+    interval = (
+        ""
+        if not total.get("interval")
+        else "{:.1f} to {:.1f}".format(*(100 * each for each in total["interval"]))
+    )
+    counts, config = manifest["counts"], manifest["config"]
+    cells = (
+        run.paths.out.name if run.name == str(run.paths.out) else run.name,
+        counts["total"],
+        counts["failed"],
+    )
+    more = (
+        score,
+        interval,
+        manifest["model"].get("name", ""),
+        "yes" if config["engine"]["reproducible"] else "no",
+    )
+    return "| " + " | ".join(make_line(str(each)).replace("|", "\\|") for each in (*cells, *more)) + " |"
+
+
+def _describe_model(manifest: Mapping[str, Any]) -> str:
+    model, config = manifest["model"], manifest["config"]["model"]
+    revision = f" at {config['revision']}" if config.get("revision") else ""
+    return make_line(f"- {model['path']}{revision}, files with the digest {model['fingerprint']}")

@@ -1,0 +1,113 @@
+"""Seeds and repeats as one experiment: cells that differ only in their seeds are pooled.
+
+A question is a line, by its id, with the answers of all seeds. Questions are what is sampled, so they are the
+clusters of the interval (lines that share an `eval.cluster` are one). How much the score depends on the seed
+is the standard deviation of the seeds' means.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from mlxrun.core.errors import JobError
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_folder_paths import read_manifest
+from mlxrun.evals.run_folders.run_line import RunLine
+from mlxrun.jobs.lines.line_keys import dump_canonical
+from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.scoring.intervals import ScoreMean
+from mlxrun.jobs.scoring.matching import votes_by_score
+from mlxrun.jobs.scoring.verdict import MAJORITY, Verdict, compute_metric
+
+log = logging.getLogger(__name__)
+Record = dict[str, Any]
+
+
+@dataclass(slots=True)
+class SeedPool:
+    """The answers of several runs of the same lines. `means`: the score of each run; `answers`: the verdicts
+    on the answers to each question that has one answer in a run, and whether its majority votes on right or
+    wrong."""
+
+    scores: ScoreMean = field(default_factory=ScoreMean)
+    means: list[float] = field(default_factory=list)
+    answers: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
+    by_score: dict[str, bool] = field(default_factory=dict)
+
+    def add_run(self, run: RunFolder) -> None:
+        """Add the scored lines of a run."""
+        own = ScoreMean()
+        for line in run.read_lines():
+            if line.score is not None:
+                own.add(line.score)
+                self._add_line(line)
+        self.means.append(own.mean)
+
+    def _add_line(self, line: RunLine) -> None:
+        score, cluster = float(line.score or 0), line.eval.get("cluster")
+        self.scores.add(score, ("line", line.id) if cluster is None else ("cluster", str(cluster)))
+        spec = None if line.line is None else line.line.eval
+        if spec is not None and "choices" not in line.eval and not spec.metrics:
+            self.answers[line.id].append(Verdict(score, line.eval.get("extracted")))
+            self.by_score[line.id] = votes_by_score(spec)
+
+    def describe(self) -> Record:
+        """Describe the pool as suite.json has it. `scores`: pass@n, pass^n and the majority of n seeds, if
+        every question has one answer of each."""
+        interval, count = self.scores.compute_pooled_interval(), len(self.means)
+        found: Record = {
+            "answers": self.scores.count,
+            "share": round(self.scores.mean, 10),
+            "interval": None if interval is None else [round(interval.low, 10), round(interval.high, 10)],
+            "seed_shares": [round(mean, 10) for mean in self.means],
+            "seed_deviation": round(stdev(self.means), 10),
+        }
+        whole = sum(map(len, self.answers.values())) == self.scores.count
+        if whole and all(len(each) == count for each in self.answers.values()):
+            found["scores"] = {
+                name: round(self._compute_metric(name), 10)
+                for name in (f"pass@{count}", f"pass^{count}", MAJORITY)
+            }
+        return found
+
+    def _compute_metric(self, name: str) -> float:
+        values = (compute_metric(name, each, self.by_score[key]) for key, each in self.answers.items())
+        return sum(values) / len(self.answers)
+
+
+def pool_seeds(folder: Path, records: Sequence[Mapping[str, Any]], known: Sequence[Record]) -> list[Record]:
+    """Pool the finished cells of a suite that differ only in their seeds. `records`: of its cells; `known`:
+    earlier pools, which are kept as long as their outputs stay the same. A pool with a record that was edited
+    is left out."""
+    groups: dict[bytes, list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        varied = {key: value for key, value in record["settings"].items() if key != "seed"}
+        groups[dump_canonical([record["model"], record["task"], varied])].append(record)
+    earlier = {dump_canonical(pool["outputs"]): pool for pool in known}
+    found = []
+    for cells in groups.values():
+        if len(cells) > 1 and all(each["state"] == "done" and each["scores"] for each in cells):
+            try:
+                found.append(_pool_cells(folder, cells, earlier))
+            except JobError as error:
+                log.warning("%s: its seeds are not pooled: %s", cells[0]["name"], error)
+    return found
+
+
+def _pool_cells(folder: Path, cells: Sequence[Mapping[str, Any]], earlier: Mapping[bytes, Record]) -> Record:
+    outputs = [JobPaths(folder / each["job"]).out for each in cells]
+    digests = [read_manifest(out)["output"]["sha256"] for out in outputs]
+    head = {"cells": [each["name"] for each in cells], "outputs": digests}
+    known = earlier.get(dump_canonical(digests))
+    if known is not None:
+        return {**known, **head}
+    pool = SeedPool()
+    for out in outputs:
+        pool.add_run(RunFolder.open(out))
+    return {**pool.describe(), **head}

@@ -1,0 +1,164 @@
+"""What is in a bundle, what cannot be in one, and what is done with those of others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import JobError
+from mlxrun.evals.bundles.bundle import is_bundle, open_bundle, write_bundle
+from mlxrun.evals.replay import rebuild_config
+from tests.helpers.batch_fakes import Bench, chat, chats, write_job
+from tests.helpers.suite_bench import SuiteBench
+from tests.helpers.suite_files import CAPITALS, write_suite
+
+
+def show(custom_id: str, *urls: str) -> dict[str, Any]:
+    """A line with images."""
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    line = chat(custom_id, "")
+    line["body"]["messages"][0]["content"] = [*parts, {"type": "text", "text": "What is it?"}]
+    return line
+
+
+async def finish(folder: Path, lines: list[Any], **model: Any) -> Bench:
+    folder.mkdir(parents=True, exist_ok=True)
+    bench = Bench(write_job(folder, lines))
+    media = replace(bench.config.media, roots=(str(folder.parent),))
+    bench.config = replace(bench.config, model=ModelSettings(**model), media=media)
+    await bench.run()
+    return bench
+
+
+def list_names(path: Path) -> set[str]:
+    """The files that a bundle unpacks."""
+    with open_bundle(path) as runs:
+        top = next(each for each in runs[0].paths.out.parents if (each / "README.md").exists())
+        return {str(each.relative_to(top)) for each in top.rglob("*") if each.is_file()}
+
+
+async def test_everything_of_a_run_is_where_it_was(tmp_path: Path) -> None:
+    """Images and the chat template too, so that the paths of the job lead to them."""
+    (tmp_path / "images").mkdir()
+    for name in ("a.png", "b.png"):
+        (tmp_path / "images" / name).write_bytes(b"pixels")
+    template = tmp_path / "t.jinja"
+    template.write_text("{{ messages }}")
+    lines = [*chats(3), show("seen", "../images/a.png", "../images/missing.png"), "no JSON"]
+    bench = await finish(tmp_path / "jobs", lines, chat_template=str(template))
+    path = write_bundle(bench.job, None)
+    assert path == tmp_path / "jobs/job.tar.gz" and is_bundle(path)
+    assert list_names(path) == {
+        "README.md",
+        "SHA256SUMS",
+        "environment.txt",
+        "files/images/a.png",
+        "files/jobs/job.errors.jsonl",
+        "files/jobs/job.jsonl",
+        "files/jobs/job.out.jsonl",
+        "files/jobs/job.out.jsonl.run/journal.jsonl",
+        "files/jobs/job.out.jsonl.run/manifest.json",
+        "files/jobs/job.out.jsonl.run/scores.json",
+        "files/jobs/job.out.jsonl.run/timings.jsonl",
+        "files/jobs/t.jinja",
+    }
+    template.unlink()  # as on another machine
+    with open_bundle(path) as (run,):
+        assert run.name == str(path) and run.check() == []
+        assert run.paths.job.read_bytes() == bench.job.read_bytes()
+        config = rebuild_config(run)
+        assert config.model.chat_template == str(run.paths.job.parent / "t.jinja")
+        assert config.media.roots == (str(run.paths.job.parents[1]),)
+        text = (run.paths.job.parents[2] / "environment.txt").read_text()
+        assert "\nnumpy==" in text and text.startswith("# Python 3.")
+        assert "| 5 | " in (run.paths.job.parents[2] / "README.md").read_text()
+    first = path.read_bytes()
+    with pytest.raises(JobError, match="the chat template of its config is missing"):
+        write_bundle(bench.job, None)
+    template.write_text("{{ messages }}")
+    assert write_bundle(bench.job, None).read_bytes() == first
+
+
+async def test_a_suite_is_one_bundle(tmp_path: Path) -> None:
+    bench = SuiteBench(write_suite(tmp_path, CAPITALS + "    seeds: [1, 2]\n"))
+    assert await bench.run() == 0
+    path = write_bundle(bench.path, None)
+    assert path == tmp_path / "suite.tar.gz"
+    names = list_names(path)
+    assert {"files/suite.yaml", "files/suite.out/suite.json"} <= names
+    with open_bundle(path, tmp_path / "kept") as runs:
+        assert [run.name for run in runs] == [
+            f"{path}: suite.out/tiny/capitals/seed-{seed}" for seed in (1, 2)
+        ]
+        assert all(run.check() == [] for run in runs)
+    bench.path.write_text("# edited since\n" + bench.path.read_text())
+    assert "files/suite.yaml" not in list_names(write_bundle(bench.folder, tmp_path / "b.tar.gz"))
+
+
+async def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/a.png").write_bytes(b"pixels")
+    for name, url, says in (
+        ("absolute", str(tmp_path / "other/a.png"), r"line 'x' names '/.+/a\.png' by an absolute path"),
+        ("outside", "../../other/a.png", r"line 'x' names '../../other/a\.png' outside media\.roots"),
+    ):
+        bench = await finish(tmp_path / name / "jobs", [show("x", url)])
+        with pytest.raises(JobError, match=says):
+            write_bundle(bench.job, None)
+
+
+async def test_a_run_is_finished_and_as_it_was_written(tmp_path: Path) -> None:
+    bench = Bench(write_job(tmp_path, chats(4)))
+    await bench.run(limit=2)
+    with pytest.raises(JobError, match="the run is unfinished; a bundle is made of a finished run"):
+        write_bundle(bench.job, None)
+    await bench.run()
+    with pytest.raises(JobError, match=r"a bundle is a file whose name ends in \.tar\.gz"):
+        write_bundle(bench.job, tmp_path / "run.tar.zst")
+    with pytest.raises(JobError, match=r"the name of a bundle ends in \.tar\.gz"):
+        write_bundle(bench.job, tmp_path / "run")
+    bench.paths.out.write_bytes(bench.paths.out.read_bytes().replace(b"say 2", b"say 3"))
+    with pytest.raises(JobError, match="it is not as it was written: .*was edited or damaged"):
+        write_bundle(bench.job, None)
+    assert not list(tmp_path.glob("*.tar.gz"))
+
+
+async def test_a_kept_folder_is_that_of_the_bundle(tmp_path: Path) -> None:
+    bench = Bench(write_job(tmp_path, chats(4)))
+    await bench.run()
+    path, kept = write_bundle(bench.job, None), tmp_path / "kept"
+    for _ in range(2):  # the second start uses what the first one has unpacked
+        with open_bundle(path, kept) as (run,):
+            (run.paths.job.parent / "mine").write_text("a replay")
+    assert [each.name for each in tmp_path.glob(".mlxrun-*")] == []
+    (kept / "files/job.out.jsonl").write_text("")
+    with (
+        pytest.raises(JobError, match="is there already, and is not this bundle as it was unpacked"),
+        open_bundle(path, kept),
+    ):
+        pass
+
+
+async def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    bench = Bench(write_job(tmp_path, chats(1)))
+    await bench.run()
+    path = write_bundle(bench.job, None)
+    with (
+        pytest.raises(JobError, match="none: cannot be written: No such file or directory$"),
+        open_bundle(path, tmp_path / "none" / "kept"),
+    ):
+        pass
+
+
+async def test_code_of_somebody_elses_model_is_not_run(tmp_path: Path) -> None:
+    bench = await finish(tmp_path / "jobs", chats(2), trust_remote_code=True)
+    path = write_bundle(bench.job, None)
+    with pytest.raises(JobError, match=r"its config has model\.trust_remote_code"), open_bundle(path):
+        pass
+    manifest = json.loads(bench.paths.manifest.read_text())
+    assert manifest["config"]["model"]["trust_remote_code"] is True

@@ -1,0 +1,123 @@
+"""Cells that differ only in their seeds are pooled, by question."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.suites.seed_pool import SeedPool, pool_seeds
+from mlxrun.evals.suites.suite_manifest import update_cell_scores
+from mlxrun.jobs.scoring.intervals import ScoreMean
+from tests.helpers.batch_fakes import read
+from tests.helpers.eval_runs import run_lines, sampled_chats
+from tests.helpers.suite_bench import SuiteBench
+from tests.helpers.suite_files import write_suite
+
+# Answers end in two letters of x, y and z, by seed, of which the pattern takes the first that is an x or a y.
+SAMPLED = """
+    models: {tiny: , other: {set: {model.names: [o]}}}
+    tasks:
+      letters:
+        data: cities.csv
+        prompt: "Capital of {{ country }}?"
+        expected: letter
+        match: regex
+        eval: {pattern: "[xy]", capture: 0}
+    seeds: [1, 2, 3]
+    vary: {sampling.top_p: [1, 0.5]}
+"""
+ROWS = "country,letter\n" + "".join(f"C{at},x\n" for at in range(12))
+
+
+async def run_seeds(folder: Path, count: int) -> list[RunFolder]:
+    lines = sampled_chats(10)
+    return [RunFolder.open(await run_lines(folder / str(seed), lines, seed)) for seed in range(count)]
+
+
+async def test_a_question_is_the_cluster_of_its_answers(tmp_path: Path) -> None:
+    pool, wanted, means = SeedPool(), ScoreMean(), []
+    for run in await run_seeds(tmp_path, 4):
+        pool.add_run(run)
+        scores = {each["custom_id"]: each["eval"]["score"] for each in read(run.paths.out)}
+        for name, score in scores.items():
+            wanted.add(score, name)
+        means.append(fmean(scores.values()))
+    found, interval = pool.describe(), wanted.compute_pooled_interval()
+    assert interval is not None and len(set(means)) > 1
+    assert found["answers"] == 40 and found["share"] == pytest.approx(fmean(means))
+    assert found["interval"] == pytest.approx([interval.low, interval.high])
+    assert found["seed_shares"] == pytest.approx(means)
+    assert found["seed_deviation"] == pytest.approx(stdev(means))
+
+
+async def test_answers_are_not_taken_for_questions(tmp_path: Path) -> None:
+    """The twin: the same answers as so many questions would have a narrower interval."""
+    pool, flat = SeedPool(), ScoreMean()
+    (run,) = await run_seeds(tmp_path, 1)
+    for _ in range(4):  # a sampled answer that comes out alike each time tells nothing new
+        pool.add_run(run)
+        for each in read(run.paths.out):
+            flat.add(each["eval"]["score"])
+    narrow, found = flat.compute_interval(), pool.describe()["interval"]
+    assert narrow is not None and narrow.high - narrow.low < 0.7 * (found[1] - found[0])
+
+
+async def test_seeds_are_the_samples_of_pass_at_k(tmp_path: Path) -> None:
+    pool, right = SeedPool(), dict[str, list[int]]()
+    for run in await run_seeds(tmp_path, 3):
+        pool.add_run(run)
+        for each in read(run.paths.out):
+            right.setdefault(each["custom_id"], []).append(each["eval"]["score"])
+    found = pool.describe()["scores"]
+    assert found["pass@3"] == pytest.approx(fmean(map(any, right.values())))
+    assert found["pass^3"] == pytest.approx(fmean(map(all, right.values())))
+    assert found["majority"] == pytest.approx(fmean(sum(each) >= 2 for each in right.values()))
+    assert 0 < found["pass^3"] < found["pass@3"] < 1
+
+
+async def test_a_suite_pools_what_differs_in_its_seed_alone(tmp_path: Path) -> None:
+    bench = SuiteBench(write_suite(tmp_path, SAMPLED, cities_csv=ROWS))
+    assert await bench.run() == 0
+    pools = bench.read()["pools"]
+    assert [pool["cells"][0] for pool in pools] == [
+        f"{model}/letters/seed-1,top_p-{value}" for model in ("tiny", "other") for value in ("1", "0.5")
+    ]
+    assert all(len(pool["cells"]) == 3 and pool["answers"] == 36 for pool in pools)
+    cells = {each["name"]: each["scores"]["total"]["share"] for each in bench.read()["cells"]}
+    shares = [cells[name] for name in pools[0]["cells"]]
+    assert pools[0]["seed_shares"] == pytest.approx(shares) and len(set(shares)) > 1
+
+
+async def test_pools_are_of_finished_cells_and_kept_while_outputs_stay(tmp_path: Path) -> None:
+    bench = SuiteBench(write_suite(tmp_path, SAMPLED.replace("[1, 0.5]", "[1]"), cities_csv=ROWS))
+    assert await bench.run("tiny/letters/seed-1") == 0
+    assert bench.read()["pools"] == []
+    assert await bench.run("tiny") == 0
+    (pool,) = bench.read()["pools"]
+    records: list[dict[str, Any]] = bench.read()["cells"]
+    marked = {**pool, "share": 9}
+    assert pool_seeds(bench.folder, records, [marked]) == [marked]
+    out = bench.folder / pool["cells"][0] / "job.out.jsonl"
+    manifest = out.with_name("job.out.jsonl.run") / "manifest.json"
+    found = json.loads(manifest.read_text())
+    found["output"]["sha256"] = "other"
+    manifest.write_text(json.dumps(found))
+    assert pool_seeds(bench.folder, records, [marked])[0]["share"] == pool["share"]
+    update_cell_scores(out, records[0]["scores"])
+    assert bench.read()["pools"][0]["outputs"][0] == "other"
+
+
+async def test_a_pool_with_an_edited_record_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = SuiteBench(write_suite(tmp_path, SAMPLED.replace("[1, 0.5]", "[1]"), cities_csv=ROWS))
+    assert await bench.run("tiny") == 0
+    out = bench.folder / "tiny/letters/seed-2,top_p-1/job.out.jsonl"
+    out.write_bytes(out.read_bytes().replace(b"Capital", b"capital", 1))
+    assert pool_seeds(bench.folder, bench.read()["cells"], []) == []
+    assert "was edited or damaged" in caplog.text
