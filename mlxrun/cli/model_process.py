@@ -7,6 +7,7 @@ libraries print goes to standard error.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -62,13 +63,15 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
     try:
         model = read_model(config.model, weights=False, announce=False)
         names = list_names(model)
+        needed, weights = measure_need(config, model)
         return ModelFacts(
             names=(*names, *model.aliases, *(adapter.name for adapter in model.adapters)),
             tasks=list_tasks(model),
             context_length=model.context_length,
             vision=model.vision,
             has_template=model.chat_template is not None,
-            needed=measure_need(config, model),
+            needed=needed,
+            weights=weights,
             listed=[describe_listed(name, model) for name in names],
             tags=list_tags(model)["models"],
             shown=describe_model(make_context(config, model)),
@@ -77,9 +80,9 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
         return error
 
 
-def measure_need(config: Config, model: LoadedModelInfo) -> int:
-    """Bytes with which a model serves ROWS rows of TOKENS tokens, or one of its whole context if that is
-    shorter."""
+def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int]:
+    """The bytes with which a model serves ROWS rows of TOKENS tokens, or of its whole context if that is
+    shorter; and those of its weights."""
     from mlxrun.cli.run_setup import judge_fit
     from mlxrun.model.fit.verdict import WantedRows
     from mlxrun.model.load.footprint import list_tensor_bytes
@@ -89,9 +92,11 @@ def measure_need(config: Config, model: LoadedModelInfo) -> int:
     if is_encoder(model.config):
         dtype = choose_dtype(config.model)
         sizes = list_tensor_bytes(model, None if dtype is None else dtype.size)
-        return sum(loaded for _, loaded in sizes) + ENCODER_WORK
+        weights = sum(loaded for _, loaded in sizes)
+        return weights + ENCODER_WORK, weights
     report = judge_fit(config, WantedRows(ROWS, min(TOKENS, model.context_length)))
-    return max(int(report.needed / (1 - config.scheduler.memory_headroom)) + 1, report.load, report.run)
+    needed = int(report.needed / (1 - config.scheduler.memory_headroom)) + 1
+    return max(needed, report.load, report.run), report.weights
 
 
 async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
@@ -104,6 +109,7 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
     from mlxrun.server.lifecycle import drain, finishes_before, listen, set_switch_interval
 
     set_up_logging(spec.config.log)
+    name_log_lines(spec.config.model.names[0])
     ended = watch_input()
     async with AsyncExitStack() as stack:
         stack.enter_context(set_switch_interval())
@@ -125,6 +131,17 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
             write_message(answers, f"its engine has died: {loaded.client.dead_error}")
         await drain(app)
     return 0
+
+
+def name_log_lines(name: str) -> None:
+    """Begin each log line of this process with the name of its model."""
+
+    def add_name(record: logging.LogRecord) -> bool:
+        record.msg = f"{name}: {record.msg}"
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(add_name)
 
 
 def watch_input() -> asyncio.Event:

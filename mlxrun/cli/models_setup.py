@@ -136,14 +136,20 @@ def make_slots(
 
 
 def check_shares(slots: Sequence[ModelSlot], limit: int) -> None:
-    """ConfigError if pinned models do not fit together, or another model not beside them."""
+    """ConfigError if a model gets less than its weights, if pinned models do not fit together, or if another
+    model does not fit beside them."""
+    for slot in slots:
+        if slot.facts is not None and limit and slot.memory < slot.facts.weights:
+            given, weights = format_rounded(slot.memory), format_rounded(slot.facts.weights)
+            raise ConfigError(f"models.{slot.name}.memory: {given} are less than its weights, {weights}")
     kept = sum(slot.memory for slot in slots if slot.pinned)
     for slot in slots:
         needed = kept + (0 if slot.pinned else slot.memory)
         if limit and needed > limit:
             beside = f", {format_rounded(needed)} with the pinned models" if needed > slot.memory else ""
             text = f"it needs {format_rounded(slot.memory)}{beside}, and {format_rounded(limit)} may be used"
-            raise ConfigError(f"models.{slot.name}: {text}")
+            hint = "fewer bytes in its `memory` leave less for prompts and answers"
+            raise ConfigError(f"models.{slot.name}: {text}; {hint}")
 
 
 async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
@@ -152,7 +158,6 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     from mlxrun.cluster.models.model_pool import ModelPool
     from mlxrun.cluster.models.model_process import describe_models
     from mlxrun.cluster.models.model_relay import make_models_front
-    from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import read_served_model
     from mlxrun.engine.client import EngineClient
     from mlxrun.server.engine_state import LoadedEngine
@@ -177,7 +182,7 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
         return LoadedEngine(cast(EngineClient, pool), cast(Any, None), {})
 
     def read_config() -> Config:
-        return load_config(loaded.path, sets, os.environ, options=options).config
+        raise ConfigError("a server of several models reads keys and certificates at its start only")
 
     front, note = make_models_front(config, pool, secret), make_note(config, os.environ)
     return await run(front, load, print_line, note=note, read_config=read_config, welcome=_welcome)

@@ -78,6 +78,10 @@ class EngineState:
         """Set the loaded engine. Requests are served from now on."""
         self._loaded, self.facts = loaded, loaded.facts or self.facts
 
+    def start_draining(self) -> None:
+        """Refuse requests from now on."""
+        self.draining = True
+
     @property
     def client(self) -> EngineClient:
         return self._get_loaded().client

@@ -219,7 +219,7 @@ async def _serve(
         log.warning("no API key is required: everybody who can reach %s may use it", url)
     for warning in find_weak_keys(config.server):
         log.warning("%s", warning)
-    say(f"listening on {url}; loading {describe_models(config)}")
+    say(f"listening on {url}; {'models' if config.models else 'loading'} {describe_models(config)}")
     client = await _load(app, load, stop)
     if client is None:
         say("stopped before the model was loaded")
@@ -275,7 +275,7 @@ async def _wait_for_end(client: EngineClient, stop: asyncio.Event, stay: bool) -
 async def drain(app: web.Application) -> None:
     """Refuse new requests. Let running ones finish within server.drain_timeout, then abort them."""
     engine, live = app[ENGINE], app[LIVE_REQUESTS]
-    engine.draining = True
+    engine.start_draining()
     queue = app.get(BATCH_QUEUE)
     if queue is not None and not await _finishes_within(queue.close(), GRACE_SECONDS):
         log.warning("a batch could not be stopped in time; it continues from its journal at the next start")

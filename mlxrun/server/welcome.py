@@ -38,7 +38,7 @@ _NAMING = ("/v1/messages", "/api/chat")  # whose bodies name the model
 
 
 def describe_models(config: Config) -> str:
-    """Name what a server with this config loads: the model's path, or the names of several models."""
+    """Name what a server with this config serves: the model's path, or the names of several models."""
     return ", ".join(config.models) or config.model.path
 
 

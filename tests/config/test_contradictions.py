@@ -254,7 +254,7 @@ def test_defaults_do_not_contradict_each_other() -> None:
     [
         ("{chat: nowhere}", "models: chat: 'nowhere' is neither 'embedded' nor a folder nor a hub id"),
         ("{chat: {names: [x]}}", "models: chat: it has no path"),
-        ("{'a b': embedded}", "models: a b: its name has other characters"),
+        ("{'a b': embedded}", "models: a b: its name is not 1 to 64 letters"),
         ("{a: embedded, b: {path: embedded, names: [a]}}", "models: b: 'a' is a name of a too"),
         ("{a: {path: embedded, pined: true}}", "models.a.pined: unknown key (did you mean 'pinned'?)"),
         ("{a: {path: embedded, keep_alive: -1}}", "models.a.keep_alive: -1 is less than 0"),
@@ -262,6 +262,11 @@ def test_defaults_do_not_contradict_each_other() -> None:
         ("{a: {path: embedded, settings: {server.port: 1}}}", "'server.port' is not a setting of one model"),
         ("{a: {path: embedded, settings: {sampling.heat: 1}}}", "'sampling.heat' is not a setting of one"),
         ("{a: {path: embedded, settings: {model.names: 1}}}", "settings: model.names belongs in `names`"),
+        ("{'': embedded}", "models: '': its name is not 1 to 64 letters"),
+        (
+            "{'a b': embedded, '.': 3x}",
+            "models: a b: its name is not 1 to 64 letters, digits, '.', '_' and '-'; .: its name",
+        ),
         ("[embedded]", 'models: ["embedded"] is not a mapping'),
     ],
 )
@@ -273,3 +278,18 @@ def test_several_models(text: str, said: str) -> None:
 def test_one_model_or_several() -> None:
     (error,) = load_errors("models: {a: embedded}\nmodel: {path: ORG/NAME}")
     assert "not together with model.path: give each model its own" in error
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{a: {path: embedded, memory: 2GB}}", "a: its memory is 2000000000, more than"),
+        (
+            "{a: {path: embedded, memory: 600MB, pinned: true}, b: {path: embedded, memory: 500MB}}",
+            "b: its memory with the pinned models is 1100000000, more than",
+        ),
+    ],
+)
+def test_memory_of_several_models(text: str, said: str) -> None:
+    (error,) = load_errors(f"models: {text}\nscheduler: {{memory_limit: 1GB}}")
+    assert said in error

@@ -61,6 +61,7 @@ class FakeModels:
             vision=False,
             has_template=True,
             needed=1,
+            weights=1,
             listed=[describe_listed(name, info)],
             tags=list_tags(info)["models"],
             shown={"details": name},
@@ -82,7 +83,7 @@ class FakeModel:
         self.number = number
         self.info = info
         self.engine = FakeEngine(script=models.script(info.name))
-        self.closed = False
+        self.closed = self.is_draining = False
         self._died = asyncio.Event()
         self._stack = AsyncExitStack()
 
@@ -101,6 +102,9 @@ class FakeModel:
     async def wait_dead(self) -> str:
         await self._died.wait()
         return "killed"
+
+    def start_draining(self) -> None:
+        self.is_draining = True
 
     async def close(self) -> None:
         self.closed = True

@@ -106,7 +106,7 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
     """A service with this config. ConfigError if that is wrong."""
     from mlxrun.cli.service_files import Service
 
-    loaded = load_command_config(config_path, name_model(model, sets))
+    loaded = load_command_config(config_path, name_model(model, sets), several=True)
     arguments = [model] if model is not None else []
     if loaded.path is not None:
         arguments += ["-c", str(Path(loaded.path).resolve())]

@@ -23,8 +23,8 @@ _LENGTH = struct.Struct("<I")
 class ModelFacts:
     """A model as clients see it, without its weights. `names`: all that requests may use; `tasks`: as
     `list_tasks` says; `listed`: its objects in /v1/models; `tags`, `shown`: in Ollama's /api/tags and
-    /api/show; `needed`: bytes of memory with which it serves 32k tokens; `has_template`: whether it takes
-    messages."""
+    /api/show; `has_template`: whether it takes messages. `needed`: bytes of memory with which it serves 32k
+    tokens; `weights`: those of its weights, of `needed`."""
 
     names: Sequence[str]
     tasks: Sequence[str]
@@ -32,6 +32,7 @@ class ModelFacts:
     vision: bool
     has_template: bool
     needed: int
+    weights: int
     listed: Sequence[Mapping[str, Any]]
     tags: Sequence[Mapping[str, Any]]
     shown: Mapping[str, Any]

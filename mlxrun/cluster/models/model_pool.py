@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -35,6 +36,7 @@ from mlxrun.server.engine_state import ActiveCount
 log = logging.getLogger(__name__)
 PATIENCE = 20.0  # seconds that a request waits at most before busy models are drained for it
 STEADY_SECONDS = 60.0  # after which a model that dies has not failed to load
+DEATH_SECONDS = 0.2  # in which the end of a process is seen after that of its connections
 MOST_BACKOFF = 300.0  # seconds in which a model that failed to load is not tried again
 
 
@@ -46,6 +48,9 @@ class ModelWorker(Protocol):
 
     async def wait_dead(self) -> str:
         """Wait until it has died, and return why."""
+
+    def start_draining(self) -> None:
+        """Have it finish its requests within its own time limit, and end."""
 
     async def close(self) -> None:
         """End it. This raises nothing."""
@@ -66,6 +71,7 @@ class ModelSlot:
     keep_alive: float | None = None
     state: Literal["unloaded", "loading", "ready", "draining", "unloading"] = "unloaded"
     url: str = ""
+    worker: ModelWorker | None = None  # while it takes memory
     error: MlxrunError | None = None  # why it could not be loaded, or died
     failed: float = 0.0
     failures: int = 0  # in a row
@@ -99,8 +105,10 @@ class ModelSlot:
 
     def compute_backoff(self, now: float) -> float:
         """The seconds in which it is not tried again after a failure; 0 or less: it may be."""
-        pause = min(2.0**self.failures, MOST_BACKOFF)
-        return 0.0 if self.error is None or not self.failures else self.failed + pause - now
+        is_first_death = self.failures == 1 and isinstance(self.error, EngineDead)
+        if self.error is None or not self.failures or is_first_death:
+            return 0.0
+        return self.failed + min(2.0**self.failures, MOST_BACKOFF) - now
 
     def compute_lifetime(self, now: float) -> float | None:
         """The seconds until it is unloaded if it gets no request; None: it stays."""
@@ -141,9 +149,11 @@ class ModelPool:
         self.slots = list(slots)
         self.limit = limit
         self.dead_error: MlxrunError | None = None
+        self.is_draining = False
         self._max_waiting = max_waiting
         self._timeout = timeout
         self.patience = patience
+        self.before_end: Callable[[ModelSlot], Awaitable[None]] | None = None  # called while it has its URL
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
         self._planner: asyncio.Task[None] | None = None
@@ -231,11 +241,18 @@ class ModelPool:
         time."""
         left = slot.compute_backoff(now)
         if left > 0 and slot.state == "unloaded":
-            error = ModelLoadError(f"{slot.name}: {slot.error} (it is tried again in {left:.0f} s)")
-            error.retry_after = int(left) + 1
+            error = ModelLoadError(f"{slot.name}: {slot.error} (it is tried again in {math.ceil(left)} s)")
+            error.retry_after = math.ceil(left)
             raise error
 
     # What operators ask for
+
+    def drain_all(self) -> None:
+        """Have all loaded models finish their requests, which get no new ones, and end."""
+        self.is_draining = True
+        for slot in self.slots:
+            if slot.worker is not None:
+                slot.worker.start_draining()
 
     async def unload(self, slot: ModelSlot) -> None:
         """Unload a model once its requests have ended. It is loaded again when a request needs it.
@@ -326,6 +343,7 @@ class ModelPool:
     async def _live(self, slot: ModelSlot) -> None:
         """Load a model, serve, and unload it, unless it dies before."""
         worker, keep_alive = slot.make(), slot.keep_alive
+        slot.worker = worker
         try:
             log.info("loading %s (%s)", slot.name, format_rounded(slot.memory))
             slot.url = await worker.start()
@@ -338,12 +356,17 @@ class ModelPool:
             log.error("%s: %s", slot.name, error)
             now = asyncio.get_running_loop().time()
             is_steady = slot.state in ("ready", "draining") and now - slot.since > STEADY_SECONDS
+            if not isinstance(error, (ModelLoadError, EngineDead)):  # no fault of a request
+                error = ModelLoadError(str(error))
             slot.error, slot.failed = error, now
             slot.failures = 0 if is_steady else slot.failures + 1
         finally:
+            if slot.url and self.before_end is not None:
+                await self.before_end(slot)
             slot.url, slot.keep_alive = "", keep_alive  # a request may have changed it
             self._set_state(slot, "unloading")
             await worker.close()
+            slot.worker = None
             self._set_state(slot, "unloaded")
             await self._announce()
 
@@ -353,7 +376,9 @@ class ModelPool:
         end = asyncio.create_task(_wait_drained(slot))
         try:
             await asyncio.wait((dead, end), return_when=asyncio.FIRST_COMPLETED)
-            if dead.done():
+            # A death ends its requests too, and so may look as if it had been drained.
+            await asyncio.wait((dead,), timeout=0.0 if self.is_draining else DEATH_SECONDS)
+            if dead.done() and not self.is_draining:
                 raise EngineDead(f"the model has died: {dead.result()}")
             slot.failures = 0
             log.info("unloading %s", slot.name)

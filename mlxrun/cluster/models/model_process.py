@@ -80,6 +80,11 @@ class ModelProcess:
         except EOFError:
             return await self._describe_death("while it served")
 
+    def start_draining(self) -> None:
+        """Have it finish its requests within `server.drain_timeout`, and end."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
     async def close(self) -> None:
         """End the process, once its prefix cache is written."""
         if self._process is not None:

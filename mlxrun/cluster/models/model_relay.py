@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mlxrun.api.anthropic.response import build_models_page, format_time
 from mlxrun.api.ollama.fields import BODIES, EMBED_PATH, OLD_EMBED_PATH, SHOW_PATH
@@ -30,8 +30,10 @@ from mlxrun.api.openai.pooled import (
     RERANK_V2_URL,
 )
 from mlxrun.cluster.models.model_pool import ModelPool, ModelSlot
+from mlxrun.cluster.servers.merged_metrics import MergedMetrics
 from mlxrun.cluster.servers.relayed_answer import pass_on
-from mlxrun.cluster.servers.server_relay import Relay, choose_answer, parse_fields
+from mlxrun.cluster.servers.server_relay import FRONT, SECRET_HEADER, Relay, choose_answer, parse_fields
+from mlxrun.config.server_settings import read_api_key
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, RequestError
 from mlxrun.core.field_errors import check_type, reject, reject_unknown
@@ -43,6 +45,7 @@ from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, re
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 
+COUNTS_SECONDS = 2.0  # that a process has to say what it has counted, before it ends
 _TASKS = {
     **dict.fromkeys((EMBEDDING_URL, EMBED_PATH, OLD_EMBED_PATH), "embed"),
     **dict.fromkeys((RERANK_URL, RERANK_V2_URL, RELEVANCE_URL, *POOLING_ALIASES), "score"),
@@ -52,8 +55,10 @@ _TASKS = {
 class ModelsState(EngineState):
     """The engine's state at the front: it serves, whichever models are loaded."""
 
-    def __init__(self, slots: Sequence[ModelSlot]) -> None:
+    def __init__(self, pool: ModelPool) -> None:
         super().__init__()
+        slots = pool.slots
+        self._pool = pool
         self._name = ", ".join(slot.name for slot in slots)
         self._facts = [slot.facts for slot in slots if slot.facts is not None]
 
@@ -64,6 +69,11 @@ class ModelsState(EngineState):
             vision=any(each.vision for each in self._facts),
             pooled=next((True for each in self._facts if "generate" not in each.tasks), None),
         )
+
+    def start_draining(self) -> None:
+        """Refuse new requests, here and in the processes, which let running ones finish."""
+        super().start_draining()
+        self._pool.drain_all()
 
     def describe_model(self) -> Mapping[str, Any]:
         """Describe the models together; /v1/status has a list of them besides."""
@@ -84,9 +94,9 @@ class CommonFacts:
 
 def make_models_front(config: Config, pool: ModelPool, secret: str) -> web.Application:
     """Make the application of the front of several models. `secret`: what their processes demand."""
-    relay = ModelRelay(pool, secret)
+    relay = ModelRelay(config, pool, secret)
     app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
-    app[ENGINE] = ModelsState(pool.slots)
+    app[ENGINE] = ModelsState(pool)
     app.cleanup_ctx.append(relay.open_session)
     return app
 
@@ -100,8 +110,10 @@ class ModelRelay(Relay):
         "server of one model"
     )
 
-    def __init__(self, pool: ModelPool, secret: str) -> None:
+    def __init__(self, config: Config, pool: ModelPool, secret: str) -> None:
         super().__init__(pool.slots, secret)
+        self._key = _find_key(config)
+        pool.before_end = self.keep_counts
         self._models = pool
         self._waiting: dict[
             str, tuple[str, ActiveCount]
@@ -145,7 +157,7 @@ class ModelRelay(Relay):
                 raise EngineDead(f"{slot.name}: its process has ended: try again soon") from error
             request[LOGGED_ELSEWHERE] = True
             async with upstream:
-                return await pass_on(request, upstream)
+                return await pass_on(request, upstream, slot.name)
 
     def choose_model(self, request: web.Request, fields: Mapping[str, Any]) -> ModelSlot:
         """Choose the model of a request: the one that it names, else the first one for its path. NotFound if
@@ -203,19 +215,35 @@ class ModelRelay(Relay):
         memory = {"limit": self._models.limit or None, "used": used}
         return json_response({**await self.describe_status(request), "models_memory": memory})
 
-    def make_own_metrics(self) -> Iterator[Metric]:
-        loaded = GaugeMetricFamily("mlxrun_model_loaded", "Whether a model is loaded.", labels=[self.label])
-        waiting = GaugeMetricFamily(
-            "mlxrun_model_waiting", "Requests that wait until their model is loaded.", labels=[self.label]
-        )
-        loads = CounterMetricFamily(
-            "mlxrun_model_loads", "How often a model was loaded.", labels=[self.label]
-        )
+    def add_own_metrics(self, merged: MergedMetrics) -> None:
+        """Add the counters of models that are not loaded, and the state of all."""
+        label = [self.label]
+        ready = GaugeMetricFamily("mlxrun_ready", "Whether requests are served.", labels=label)
+        ready.add_metric([FRONT], 1)
+        loaded = GaugeMetricFamily("mlxrun_model_loaded", "Whether a model is loaded.", labels=label)
+        text = "Requests that wait until their model is loaded."
+        waiting = GaugeMetricFamily("mlxrun_model_waiting", text, labels=label)
+        loads = CounterMetricFamily("mlxrun_model_loads", "How often a model was loaded.", labels=label)
         for slot in self._models.slots:
+            if not slot.url:
+                merged.add_ended(slot.label)
             loaded.add_metric([slot.label], slot.state == "ready")
             waiting.add_metric([slot.label], len(slot.waiting))
             loads.add_metric([slot.label], slot.loads)
-        yield from (loaded, waiting, loads)
+        merged.add_families((ready, loaded, waiting, loads))
+
+    async def keep_counts(self, slot: ModelSlot) -> None:
+        """Keep the counters of a process that is about to end, or has ended."""
+        text = ""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            text = await self._read_metrics(slot)
+        self.past.add(slot.label, text)
+
+    async def _read_metrics(self, slot: ModelSlot) -> str:
+        headers = {SECRET_HEADER: self._secret, **self._key}
+        timeout = aiohttp.ClientTimeout(total=COUNTS_SECONDS)
+        async with self._session.get(f"{slot.url}/metrics", headers=headers, timeout=timeout) as upstream:
+            return await upstream.text()
 
     async def list_models(self, request: web.Request) -> web.Response:
         """List the names of all models, each with its state."""
@@ -239,7 +267,13 @@ class ModelRelay(Relay):
     async def list_tags(self, request: web.Request) -> web.Response:
         """List the names of all models, as Ollama does."""
         slots = self._models.slots
-        found = [tag for slot in slots if slot.facts is not None for tag in slot.facts.tags]
+        found = [
+            tag
+            for slot in slots
+            if slot.facts is not None
+            for tag in slot.facts.tags
+            if self._models.find(tag["name"].removesuffix(LATEST)) is slot  # as in list_models
+        ]
         return json_response({"models": found})
 
     async def list_loaded(self, request: web.Request) -> web.Response:
@@ -272,9 +306,16 @@ class ModelRelay(Relay):
         body = check_type(await read_json(request), dict, "body")
         for key in body.keys() - {"model"}:
             reject_unknown(key, ["model"])
-        if not isinstance(body.get("model"), str):
+        if "model" not in body:
             reject("model", "is required", code="missing_field")
-        return self._models.find(body["model"])
+        return self._models.find(check_type(body["model"], str, "model"))
+
+
+def _find_key(config: Config) -> dict[str, str]:
+    """The header with which the front itself may read metrics; none if no key is needed, or none may."""
+    keys = map(read_api_key, config.server.api_keys.values())
+    found = next((each.key for each in keys if each.role != "inference"), None)
+    return {} if found is None else {"Authorization": f"Bearer {found}"}
 
 
 def _is_ollama(request: web.Request) -> bool:

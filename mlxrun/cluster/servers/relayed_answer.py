@@ -25,10 +25,11 @@ _EVENT_END = b"\n\n"
 _WITH_ERRORS = {"openai": "data: %s\n\n", "anthropic": "event: error\ndata: %s\n\n"}  # events, by surface
 
 
-async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-    """Send a worker's answer to the client, each part as it comes. If the worker dies meanwhile, a stream of
-    an API with error events ends with one. Any other answer is cut: EngineDead."""
-    request[RECORDED_ELSEWHERE] = True
+async def pass_on(
+    request: web.Request, upstream: aiohttp.ClientResponse, name: str = "the worker"
+) -> web.StreamResponse:
+    """Send a worker's answer to the client, each part as it comes. `name`: of the worker. If it dies
+    meanwhile, a stream of an API with error events ends with one. Any other answer is cut: EngineDead."""
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
     for name, value in upstream.headers.items():
         if name.lower() not in _NOT_RETURNED:
@@ -46,7 +47,7 @@ async def pass_on(request: web.Request, upstream: aiohttp.ClientResponse) -> web
         try:
             part = await upstream.content.readany()
         except aiohttp.ClientError as error:
-            dead = EngineDead("the worker died while it answered")
+            dead = EngineDead(f"{name} died while it answered")
             request[ENGINE_ERROR] = dead
             request[RECORDED_ELSEWHERE] = False
             event = _make_error_event(request, upstream, dead, last)

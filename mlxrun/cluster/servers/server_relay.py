@@ -12,19 +12,18 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import aiohttp
 import orjson
 from aiohttp import web
-from prometheus_client import generate_latest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from prometheus_client.core import CounterMetricFamily
 from yarl import URL
 
 from mlxrun import __version__
+from mlxrun.cluster.servers.merged_metrics import MergedMetrics, PastCounts
 from mlxrun.cluster.servers.prefix_router import hash_prefixes
 from mlxrun.cluster.servers.relayed_answer import NOT_SENT, pass_on
 from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
@@ -93,6 +92,7 @@ class Relay:
 
     def __init__(self, slots: Sequence[RelayedSlot], secret: str) -> None:
         self._slots = slots
+        self.past = PastCounts()
         self._by_number = {slot.number: slot for slot in slots}
         self._secret = secret
         self._session: aiohttp.ClientSession
@@ -220,27 +220,21 @@ class Relay:
         }
 
     async def get_metrics(self, request: web.Request) -> web.Response:
-        """The metrics of all workers, with the label `worker`, and the requests that failed here."""
-        families: dict[str, Any] = {}
+        """The metrics of all workers, with a label for the worker, and the requests that failed here."""
+        merged = MergedMetrics(self.label, self.past)
         for slot, _, body in await self.ask_all(request):
-            for family in text_string_to_metric_families(body.decode()):
-                target = families.setdefault(family.name, family)
-                samples = [
-                    sample._replace(labels={**sample.labels, self.label: slot.label})
-                    for sample in family.samples
-                ]
-                target.samples = samples if target is family else [*target.samples, *samples]
-        if counted := families.get("mlxrun_requests"):
-            for (surface, status), number in self._failed.items():
-                labels = {"surface": surface, "status": status, self.label: FRONT}
-                counted.samples.append(Sample("mlxrun_requests_total", labels, float(number)))
-        families |= {family.name: family for family in self.make_own_metrics()}
+            merged.add(slot.label, body.decode())
+        text = "Requests that have ended. A stream that failed counts with the status of its error."
+        failed = CounterMetricFamily("mlxrun_requests", text, labels=["surface", "status", self.label])
+        for (surface, status), number in self._failed.items():
+            failed.add_metric([surface, status, FRONT], number)
+        merged.add_families([failed])
+        self.add_own_metrics(merged)
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=generate_latest(_Families(families.values())), headers=headers)
+        return web.Response(body=merged.encode(), headers=headers)
 
-    def make_own_metrics(self) -> Iterable[Any]:
-        """The metric families that the front adds."""
-        return ()
+    def add_own_metrics(self, merged: MergedMetrics) -> None:
+        """Add what the front knows besides."""
 
     async def collect(self, request: web.Request) -> web.Response:
         """The answers of all workers in one list."""
@@ -307,16 +301,6 @@ async def get_openapi(request: web.Request) -> web.StreamResponse:
 
 def _is_refused(surface: Surface) -> bool:
     return "batches" in surface.switches
-
-
-class _Families:
-    """Metric families as generate_latest reads them."""
-
-    def __init__(self, families: Any) -> None:
-        self._families = families
-
-    def collect(self) -> Any:
-        return self._families
 
 
 def parse_fields(body: bytes) -> Mapping[str, Any]:

@@ -88,10 +88,15 @@ def _describe_failure(request: web.Request, error: Exception) -> tuple[str, str]
     return error.code, str(error) if with_text else param or ""
 
 
+def _is_logged_elsewhere(request: web.Request) -> bool:
+    """Whether the process that answers has logged it. One that has died has not."""
+    return request.get(LOGGED_ELSEWHERE, False) and request.get(ENGINE_ERROR) is None
+
+
 def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, took: float) -> None:
     """Log the one line of a request. `took`: seconds. What is asked for again and again is for DEBUG."""
     is_seldom_read = endpoint is not None and (endpoint.public or endpoint.role == "metrics")
-    is_quiet = (is_seldom_read or request.get(LOGGED_ELSEWHERE, False)) and not end.failed
+    is_quiet = (is_seldom_read or _is_logged_elsewhere(request)) and not end.failed
     level = logging.DEBUG if is_quiet else logging.INFO
     if end.failed and end.sent >= 500:
         level = logging.WARNING

@@ -162,6 +162,31 @@ async def test_a_model_that_dies_is_loaded_again(monkeypatch: pytest.MonkeyPatch
         assert pool.slots[0].loads == 2
 
 
+async def test_the_first_death_costs_no_pause_and_the_second_does() -> None:
+    models = FakeModels()
+    async with started(models) as pool:
+        for number in range(2):
+            await use(pool, "a")
+            models.lives[number].kill()
+            await until(lambda: states(pool)[0] == "unloaded")
+        with pytest.raises(ModelLoadError, match="the model has died: killed .it is tried again in 4 s."):
+            await use(pool, "a")
+
+
+async def test_a_death_is_no_end_of_draining(caplog: pytest.LogCaptureFixture) -> None:
+    """Its requests end with it, which looks as if they had been answered."""
+    models, done = FakeModels(), asyncio.Event()
+    async with started(models) as pool:
+        busy = asyncio.create_task(use(pool, "a", done))
+        await until(lambda: pool.slots[0].running)
+        other = asyncio.create_task(use(pool, "b"))
+        await until(lambda: states(pool)[0] == "draining")
+        done.set()
+        asyncio.get_running_loop().call_later(0.05, models.lives[0].kill)
+        await asyncio.gather(busy, other)
+        assert "a: the model has died: killed" in caplog.text
+
+
 async def test_a_pinned_model_that_dies_is_loaded_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_pool, "STEADY_SECONDS", 0.0)
     models = FakeModels(pinned=("a",))

@@ -145,7 +145,31 @@ def test_models_that_cannot_have_their_memory_are_refused_at_start(tmp_path: Pat
     too_much = ["--set", "models.other.memory=2GB"]
     process = start_command(tmp_path, "serve", "--port", "0", *sets, *too_much)
     assert process.wait(240) == 2
-    assert "models.other: it needs 2.0 GB, and 1.0 GB may be used" in read_log(tmp_path)
+    assert "models: other: its memory is 2000000000, more than scheduler.memory_limit" in read_log(tmp_path)
+
+
+def test_a_model_gets_more_than_its_weights(tmp_path: Path) -> None:
+    process = start_command(tmp_path, "serve", "--set", "models={a: {path: embedded, memory: 1MB}}")
+    assert process.wait(240) == 2
+    assert "models.a.memory: 1.0 MB are less than its weights" in read_log(tmp_path)
+
+
+def test_a_stop_ends_streams_with_an_error(tmp_path: Path) -> None:
+    """Not with a broken connection."""
+    with run_serve(tmp_path, *SMALL, "server.drain_timeout=0.5") as server:
+        asyncio.run(ask_all(server.url, [make_body("chat", 1)]))
+        body = {**make_body("chat", 2), "stream": True, "max_tokens": 3000, "min_tokens": 3000}
+        text = asyncio.run(_stop_within(server, body))
+    assert "shutting_down" in text and "chat: " in read_log(tmp_path)
+
+
+async def _stop_within(server: RunningCommand, body: dict[str, Any]) -> str:
+    """Stop the server once the stream has begun, and return the rest of it."""
+    url = server.url + "/v1/chat/completions"
+    async with aiohttp.ClientSession() as http, http.post(url, json=body) as reply:
+        await reply.content.readline()
+        server.process.send_signal(signal.SIGTERM)
+        return (await reply.read()).decode()
 
 
 def test_a_model_with_a_wrong_folder_is_refused_at_start(tmp_path: Path) -> None:

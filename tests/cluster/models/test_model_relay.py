@@ -10,6 +10,7 @@ import pytest
 from mlxrun.api.ollama.request import read_keep_alive
 from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.core.errors import RequestError
+from mlxrun.server.engine_state import ENGINE
 from tests.helpers.fake_models import FakeModels, run_models_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Script, make_chat_body, make_script
@@ -192,3 +193,44 @@ async def test_files_and_batches_are_refused_by_name() -> None:
     async with run_models_front(FakeModels(script=say_name)) as front:
         reply = await front.get("/v1/batches")
         assert reply.status == 404 and "with several models" in reply.json["error"]["message"]
+
+
+async def test_counters_never_go_back_when_models_come_and_go() -> None:
+    """Nor do refusals at the front get lost."""
+    async with run_models_front(FakeModels(script=say_name)) as front:
+        for name in ("a", "b", "a", "nobody"):
+            await front.post("/v1/chat/completions", make_chat_body(model=name))
+        lines = (await front.get("/metrics")).body.decode().splitlines()
+        counted = [line for line in lines if line.startswith("mlxrun_requests_total")]
+        assert 'mlxrun_requests_total{model="a",status="200",surface="openai"} 2.0' in counted
+        assert 'mlxrun_requests_total{model="b",status="200",surface="openai"} 1.0' in counted
+        assert 'mlxrun_requests_total{model="front",status="404",surface="openai"} 1.0' in counted
+        assert 'mlxrun_ready{model="front"} 1.0' in lines
+
+
+async def test_counters_are_read_with_a_key_that_may() -> None:
+    keys = {"me": "sesame-open-up-now"}
+    async with run_models_front(FakeModels(script=say_name), api_keys=keys) as front:
+        headers = {"authorization": "Bearer sesame-open-up-now"}
+        for name in ("a", "b"):
+            await front.post("/v1/chat/completions", make_chat_body(model=name), **headers)
+        text = (await front.get("/metrics", **headers)).body.decode()
+        assert 'mlxrun_requests_total{model="a",status="200",surface="openai"} 1.0' in text
+
+
+async def test_a_stop_lets_processes_end_their_streams() -> None:
+    """They say so in the words of each API, as only they can."""
+    gate = asyncio.Event()
+    models = FakeModels(script=lambda name: make_script("begin", gate.wait, "end"))
+    async with run_models_front(models) as front:
+        body = make_chat_body(model="a", stream=True)
+        running = asyncio.create_task(front.post("/v1/chat/completions", body))
+        await until(lambda: models.lives and models.lives[0].engine.requests)
+        front.app[ENGINE].start_draining()
+        assert models.lives[0].is_draining
+        assert (await front.post("/v1/chat/completions", body)).status == 503
+        gate.set()
+        assert (await running).events[-1][1] == "[DONE]"
+        models.lives[0].kill()  # a process ends once it has no requests
+        await until(lambda: front.pool.slots[0].state == "unloaded")
+        assert front.pool.slots[0].error is None
