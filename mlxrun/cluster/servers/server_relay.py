@@ -131,6 +131,8 @@ class Relay:
             "/metrics": self.get_metrics,
             "/v1/cache": self.collect,
             "/v1/cache/clear": self.collect,
+            "/v1/cache/warm": self.collect,
+            "/v1/cache/pinned/{id}": self.ask_any,
             "/v1/requests/{id}/cancel": self.cancel,
         }
 
@@ -252,6 +254,13 @@ class Relay:
     async def cancel(self, request: web.Request) -> web.Response:
         """The answer of the worker that has the request, else of any."""
         return choose_answer(await self.ask_all(request))
+
+    async def ask_any(self, request: web.Request) -> web.Response:
+        """The answer of a worker that has what the path names, else of any. NotFound if there are none."""
+        answers = await self.ask_all(request)
+        if not answers:
+            raise NotFound(f"{request.path} does not exist: no {self.label} is loaded")
+        return choose_answer(answers)
 
 
 class WorkerRelay(Relay):
