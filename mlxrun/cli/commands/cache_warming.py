@@ -54,7 +54,7 @@ Examples:
 \b
 The file holds a body of /v1/chat/completions, /v1/responses or /v1/messages. Its system prompt and tools are
 computed, up to where a prompt with another question differs. They stay in the prefix cache until they are
-unpinned, the cache is cleared, or the server ends.
+unpinned, the cache is cleared, or the server ends. docs/agents.md says how to get the body of an agent.
 
 {NOTE}"""
 )
