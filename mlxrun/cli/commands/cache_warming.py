@@ -167,7 +167,9 @@ def _read_body(path: Path) -> Any:
 
 
 def _list_workers(answer: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """The answers of all workers of a server on Ray, each with its name; else the only one."""
-    if "workers" not in answer:
-        return [("", answer)]
-    return [(f"worker {each['worker']}: ", each) for each in answer["workers"]]
+    """The answers of all workers of a server on Ray, or of all its models, each with its name; else the only
+    one."""
+    for kind in ("worker", "model"):
+        if f"{kind}s" in answer:
+            return [(f"{kind} {each[kind]}: ", each) for each in answer[f"{kind}s"]]
+    return [("", answer)]

@@ -31,6 +31,7 @@ from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
 from mlxrun.server.app import list_surfaces, make_app
+from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
@@ -131,7 +132,7 @@ class Relay:
             "/metrics": self.get_metrics,
             "/v1/cache": self.collect,
             "/v1/cache/clear": self.collect,
-            "/v1/cache/warm": self.collect,
+            WARM_PATH: self.collect,
             "/v1/cache/pinned/{id}": self.ask_any,
             "/v1/requests/{id}/cancel": self.cancel,
         }

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from mlxrun import __version__
 from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.core.power_state import read_power_state
-from mlxrun.server.endpoints.cache_warming import WARM_BODY, unpin_prefix, warm_cache
+from mlxrun.server.endpoints.cache_warming import WARM_BODY, WARM_PATH, unpin_prefix, warm_cache
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
@@ -149,7 +149,7 @@ SURFACE = Surface(
         Endpoint("POST", "/v1/cache/clear", clear_cache, "Clear the prefix cache", role="admin"),
         Endpoint(
             "POST",
-            "/v1/cache/warm",
+            WARM_PATH,
             warm_cache,
             "Compute a prompt's beginning, and pin it",
             WARM_BODY.schema,

@@ -18,6 +18,7 @@ from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.json_bodies import json_response, read_empty_body, read_json
 from mlxrun.server.live_requests import LIVE_REQUESTS
 
+WARM_PATH = "/v1/cache/warm"
 MAX_NAME = 100  # characters
 WARM_BODY = BodySchema(
     {

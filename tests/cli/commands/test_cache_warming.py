@@ -89,7 +89,8 @@ def test_what_is_wrong_is_said(
     assert "no server runs" in capsys.readouterr().err
 
 
-def test_workers_of_a_server_on_ray_are_named() -> None:
+def test_workers_and_models_are_named() -> None:
     found = _list_workers({"workers": [{"worker": 0, "pinned": []}, {"worker": 1, "pinned": []}]})
     assert [name for name, _ in found] == ["worker 0: ", "worker 1: "]
+    assert _list_workers({"models": [{"model": "a", "pinned": []}]})[0][0] == "model a: "
     assert _list_workers({"pinned": []}) == [("", {"pinned": []})]
