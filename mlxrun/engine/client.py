@@ -26,7 +26,7 @@ from mlxrun.model.load.model_info import LoadedModelInfo
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PIN_ATTEMPTS, PIN_SECONDS = 50, 0.02  # to pin a prefix whose snapshots are being stored, and between two
+PIN_ATTEMPTS, PIN_SECONDS = 50, 0.02  # looks whether a prefix is stored before it is pinned, and between two
 
 
 class Collector:
@@ -144,16 +144,14 @@ class EngineClient:
         """Pin the first `stop` tokens of a request's prompt, which was computed just now. None if the cache
         has none of them. Raises as PrefixCacheInterface.pin_prefix does."""
 
-        def pin(engine: Engine) -> tuple[PinnedPrefix | None, bool]:
-            pinned = engine.prefix_cache.pin_prefix(request, stop, name)
-            return pinned, pinned is None or pinned.tokens < stop and engine.has_pending_snapshots
+        def is_stored(engine: Engine) -> bool:
+            return engine.prefix_cache.count_cached(request) >= stop or not engine.has_pending_snapshots
 
         for _ in range(PIN_ATTEMPTS):  # snapshots are stored a step after their row has ended
-            pinned, is_early = await self._call_engine(pin)
-            if not is_early:
+            if await self._call_engine(is_stored):
                 break
             await asyncio.sleep(PIN_SECONDS)
-        return pinned
+        return await self._call_engine(lambda engine: engine.prefix_cache.pin_prefix(request, stop, name))
 
     async def unpin_prefix(self, prefix_id: str) -> bool:
         """Unpin a prefix. Returns whether there was one with this id. EngineDead if the engine has
