@@ -145,9 +145,9 @@ class EngineClient:
         has none of them. Raises as PrefixCacheInterface.pin_prefix does."""
 
         def is_stored(engine: Engine) -> bool:
-            return engine.prefix_cache.count_cached(request) >= stop or not engine.has_pending_snapshots
+            return engine.prefix_cache.count_cached(request) >= stop or not engine.busy
 
-        for _ in range(PIN_ATTEMPTS):  # snapshots are stored a step after their row has ended
+        for _ in range(PIN_ATTEMPTS):  # the steps after the row's last one store its snapshots
             if await self._call_engine(is_stored):
                 break
             await asyncio.sleep(PIN_SECONDS)

@@ -66,11 +66,6 @@ class Engine:
         return self.generation.prefix_cache
 
     @property
-    def has_pending_snapshots(self) -> bool:
-        """Whether the runner has snapshots that the next step stores."""
-        return self.generation.runner.has_pending_snapshots
-
-    @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._aborted) or any(workload.is_busy for workload in self._workloads)
