@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from benchmarks.plots.results import FOLDER, read
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "loading.md")
+PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "loading", "agents")))
 MEMORY = "memory-fit-cpu"
+PROMPT_SIZES = "agent-prompts"
 BLOCK = re.compile(r"(<!-- measured: ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.S)
 PROMPTS = {
     "ragged": "`ragged`: 1 × 16384 + 31 × 256",
@@ -107,6 +108,12 @@ def make_table(name: str) -> list[str]:
     if name == "decode-layers":
         head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
         return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
+    if name == PROMPT_SIZES:
+        head = [
+            "| agent | endpoint | tools | system prompt and tools | first prompt |",
+            "|---|---|---|---|---|",
+        ]
+        return [*head, *_list_prompt_rows()]
     return ["| workload | measure | mlxrun | mlx-lm | × |", "|---|---|---|---|---|", *_list_engine_rows(name)]
 
 
@@ -139,6 +146,15 @@ def _list_memory_rows() -> list[str]:
         cells = [format_figure(peak, "peak_bytes") for peak in peaks]
         rows.append(f"| {name} | {' | '.join(cells)} | {format_ratio(peaks[0] / peaks[1])} |")
     return rows
+
+
+def _list_prompt_rows() -> list[str]:
+    report = json.loads((FOLDER / f"{PROMPT_SIZES}.json").read_text(encoding="utf-8"))
+    return [
+        f"| {agent} | `{found['url']}` | {found['tools']} | {found['prefix_tokens']:,} tokens "
+        f"| {found['prompt_tokens']:,} tokens |"
+        for agent, found in report["agents"].items()
+    ]
 
 
 def _make_row(row: Row) -> str:

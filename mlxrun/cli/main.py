@@ -50,7 +50,7 @@ COMMANDS = {
     "export": "Write a run in the format of Inspect, lm-eval and others.",
     "compare": "Compare the scores of two runs of the same lines.",
     "config": "Check, show and create config files.",
-    "cache": "List, verify and delete the entries of the prefix cache on disk.",
+    "cache": "List, verify and delete entries of the prefix cache, and warm it.",
     "doctor": "Check this machine and the model.",
     "bench": "Measure the engine, against its peers too.",
     "pull": "Download a model from the hub, and say first what it is.",

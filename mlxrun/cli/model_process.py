@@ -81,8 +81,8 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
 
 
 def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int]:
-    """The bytes with which a model serves ROWS rows of TOKENS tokens, or of its whole context if that is
-    shorter; and those of its weights."""
+    """The bytes with which a model serves ROWS rows of TOKENS tokens, or of its context if that is shorter.
+    And the bytes of its weights."""
     from mlxrun.cli.run_setup import judge_fit
     from mlxrun.model.fit.verdict import WantedRows
     from mlxrun.model.load.footprint import list_tensor_bytes

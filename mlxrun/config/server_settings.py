@@ -50,8 +50,9 @@ class ApiKeySettings:
     """The key itself, from a variable. It must be given."""
     role: KeyRole | None = None
     """What the key may use. `inference`: all APIs that answer, files and batches. `metrics`: /metrics,
-    /v1/status and GET /v1/cache. `admin`: everything, also clearing the cache and ending requests of other
-    keys. null: `inference` if another key has the role admin; else everything but requests of other keys."""
+    /v1/status and GET /v1/cache. `admin`: everything, also clearing and warming the cache, and ending
+    requests of other keys. null: `inference` if another key has the role admin; else everything but requests
+    of other keys."""
 
     max_concurrent: Annotated[int | None, Range(1, None)] = None
     """Most requests of the key that run or wait at once; another one is a 429. null: no limit."""

@@ -146,6 +146,9 @@ class CacheSettings:
     """Values that share a scale with kv_bits. null: 64, or 32 where heads do not divide into groups of 64."""
     kv_start: Annotated[int, Range(0, None)] = 0
     """With kv_bits, a row is quantized once it has this many tokens; shorter ones stay exact."""
+    pinned_share: Annotated[float, Range(0.0, 1.0)] = 0.5
+    """Largest share of the cache's memory that prompts of `mlxrun cache warm` may take, which eviction leaves
+    alone until they are unpinned. 0: nothing can be pinned."""
     image_bytes: Annotated[int, Bytes(), Range(0, None)] = 256_000_000
     """Maximum size of the cache of image features, which saves encoding an image again; 0: off."""
 

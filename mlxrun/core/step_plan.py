@@ -73,6 +73,18 @@ class CacheHit:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedPrefix:
+    """The beginning of a prompt that stays in the prefix cache. `id`: of its content, in hexadecimal; `name`:
+    as the operator calls it; `nbytes`: of device memory; `pinned_at`: seconds since 1970."""
+
+    id: str
+    name: str
+    tokens: int
+    nbytes: int
+    pinned_at: int
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """A request that gets a row. `output`: its tokens before a preemption, or from an earlier run."""
 

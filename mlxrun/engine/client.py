@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, RequestError
 from mlxrun.core.request import FinishReason, Request, TokenEvent, TokenLogprob
+from mlxrun.core.step_plan import PinnedPrefix
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.thread import Abort, CallEngine, EngineStats, EngineThread, Listener, StopEngine, Submit
@@ -24,6 +25,8 @@ from mlxrun.model.load.model_info import LoadedModelInfo
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+PIN_ATTEMPTS, PIN_SECONDS = 50, 0.02  # looks whether a prefix is stored before it is pinned, and between two
 
 
 class Collector:
@@ -131,6 +134,29 @@ class EngineClient:
         """Drop all prefix cache entries that no running request uses. EngineDead if the engine has
         stopped."""
         await self._call_engine(lambda engine: engine.prefix_cache.clear())
+
+    @property
+    def pinned_prefixes(self) -> Sequence[PinnedPrefix]:
+        """The prefixes that are pinned in the prefix cache, the oldest first."""
+        return self._ready.result().prefix_cache.pinned_prefixes
+
+    async def pin_prefix(self, request: Request, stop: int, name: str) -> PinnedPrefix | None:
+        """Pin the first `stop` tokens of a request's prompt, which was computed just now. None if the cache
+        has none of them. Raises as PrefixCacheInterface.pin_prefix does."""
+
+        def is_stored(engine: Engine) -> bool:
+            return engine.prefix_cache.count_cached(request) >= stop or not engine.busy
+
+        for _ in range(PIN_ATTEMPTS):  # the steps after the row's last one store its snapshots
+            if await self._call_engine(is_stored):
+                break
+            await asyncio.sleep(PIN_SECONDS)
+        return await self._call_engine(lambda engine: engine.prefix_cache.pin_prefix(request, stop, name))
+
+    async def unpin_prefix(self, prefix_id: str) -> bool:
+        """Unpin a prefix. Returns whether there was one with this id. EngineDead if the engine has
+        stopped."""
+        return await self._call_engine(lambda engine: engine.prefix_cache.unpin_prefix(prefix_id))
 
     def abort(self, request_id: str) -> None:
         """End a request whose events nobody reads any more. A request that has ended is ignored."""

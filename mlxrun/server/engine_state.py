@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from aiohttp import web
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import Draining, EngineDead, MlxrunError, NotReady
+from mlxrun.core.step_plan import PinnedPrefix
 from mlxrun.engine.client import EngineClient
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,10 @@ class EngineState:
     def read_cache_counts(self) -> Mapping[str, int]:
         """Return the counters of the prefix cache; empty until the model is loaded."""
         return self._loaded.client.read_cache_counters() if self._loaded is not None else {}
+
+    def list_pinned_prefixes(self) -> Sequence[PinnedPrefix]:
+        """Return the prefixes that are pinned in the prefix cache; none until the model is loaded."""
+        return self._loaded.client.pinned_prefixes if self._loaded is not None else ()
 
     def read_stats(self) -> tuple[Mapping[str, Any], float | None]:
         """Return the engine's statistics, and their age in seconds; None until the model is loaded."""

@@ -13,8 +13,10 @@ from tests.helpers.tokenizers import FakeModelInfo
 
 
 @pytest.fixture
-def fake_engine(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """Replaces model and engine; returns the configs that it was started with."""
+def fake_engine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> list[Config]:
+    """Replaces model and engine, and has a data folder of its own; returns the configs that the engine was
+    started with."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
     started: list[Config] = []
 
     async def start(config: Any, host: Any) -> FakeClient:

@@ -14,7 +14,9 @@ import pytest
 
 from mlxrun.core.errors import EngineDead, MlxrunError, Overloaded, PromptTooLong, RequestError
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from mlxrun.core.step_plan import PinnedPrefix
 from mlxrun.engine.client import Collector
+from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache
 from mlxrun.engine.thread import Abort, StopEngine
 from tests.helpers.engine_bench import Bench, after_steps, bench, engine_threads, until
 from tests.helpers.engine_fakes import (
@@ -399,3 +401,53 @@ async def test_close_ends_running_requests(cancel: bool) -> None:
         await b.client.close()
         assert b.client._collectors == {}
         assert len([message for message in b.sent if isinstance(message, StopEngine)]) == 2
+
+
+# -- pinned prefixes ------------------------------------------------------------------------------------
+
+
+class StoredLater(NoPrefixCache):
+    """A prefix cache that has `counts` tokens of a prompt, one number at each look, and pins what it has."""
+
+    def __init__(self, *counts: int) -> None:
+        self.left = list(counts)
+        self.pinned: list[int] = []
+
+    def count_cached(self, request: Request) -> int:
+        return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    def pin_prefix(self, request: Request, stop: int, name: str) -> PinnedPrefix:
+        self.pinned.append(self.left[0])
+        return PinnedPrefix("5f", name, self.left[0], 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("counts", "pending", "tokens"),
+    [((9,), True, 9), ((0, 4, 9), True, 9), ((4,), False, 4)],
+    ids=["stored", "stored later", "no more will be stored"],
+)
+async def test_a_prefix_is_pinned_once_it_is_stored(
+    counts: tuple[int, ...], pending: bool, tokens: int
+) -> None:
+    """A part of it that is stored first is not pinned by itself."""
+    async with bench() as b:
+        cache = StoredLater(*counts)
+        b.engine.generation.prefix_cache = cache
+        b.runner.has_pending_snapshots = pending
+        pinned = await b.client.pin_prefix(make_request("a", 10), 9, "agent")
+        assert pinned is not None and (pinned.name, pinned.tokens, cache.pinned) == (
+            "agent",
+            tokens,
+            [tokens],
+        )
+        b.runner.has_pending_snapshots = False
+
+
+async def test_a_prefix_that_is_never_stored_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxrun.engine.client.PIN_SECONDS", 0.0)
+    async with bench() as b:
+        cache = b.engine.generation.prefix_cache = StoredLater(3)
+        b.runner.has_pending_snapshots = True
+        pinned = await b.client.pin_prefix(make_request("a", 10), 9, "agent")
+        assert pinned is not None and cache.pinned == [3]
+        b.runner.has_pending_snapshots = False

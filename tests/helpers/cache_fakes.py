@@ -232,7 +232,7 @@ def check_integrity(cache: PrefixCache, memory: int | None = None) -> None:
     assert cache.counters.entries == len(in_memory)
     assert set(index.entries) == set(index._nodes)
     if memory is not None:
-        assert store.nbytes <= max(memory, sum(e.nbytes for e in in_memory if e.pins))
+        assert store.nbytes <= max(memory, sum(e.nbytes for e in in_memory if e.must_stay_in_memory()))
     for entry in entries:
         assert entry.payload is not None or entry.in_tier, "in no tier"
         assert index.is_reachable(entry)

@@ -29,6 +29,7 @@ from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import EngineDead, MlxrunError
 from mlxrun.core.request import FinishReason, HitKind, Request, TokenEvent, TokenLogprob
+from mlxrun.core.step_plan import PinnedPrefix
 from mlxrun.engine.client import Collector
 from mlxrun.engine.thread import EngineStats
 from mlxrun.server.app import make_app
@@ -78,6 +79,8 @@ class FakeEngine:
         self.dead_error: MlxrunError | None = None
         self.closed = False
         self.cleared = 0
+        self.pins = True  # whether its prefix cache has what is to be pinned
+        self.pinned_prefixes: tuple[PinnedPrefix, ...] = ()
         self.scripts_done = 0
         self.counts: dict[str, int] = {"miss": 0}
         self.numbers: dict[str, Any] = {"running": 0, "waiting": 0, "steps": 7, "errors": 0}
@@ -175,6 +178,17 @@ class FakeEngine:
 
     def read_cache_counters(self) -> Mapping[str, int]:
         return self.counts
+
+    async def pin_prefix(self, request: Request, stop: int, name: str) -> PinnedPrefix | None:
+        if not self.pins:
+            return None
+        self.pinned_prefixes += (PinnedPrefix(f"{stop:016x}", name, stop, 4 * stop, 1_700_000_000),)
+        return self.pinned_prefixes[-1]
+
+    async def unpin_prefix(self, prefix_id: str) -> bool:
+        left = tuple(prefix for prefix in self.pinned_prefixes if prefix.id != prefix_id)
+        found, self.pinned_prefixes = len(left) < len(self.pinned_prefixes), left
+        return found
 
     def read_stats(self) -> EngineStats:
         return EngineStats(self.numbers, None, self.step_ended or 0.0, self.step_ended is not None)

@@ -25,6 +25,7 @@ import llguidance
 from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from mlxrun.api.structured.bounded_integers import bound_integers
 from mlxrun.api.structured.grammar_checks import (
     MAX_CHARACTERS,
     check_choices,
@@ -242,7 +243,7 @@ def _encode_schema(schema: Any, strict: bool, param: str) -> str:
         reject(param, "is nested too deeply")
     check_schema(schema, param, strict)
     options = {"whitespace_pattern": WHITESPACE, "lenient": not strict, "coerce_one_of": False}
-    members = {"allOf": [schema]} if isinstance(schema, bool) else dict(schema)
+    members = {"allOf": [schema]} if isinstance(schema, bool) else bound_integers(schema)
     return json.dumps(members | {"x-guidance": options})
 
 

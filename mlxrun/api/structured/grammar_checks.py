@@ -33,7 +33,7 @@ _ONE = {
 _MANY = {"allOf", "anyOf", "items", "oneOf", "prefixItems"}
 _NAMED = {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
 # Keywords of all drafts and of OpenAPI that say nothing about an instance.
-_ANNOTATIONS = {
+ANNOTATIONS = {
     *("$anchor", "$comment", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "id"),
     *("contentEncoding", "contentMediaType", "default", "deprecated", "description", "examples", "readOnly"),
     *("title", "writeOnly", "discriminator", "example", "externalDocs", "nullable", "xml"),
@@ -41,8 +41,8 @@ _ANNOTATIONS = {
 _DRAFTS = (Draft4Validator, Draft7Validator, Draft201909Validator, Draft202012Validator)
 _TYPES = ("string", "number", "integer", "boolean", "object", "array", "null")
 _ASSERTIONS = {key for draft in _DRAFTS for key in draft.VALIDATORS} | {"minContains", "maxContains"}
-_LOW, _HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-_KNOWN = _ONE | _MANY | _NAMED | _ANNOTATIONS | _ASSERTIONS
+LOW, HIGH = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+_KNOWN = _ONE | _MANY | _NAMED | ANNOTATIONS | _ASSERTIONS
 
 
 def check_schema(schema: Any, param: str, strict: bool) -> None:
@@ -96,12 +96,12 @@ def _check_names(schema: dict[str, Any], path: str) -> None:
 def _check_range(schema: dict[str, Any], path: str) -> None:
     """llguidance accepts an excluded integer if the range ends before the next integer: (2, 2.5]."""
     parts = [schema, *(part for part in schema.get("allOf", ()) if isinstance(part, dict))]
-    low = [(p[key], key) for p in parts for key in _LOW if _is_number(p.get(key))]
-    high = [(p[key], key) for p in parts for key in _HIGH if _is_number(p.get(key))]
+    low = [(p[key], key) for p in parts for key in LOW if is_number(p.get(key))]
+    high = [(p[key], key) for p in parts for key in HIGH if is_number(p.get(key))]
     if not low or not high:
         return
     (start, lower), (end, upper) = max(low), min(high)
-    for bound, key, open_key in ((start, lower, _LOW[1]), (end, upper, _HIGH[1])):
+    for bound, key, open_key in ((start, lower, LOW[1]), (end, upper, HIGH[1])):
         if key == open_key and bound % 1 == 0 and 0 < end - start < 1:
             reject(f"{path}.{key}", f"{bound} cannot be enforced on a range less than 1 wide")
 
@@ -114,7 +114,7 @@ def _check_count(schema: dict[str, Any], path: str) -> None:
         reject(f"{path}.minProperties", reason)
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mlxrun.cli.chat.client import ChatClient, ChatError
+from mlxrun.cli.chat.client import ChatClient
 from mlxrun.cli.chat.conversation import Conversation, find_attachments
 from mlxrun.cli.options import parse_field
+from mlxrun.cli.server_client import ClientError
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import suggest
 
@@ -59,7 +60,7 @@ class ChatSession:
                 self._note(str(error))
 
     def ask(self, text: str) -> None:
-        """Ask a question and show the answer. ChatError or ConfigError if there is none; the question is
+        """Ask a question and show the answer. ClientError or ConfigError if there is none; the question is
         then forgotten."""
         files = find_attachments(text)
         if files:
@@ -133,7 +134,7 @@ class ChatSession:
     def _choose_model(self, name: str) -> None:
         names = self.client.list_models()
         if name and name not in names:
-            raise ChatError(
+            raise ClientError(
                 f"the server has no model {name}{suggest(name, names)}; it has {', '.join(names)}"
             )
         if name:
@@ -143,7 +144,7 @@ class ChatSession:
 
     def _switch(self, what: str, word: str) -> None:
         if word not in ("", "on", "off"):
-            raise ChatError(f"on or off, not {word}")
+            raise ClientError(f"on or off, not {word}")
         setattr(self, what, word == "on" if word else not getattr(self, what))
 
     def _note(self, text: str) -> None:
@@ -209,7 +210,7 @@ def _read_quoted(first: str, read_line: ReadLine) -> str:
 
 def _make_path(text: str) -> Path:
     if not text:
-        raise ChatError("give the path of a file")
+        raise ClientError("give the path of a file")
     return Path(text).expanduser()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +26,13 @@ from mlxrun.core.errors import MlxrunError
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
+    from mlxrun.api.text.model_info import ModelInfo
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.settings import Config
+    from mlxrun.jobs.lines.job_check import CheckedLines
     from mlxrun.jobs.records.run_paths import JobPaths
     from mlxrun.jobs.run.job_run import JobOptions, JobSetup
+    from mlxrun.jobs.run.progress import ProgressMeter
     from mlxrun.jobs.scoring.eval_spec import EvalReader
 
 EPILOG = """\b
@@ -94,7 +99,11 @@ SHOWN_REASONS = 3  # of failures; all are in the errors file
     "--scorer", metavar="MODULE:FUNCTION", help="Score answers by a Python function, in place of `match`."
 )
 @add_ray_option
-@click.option("--dry-run", is_flag=True, help="Count lines, tokens and images, show what would be refused.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Count lines, tokens and images, estimate memory and time, show what would be refused.",
+)
 def command(
     jobs: str,
     model: str | None,
@@ -141,14 +150,16 @@ async def _run(
 ) -> int:
     if ray_address is None:
         setup = make_command_setup(loaded, paths.job.parent, paths.cache)
-        return await _run_job(setup, paths, options, evals)
+        return await _run_job(setup, paths, options, evals, notes_pace=True)
     from mlxrun.cli.ray_setup import run_on_ray
 
     async with run_on_ray(ray_address, loaded, sets, paths, options.mixed) as setup:
         return await _run_job(setup, paths, options, evals)
 
 
-async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals: EvalReader) -> int:
+async def _run_job(
+    setup: JobSetup, paths: JobPaths, options: JobOptions, evals: EvalReader, notes_pace: bool = False
+) -> int:
     from mlxrun.jobs.records.run_paths import list_common_reasons
     from mlxrun.jobs.run.job_run import JobRun
     from mlxrun.jobs.run.progress import pluralize
@@ -157,6 +168,8 @@ async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals:
 
     setup = replace(setup, evals=evals)
     outcome = await JobRun(paths, setup, options, say, StopSignals(say)).run()
+    if notes_pace:
+        _note_pace(setup, outcome.meter)
     print_scores(outcome.scores, sys.stdout)
     if cut := outcome.scores.cut_by_length:
         print_line(f"{pluralize(cut, 'answer')} cut at the maximum number of tokens (finish_reason: length)")
@@ -178,6 +191,43 @@ async def _run_job(setup: JobSetup, paths: JobPaths, options: JobOptions, evals:
         for line in list_first(reasons, SHOWN_REASONS):
             say(f"  {line}")
     return outcome.exit_code
+
+
+def _find_paces_file() -> Path:
+    from mlxrun.server.data_folder import find_data_folder
+
+    return find_data_folder(os.environ) / "job-paces.jsonl"
+
+
+def _note_pace(setup: JobSetup, meter: ProgressMeter) -> None:
+    """Note how fast this run was, if it was long enough to tell."""
+    from mlxrun.jobs.records.job_paces import JobPace, note_pace
+    from mlxrun.jobs.run.progress import SURE_LINES, SURE_SECONDS
+
+    seconds = meter.seconds
+    if seconds >= SURE_SECONDS and meter.run_done >= SURE_LINES:
+        prompt, digest = meter.computed + meter.reused, setup.model_info.digests["model"]
+        counts = meter.run_done, prompt, meter.reused, meter.output
+        note_pace(_find_paces_file(), JobPace(digest, int(time.time()), round(seconds, 3), *counts))
+
+
+def _describe_time(model_info: ModelInfo, found: CheckedLines) -> str | None:
+    """How long the job may take, by earlier jobs of this model; None if there are none."""
+    from mlxrun.jobs.records.job_paces import estimate_seconds, read_paces
+    from mlxrun.jobs.run.progress import format_duration, pluralize
+
+    paces = read_paces(_find_paces_file(), model_info.digests["model"])
+    lines = found.lines - found.refused
+    bounds = estimate_seconds(paces, lines, found.prompt_tokens, found.max_tokens) if lines else None
+    if bounds is None:
+        return None
+    answered = sum(pace.lines for pace in paces)
+    output = sum(pace.output_tokens for pace in paces) / answered
+    low, high = map(format_duration, bounds)
+    span = low if low == high else f"{low} to {high}"
+    earlier = f"{len(paces)} earlier {'job' if len(paces) == 1 else 'jobs'} of this model here"
+    answers = f"whose lines had {pluralize(round(output), 'output token')}"
+    return f"{span} without loading, by {earlier}, {answers}"
 
 
 def _describe_memory(config: Config, tokens: int) -> str:
@@ -209,4 +259,6 @@ async def _dry_run(loaded: LoadedConfig, paths: JobPaths, options: JobOptions) -
     if found.largest and model_info.pooled is None:
         largest = min(found.largest, model_info.context_length)
         print_line(f"memory: {_describe_memory(loaded.config, largest)}")
+    if (time_needed := _describe_time(model_info, found)) is not None:
+        print_line(f"time: {time_needed}")
     return 1 if found.refused else 0

@@ -1,4 +1,5 @@
-"""`mlxrun cache`: the entries of the prefix cache on disk. It reads files only, without a model or mlx."""
+"""`mlxrun cache`: the entries of the prefix cache on disk. It reads files only, without a model or mlx. The
+commands for a running server are in cache_warming.py."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mlxrun.cli.commands.cache_warming import pinned, unpin, warm
 from mlxrun.cli.options import add_config_options, load_command_config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.terminal import print_error, print_json, print_line
@@ -30,7 +32,11 @@ stores its entries in X.out.jsonl.run/cache.
 
 @click.group()
 def command() -> None:
-    """List, verify and delete the entries of the prefix cache on disk."""
+    """List, verify and delete the entries of the prefix cache on disk, and warm that of a server."""
+
+
+for each in (warm, pinned, unpin):
+    command.add_command(each)
 
 
 def add_cache_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -69,7 +69,7 @@ def command(
         raise click.UsageError("--url names a server, which has its model: give no MODEL, -c or --set")
     is_free = model is None and config_path is None and not sets
     with _open_client(
-        url or (_find_server(key) if is_free else None), key, model, config_path, sets
+        url or (find_server(key) if is_free else None), key, model, config_path, sets
     ) as client:
         session = ChatSession(client, open_console(), Conversation(system), shows_stats=stats)
         if prompt is not None or not sys.stdin.isatty():
@@ -79,13 +79,13 @@ def command(
             _converse(session)
 
 
-def _find_server(key: str | None) -> str | None:
+def find_server(key: str | None) -> str | None:
     """The usual address, else that of the newest server on this machine, if a server answers there."""
-    from mlxrun.cli.chat.client import ChatError
+    from mlxrun.cli.server_client import ClientError
 
     for url in dict.fromkeys((LOCAL, *reversed(_list_certificates()))):
-        with suppress(ChatError):
-            _make_client(url, key).list_models(_LOOK_SECONDS)
+        with suppress(ClientError):
+            make_client(url, key).list_models(_LOOK_SECONDS)
             return url
     return None
 
@@ -97,7 +97,7 @@ def _list_certificates() -> dict[str, str | None]:
     return {note.url: note.certificate for note in list_servers(find_notes_folder(os.environ))}
 
 
-def _make_client(url: str, key: str | None) -> ChatClient:
+def make_client(url: str, key: str | None) -> ChatClient:
     """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
     from mlxrun.cli.chat.client import ChatClient
 
@@ -110,7 +110,7 @@ def _open_client(
 ) -> Iterator[ChatClient]:
     """A client of the server at `url`; without one, of a server in this process."""
     if url is not None:
-        client = _make_client(url, key)
+        client = make_client(url, key)
         say(f"{client.url}: {', '.join(client.list_models())}")
         yield client
         return

@@ -39,6 +39,7 @@ from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, 
 from mlxrun.core.field_errors import check_type, reject, reject_unknown
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.endpoints import ollama
+from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, ActiveCount, EngineState
 from mlxrun.server.http.access import API_KEYS, CONFIG, key_name, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes, read_json
@@ -132,6 +133,7 @@ class ModelRelay(Relay):
     def list_own(self) -> dict[str, Handler]:
         return {
             **super().list_own(),
+            WARM_PATH: self.relay,
             "/v1/models": self.list_models,
             "/v1/models/{id}": self.get_model,
             "/v1/models/{owner}/{id}": self.get_model,
@@ -162,6 +164,8 @@ class ModelRelay(Relay):
     def choose_model(self, request: web.Request, fields: Mapping[str, Any]) -> ModelSlot:
         """Choose the model of a request: the one that it names, else the first one for its path. NotFound if
         there is no such model; RequestError if another one has the stored response that it continues."""
+        if request.path == WARM_PATH and isinstance(inner := fields.get("body"), dict):
+            fields = inner
         found = self.find_owner(request, fields)
         owner = next((slot for slot in self._models.slots if slot is found), None)
         name = fields.get("model") or fields.get("name") or request.query.get("model")

@@ -30,6 +30,7 @@ from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
 from mlxrun.server.app import list_surfaces, make_app
+from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
@@ -131,6 +132,8 @@ class Relay:
             "/metrics": self.get_metrics,
             "/v1/cache": self.collect,
             "/v1/cache/clear": self.collect,
+            WARM_PATH: self.collect,
+            "/v1/cache/pinned/{id}": self.ask_any,
             "/v1/requests/{id}/cancel": self.cancel,
         }
 
@@ -246,6 +249,13 @@ class Relay:
     async def cancel(self, request: web.Request) -> web.Response:
         """The answer of the worker that has the request, else of any."""
         return choose_answer(await self.ask_all(request))
+
+    async def ask_any(self, request: web.Request) -> web.Response:
+        """The answer of a worker that has what the path names, else of any. NotFound if there are none."""
+        answers = await self.ask_all(request)
+        if not answers:
+            raise NotFound(f"{request.path} does not exist: no {self.label} is loaded")
+        return choose_answer(answers)
 
 
 class WorkerRelay(Relay):

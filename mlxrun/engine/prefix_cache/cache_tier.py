@@ -69,14 +69,15 @@ TIERS: Mapping[str, Callable[[CacheSettings, bytes, CacheCounters], CacheTier]] 
 
 
 class EvictionOrder:
-    """The entries of memory or of a tier: least recently used first, suffix before prefix. An entry that is
-    pinned when it is popped leaves the order until it is added again.
+    """The entries of memory or of a tier: least recently used first, suffix before prefix. An entry that must
+    stay when it is popped leaves the order until it is added again. `must_stay`: tells which do.
 
     The order is a heap with lazy updates. An entry's `last_used` only grows, so the tick in the heap is a
     lower bound. A popped entry with an old tick goes back with its new one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, must_stay: Callable[[CacheEntry], bool]) -> None:
+        self._must_stay = must_stay
         self._heap: list[tuple[int, bool, int, int, CacheEntry]] = []
         self._queued: set[CacheEntry] = set()
         self._numbers = count()  # unique, so that entries themselves are never compared
@@ -106,7 +107,7 @@ class EvictionOrder:
             if entry not in self._queued:
                 continue
             self._queued.discard(entry)
-            if entry.pins:
+            if self._must_stay(entry):
                 continue
             if entry.last_used == last_used:
                 return entry

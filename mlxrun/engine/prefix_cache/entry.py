@@ -46,6 +46,7 @@ class CacheEntry:
     in_tier: bool = False
     last_used: int = 0  # in ticks of the store's clock
     pins: int = 0  # running requests that use it
+    pinned: bool = False  # an operator has pinned a prefix that needs it
     from_prompt: bool = False  # computed for a prompt, or used by one: outlasts the ends of answers
     durable: bool = False  # of a planned entry: it is to be written to a tier, after all that it depends on
     # Of a planned entry that goes beyond the end of its prompt: that end
@@ -56,6 +57,14 @@ class CacheEntry:
     logprobs: EntryLogprobs | None = None  # logprobs of its tokens, if a request wanted them
     # Of a planned entry: the prompt's logprobs, which may be known before it is stored
     book: LogprobBook | None = None
+
+    def must_stay(self) -> bool:
+        """Whether a running request or a pinned prefix needs the entry, in memory or in the tier."""
+        return self.pins > 0 or self.pinned
+
+    def must_stay_in_memory(self) -> bool:
+        """Whether the entry may not leave memory. One of a pinned prefix may, if a tier has it."""
+        return self.pins > 0 or (self.pinned and not self.in_tier)
 
 
 class PayloadCodec(Protocol):
@@ -93,6 +102,7 @@ class CacheCounters:
     entries: int = 0  # in memory now
     memory_bytes: int = 0  # now
     disk_bytes: int = 0  # now
+    pinned_bytes: int = 0  # of the prefixes that an operator has pinned, as they take in memory
     evicted: int = 0  # from memory
     evicted_disk: int = 0
     refused: int = 0  # files and payloads that could not be used

@@ -7,6 +7,7 @@ it are removed too.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -36,8 +37,8 @@ class EntryStore:
         self._codec = codec
         self._tier = tier
         self._memory_bytes = memory_bytes
-        self._memory_order = EvictionOrder()
-        self._tier_order = EvictionOrder()
+        self._memory_order = EvictionOrder(CacheEntry.must_stay_in_memory)
+        self._tier_order = EvictionOrder(CacheEntry.must_stay)
         # Entries in the tier, and the longer entries that contain them but are not stored there yet.
         self._retired: list[tuple[CacheEntry, CacheEntry]] = []
         self._clock = 0
@@ -90,6 +91,7 @@ class EntryStore:
             self.write(entry)
         for shorter in contained:
             entry.last_used = max(entry.last_used, shorter.last_used)
+            entry.pinned |= shorter.pinned
             self._retire(shorter, entry)
             self.remove(shorter)
         if nbytes > self._memory_bytes:
@@ -102,7 +104,7 @@ class EntryStore:
         obsolete, planned.obsolete_states = planned.obsolete_states, ()
         if self.is_durable(entry):
             for state in obsolete:
-                if not state.pins and state in self.index:
+                if not state.must_stay() and state in self.index:
                     self.remove(state)
 
     def touch(self, entries: list[CacheEntry], prompt: bool) -> None:
@@ -155,12 +157,22 @@ class EntryStore:
     def unpin(self, entries: list[CacheEntry]) -> None:
         for entry in entries:
             entry.pins -= 1
-            if not entry.pins and entry in self.index:
+        self.allow_eviction(entries)
+
+    def allow_eviction(self, entries: Iterable[CacheEntry]) -> None:
+        """Take entries that are pinned no longer back into the orders of eviction."""
+        for entry in entries:
+            if entry in self.index:
                 if entry.payload is not None:
                     self._memory_order.add(entry)
                 if entry.in_tier:
                     self._tier_order.add(entry)
         self.enforce_budgets()
+
+    def measure(self, entry: CacheEntry) -> int | None:
+        """Return the bytes that an entry takes in memory. An unusable entry is removed, and None returned."""
+        payload = self.load(entry)
+        return None if payload is None else self._codec.nbytes(payload)
 
     # -- eviction ---------------------------------------------------------------------------------------
 

@@ -14,12 +14,20 @@ from typing import Any
 
 from mlxrun.config.settings import CacheSettings
 from mlxrun.core.request import HitKind, Request, TokenLogprob
-from mlxrun.core.step_plan import CacheHit, PromptLogprobs, SnapshotKind, SnapshotRequest, SnapshotResult
+from mlxrun.core.step_plan import (
+    CacheHit,
+    PinnedPrefix,
+    PromptLogprobs,
+    SnapshotKind,
+    SnapshotRequest,
+    SnapshotResult,
+)
 from mlxrun.engine.prefix_cache.cache_tier import CacheTier
 from mlxrun.engine.prefix_cache.containment import contain_failures
 from mlxrun.engine.prefix_cache.entry import CacheCounters, CacheEntry, Key, PayloadCodec
 from mlxrun.engine.prefix_cache.entry_store import EntryStore
 from mlxrun.engine.prefix_cache.logprob_keeper import LogprobKeeper
+from mlxrun.engine.prefix_cache.pinned_prefixes import PinnedPrefixes
 from mlxrun.engine.prefix_cache.radix_index import RadixIndex, RadixMatch
 from mlxrun.engine.prefix_cache.snapshot_planner import SnapshotPlanner
 from mlxrun.engine.prefix_cache.tracked_request import PlannedCachePositions, TrackedRequest
@@ -57,6 +65,7 @@ class PrefixCache(PrefixCacheInterface):
         self.counters = counters or CacheCounters()
         self._index = index = RadixIndex(root, chunk, has_deltas=deltas, has_states=states)
         self._store = EntryStore(index, codec, tier, memory_bytes, self.counters)
+        self._pinned = PinnedPrefixes(self._store, int(settings.pinned_share * memory_bytes))
         self._logprobs = LogprobKeeper(index, self._store, grid_only)
         self._planner = SnapshotPlanner(
             index,
@@ -177,6 +186,7 @@ class PrefixCache(PrefixCacheInterface):
                 restored = tuple((start, stop, payload) for (start, stop, _), payload in deltas)
                 return CacheHit(match.length, _classify(match, max_tokens), restored, state)
             self._unpin(tracked)
+            self._pinned.drop_lost()
         return None
 
     def _load_payloads(self, match: RadixMatch) -> list[Any] | None:
@@ -268,11 +278,42 @@ class PrefixCache(PrefixCacheInterface):
             self._unpin(tracked)
             tracked.state_at = tracked.written_at = 0
             self._store.reject(*entries)
+            self._pinned.drop_lost()
 
     @contain_failures(NoneType)
     def clear(self) -> None:
+        self._pinned.clear()
         self._store.clear()
         log.info("the prefix cache was cleared")
+
+    @property
+    def pinned_prefixes(self) -> Sequence[PinnedPrefix]:
+        return self._pinned.described
+
+    def pin_prefix(self, request: Request, stop: int, name: str) -> PinnedPrefix | None:
+        tracked = TrackedRequest(request, self._root, self._chunk, self._grid_only)
+        match = self._index.match(tracked.chain, stop, tracked.round_down) if tracked.cacheable else None
+        if match is None:
+            return None
+        self._store.pin(match.entries)  # so that loading one entry does not evict another
+        try:
+            sizes = {entry.key: self._store.measure(entry) for entry in match.entries}
+            usable = {key: size for key, size in sizes.items() if size is not None}
+            return self._pinned.add(tracked.chain, match, usable, name) if usable == sizes else None
+        finally:
+            self._store.unpin(match.entries)
+
+    @contain_failures(bool)
+    def unpin_prefix(self, prefix_id: str) -> bool:
+        return self._pinned.remove(prefix_id)
+
+    @contain_failures(NoneType)
+    def release_pinned_memory(self, max_bytes: int) -> None:
+        self._store.shrink(max_bytes)
+        if self.nbytes > max_bytes and self._pinned.described:
+            log.warning("all prefixes were unpinned: a request needs the memory that they take")
+            self._pinned.clear()
+            self._store.shrink(max_bytes)
 
     @contain_failures(NoneType)
     def shutdown(self) -> None:

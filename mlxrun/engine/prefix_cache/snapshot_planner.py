@@ -94,7 +94,7 @@ class SnapshotPlanner:
         durable = [i for i, (entry, _) in enumerate(tracked.interval_states) if self._store.is_durable(entry)]
         stays = {durable[-1] if durable else 0, len(tracked.interval_states) - 1}
         for i, (old, tick) in enumerate(tracked.interval_states):
-            if i not in stays and not old.at_cache_position and not old.pins and old.last_used == tick:
+            if i not in stays and not old.at_cache_position and not old.must_stay() and old.last_used == tick:
                 self._store.remove(old)
         tracked.interval_states = [tracked.interval_states[i] for i in sorted(stays)]
 

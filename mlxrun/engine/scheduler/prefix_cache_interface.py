@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from mlxrun.core.request import Request, TokenLogprob
-from mlxrun.core.step_plan import CacheHit, PromptLogprobs, SnapshotRequest, SnapshotResult
+from mlxrun.core.step_plan import CacheHit, PinnedPrefix, PromptLogprobs, SnapshotRequest, SnapshotResult
 
 
 class PrefixCacheInterface:
@@ -81,7 +81,24 @@ class PrefixCacheInterface:
         """Drop the entries of a running request's hit that could not be restored."""
 
     def clear(self) -> None:
-        """Drop all entries, in memory and on disk, that no running request uses."""
+        """Unpin all prefixes, and drop all entries, in memory and on disk, that no running request uses."""
+
+    @property
+    def pinned_prefixes(self) -> Sequence[PinnedPrefix]:
+        """The prefixes that are pinned, the oldest first. May be called from any thread."""
+        return ()
+
+    def pin_prefix(self, request: Request, stop: int, name: str) -> PinnedPrefix | None:
+        """Pin what the cache has of the first `stop` tokens of a prompt, so that eviction leaves it alone.
+        None if it has nothing. RequestError if more would be pinned than `cache.pinned_share` allows."""
+        return None
+
+    def unpin_prefix(self, prefix_id: str) -> bool:
+        """Make a pinned prefix an ordinary one. Returns whether there was one with this id."""
+        return False
+
+    def release_pinned_memory(self, max_bytes: int) -> None:
+        """Shrink the cache to `max_bytes` by unpinning all prefixes, if it cannot be shrunk otherwise."""
 
     def read_counters(self) -> Mapping[str, int]:
         """The counters of the cache since the start, by name. May be called from any thread."""

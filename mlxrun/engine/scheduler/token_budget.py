@@ -137,7 +137,17 @@ class TokenBudget:
         lengths, others = list_lengths(running)
         while budget > self.min_chunk and not self.fits_memory(lengths, budget, decoding=others):
             budget = max(budget // 2, self.min_chunk)
+        if len(running) == 1:
+            self._release_pinned_memory(lengths, budget, others)
         return budget
+
+    def _release_pinned_memory(
+        self, lengths: Sequence[int], prefill_tokens: int, decoding: Sequence[int]
+    ) -> None:
+        """Let pinned prefixes give way to a request that runs alone: nothing else could make room for it."""
+        if not self.fits_memory(lengths, prefill_tokens, decoding=decoding):
+            spare = self._memory.compute_spare_bytes(lengths, prefill_tokens, decoding)
+            self._prefix_cache.release_pinned_memory(max(0, (spare or 0) - self.held_by_texts))
 
     def _limit_for_depth(self, budget: int, depth: int) -> int:
         """The budget with which chunks of a deep prompt cost about the same at every depth."""

@@ -57,6 +57,11 @@ class ProgressMeter:
         """The number of running lines."""
         return len(self._running)
 
+    @property
+    def seconds(self) -> float:
+        """The seconds since the first line of this run was tokenized."""
+        return 0.0 if self._started is None else self.clock() - self._started
+
     def start_line(self, tokens: LineTokens) -> None:
         """Count a line as running. `tokens`: its tokens so far."""
         self._running[id(tokens)] = tokens
@@ -119,7 +124,7 @@ class ProgressMeter:
         if self.total and self.done + self.failed >= self.total:
             return 0.0
         lines, prompts, _ = self._prepared
-        lasted = 0.0 if self._started is None else self.clock() - self._started
+        lasted = self.seconds
         if lasted < SURE_SECONDS or self._answered[0] < SURE_LINES or not lines:
             return None
         running = list(self._running.values())

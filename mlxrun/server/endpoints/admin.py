@@ -1,4 +1,4 @@
-"""Health checks, status, metrics, cancelling requests and clearing the cache, for operators.
+"""Health checks, status, metrics, cancelling requests, clearing and warming the cache, for operators.
 
 /health is always on and needs no API key. All else is the surface `admin`.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from prometheus_client import generate_latest
 from mlxrun import __version__
 from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.core.power_state import read_power_state
+from mlxrun.server.endpoints.cache_warming import WARM_BODY, WARM_PATH, unpin_prefix, warm_cache
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
@@ -97,7 +99,7 @@ async def cancel_request(request: web.Request) -> web.StreamResponse:
 
 
 async def get_cache(request: web.Request) -> web.StreamResponse:
-    """Return the size and the counters of the prefix cache."""
+    """Return the size and the counters of the prefix cache, and the pinned prefixes."""
     return json_response(_describe_cache(request.app))
 
 
@@ -120,7 +122,9 @@ async def get_openapi(request: web.Request) -> web.StreamResponse:
 
 
 def _describe_cache(app: web.Application) -> dict[str, Any]:
-    return {"backend": app[CONFIG].cache.backend, **app[ENGINE].read_cache_counts()}
+    engine = app[ENGINE]
+    pinned = [asdict(prefix) for prefix in engine.list_pinned_prefixes()]
+    return {"backend": app[CONFIG].cache.backend, **engine.read_cache_counts(), "pinned": pinned}
 
 
 HEALTH = Surface(
@@ -143,6 +147,15 @@ SURFACE = Surface(
         _READ("/v1/cache", get_cache, "Counters of the prefix cache"),
         Endpoint("DELETE", "/v1/cache", clear_cache, "Clear the prefix cache", role="admin"),
         Endpoint("POST", "/v1/cache/clear", clear_cache, "Clear the prefix cache", role="admin"),
+        Endpoint(
+            "POST",
+            WARM_PATH,
+            warm_cache,
+            "Compute a prompt's beginning, and pin it",
+            WARM_BODY.schema,
+            role="admin",
+        ),
+        Endpoint("DELETE", "/v1/cache/pinned/{id}", unpin_prefix, "Unpin a prompt's beginning", role="admin"),
         _READ(OPENAPI_PATH, get_openapi, "This document", role=None),
     ),
 )

@@ -259,12 +259,18 @@ def embedded(config: Config) -> Iterator[Any]:
 Ask = Callable[[int | None], Any]
 
 
-async def ask(config: Config, model: Any, max_tokens: int | None, schema: Any = None) -> Choice:
-    """Return the embedded model's answer to a question that it reasons about."""
+async def ask(
+    config: Config,
+    model: Any,
+    max_tokens: int | None,
+    schema: Any = None,
+    messages: Sequence[dict[str, str]] = QUESTION,
+) -> Choice:
+    """Return the embedded model's answer, by default to a question that it reasons about."""
     formats = detect_formats(model.chat_template, model.tokenizer, config.parsers)
     side = ApiContext(model, config, MediaLoader(config.media, None), formats)
     body: dict[str, Any] = {
-        "messages": QUESTION,
+        "messages": messages,
         "max_tokens": 100,
         "temperature": 0,
         "chat_template_kwargs": {"enable_thinking": True},
@@ -306,3 +312,12 @@ async def test_a_budget_and_a_schema(config: Config, embedded: Any) -> None:
     answer = await ask(config, embedded, 4, schema | {"additionalProperties": False})
     assert answer.reasoning
     assert set(json.loads(answer.content)) == {"sum"}
+
+
+async def test_an_integer_that_the_embedded_model_does_not_know_ends(config: Config, embedded: Any) -> None:
+    """It writes one digit again and again. Without a bound for integers, 100 tokens end its answer."""
+    schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    sky = [{"role": "user", "content": "What colour is the sky?"}]
+    answer = await ask(config, embedded, 0, schema | {"additionalProperties": False}, sky)
+    assert answer.finish_reason == "stop"
+    assert abs(json.loads(answer.content)["sum"]) > 10**17, "it ended by itself: ask another question"

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cli.chat.client import AnswerDelta, ChatClient, ChatError
+from mlxrun.cli.chat.client import AnswerDelta, ChatClient
 from mlxrun.cli.chat.conversation import Conversation
 from mlxrun.cli.chat.session import ChatSession
+from mlxrun.cli.server_client import ClientError
 from mlxrun.core.terminal import open_console
 
 
@@ -83,7 +84,7 @@ def test_reasoning_is_shown_apart_and_is_no_part_of_the_answer() -> None:
 
 
 def test_an_error_is_shown_and_its_question_forgotten() -> None:
-    client = ScriptedClient([ChatError("too long")], [AnswerDelta("fine")])
+    client = ScriptedClient([ClientError("too long")], [AnswerDelta("fine")])
     shown, _ = talk(client, "one", "two")
     assert shown == "too long\nfine\n"
     assert [m["content"] for m in client.received[1][0]] == ["two"]

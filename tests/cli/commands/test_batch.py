@@ -15,9 +15,10 @@ from mlxrun.cli.commands import batch
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from mlxrun.core.request import Request, TokenEvent
+from mlxrun.jobs.run.progress import ProgressMeter
 from mlxrun.model.fit.verdict import WantedRows
 from tests.helpers.batch_fakes import MIXED, Bench, FakeClient, by_id, chat, chats, write_job
-from tests.helpers.tokenizers import FakeModelInfo
+from tests.helpers.tokenizers import DIGESTS, FakeModelInfo
 
 
 def test_a_job(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,6 +197,29 @@ def test_dry_run(
     assert fake_engine == []
     assert main(["batch", str(job), "--dry-run", "--limit", "2"]) == 0
     assert "2 lines, none would be refused" in capsys.readouterr().out
+
+
+def test_dry_run_estimates_the_time_by_earlier_jobs(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each job that ran long enough is noted. Without one of this model there is no estimate."""
+    job, larger = write_job(tmp_path, chats(6)), write_job(tmp_path, chats(12), "larger.jsonl")
+    for seconds, noted in ((1.0, False), (20.0, True)):
+        monkeypatch.setattr(ProgressMeter, "seconds", seconds)
+        assert main(["batch", str(job), "--fresh"]) == 0
+        assert main(["batch", str(larger), "--dry-run"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[-1].startswith("time: ") is noted, lines
+    assert lines[-1].startswith(
+        "time: 0:40 without loading, by 1 earlier job of this model here, whose lines "
+    )
+    another = FakeModelInfo(digests={**DIGESTS, "model": "another"})
+    monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", lambda settings, **_: another)
+    assert main(["batch", str(job), "--dry-run"]) == 0
+    assert "time: " not in capsys.readouterr().out
 
 
 def test_the_output_of_another_job(

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.chat.client import ChatClient, ChatError
+from mlxrun.cli.chat.client import ChatClient
 from mlxrun.cli.chat.local_server import run_local_server
 from mlxrun.cli.main import main
+from mlxrun.cli.server_client import ClientError
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 
@@ -45,10 +46,10 @@ def test_a_server_is_used_where_there_is_one(
         parts = list(client.stream(QUESTION, {"temperature": 0}))
         assert "5" in "".join(part.text for part in parts)
         assert parts[-1].usage is not None and parts[-1].usage["completion_tokens"] >= 1
-        with pytest.raises(ChatError, match="temperature"):
+        with pytest.raises(ClientError, match="temperature"):
             list(client.stream(QUESTION, {"temperature": -1}))
         assert main(["chat", "-p", "a", "--url", url, "--set", "log.level=debug"]) == 2
-    with pytest.raises(ChatError, match="does not answer"):
+    with pytest.raises(ClientError, match="does not answer"):
         client.list_models()
     assert main(["chat", "--url", "http://127.0.0.1:9", "-p", "a"]) == 1
 

@@ -11,6 +11,7 @@ from mlxrun.api.ollama.request import read_keep_alive
 from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.core.errors import RequestError
 from mlxrun.server.engine_state import ENGINE
+from tests.api.test_prompt_prefix import BODIES
 from tests.helpers.fake_models import FakeModels, run_models_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Script, make_chat_body, make_script
@@ -101,6 +102,21 @@ async def test_models_are_loaded_and_unloaded_on_demand() -> None:
         for body, param in (({}, "model"), ({"model": 3}, "model"), ({"modle": "a"}, "modle")):
             reply = await front.post("/v1/models/load", body)
             assert reply.status == 400 and reply.json["error"]["param"] == param
+
+
+async def test_the_model_of_a_body_is_warmed() -> None:
+    """It is loaded for that. What is pinned belongs to its process."""
+    async with run_models_front(FakeModels(script=say_name), limit=2) as front:
+        assert (await front.request("DELETE", "/v1/cache/pinned/5f")).status == 404
+        made = await front.post("/v1/cache/warm", {"body": {**BODIES["/v1/messages"], "model": "b"}})
+        assert made.status == 200, made.json
+        assert [slot.name for slot in front.pool.slots if slot.state == "ready"] == ["b"]
+        (shown,) = (await front.get("/v1/cache")).json["models"]
+        assert shown["model"] == "b" and shown["pinned"] == [made.json["pinned"]]
+        path = f"/v1/cache/pinned/{made.json['pinned']['id']}"
+        assert [(await front.request("DELETE", path)).status for _ in range(2)] == [200, 404]
+        default = await front.post("/v1/cache/warm", {"body": BODIES["/v1/responses"]})
+        assert default.status == 200 and front.pool.slots[0].state == "ready"
 
 
 async def test_keys_without_the_role_admin_load_nothing() -> None:

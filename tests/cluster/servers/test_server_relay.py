@@ -14,6 +14,7 @@ from mlxrun.cluster.servers.server_relay import SECRET_HEADER
 from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.responses.response_runs import RESPONSES
+from tests.api.test_prompt_prefix import BODIES
 from tests.helpers.fake_servers import FakeServer, Front, ServerFleet, run_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Script, make_chat_body, make_script
@@ -233,6 +234,17 @@ async def test_what_all_workers_say() -> None:
         assert [each["worker"] for each in (await front.get("/v1/cache")).json["workers"]] == [0, 1]
         assert (await front.request("DELETE", "/v1/cache")).status == 200
         assert [worker.engine.cleared for worker in front.fleet.workers] == [1, 1]
+
+
+async def test_all_workers_are_warmed() -> None:
+    """A client's requests may go to any of them."""
+    async with run_front(ServerFleet(say_number), 2) as front:
+        made = (await front.post("/v1/cache/warm", {"body": BODIES["/v1/messages"]})).json["workers"]
+        assert [each["worker"] for each in made] == [0, 1]
+        (prefix_id,) = {each["pinned"]["id"] for each in made}
+        for status in (200, 404):
+            assert (await front.request("DELETE", f"/v1/cache/pinned/{prefix_id}")).status == status
+        assert not any(worker.engine.pinned_prefixes for worker in front.fleet.workers)
 
 
 async def test_cancelling_reaches_the_worker_that_has_the_request() -> None:

@@ -13,7 +13,7 @@ LONG = list(range(100, 130))
 
 def add_entries(*last_used: int) -> tuple[EvictionOrder, list[CacheEntry]]:
     """An order that holds one entry for each tick."""
-    order, entries = EvictionOrder(), []
+    order, entries = EvictionOrder(CacheEntry.must_stay), []
     for number, tick in enumerate(last_used):
         entry, _ = make_entry(number)
         entry.last_used = tick
@@ -49,7 +49,7 @@ def test_a_discarded_entry_never_comes_out() -> None:
 
 
 def test_at_one_tick_states_go_before_the_deltas_they_depend_on() -> None:
-    order = EvictionOrder()
+    order = EvictionOrder(CacheEntry.must_stay)
     delta, state = make_entry(1)[0], make_entry(2, kind=SnapshotKind.STATE)[0]
     order.add(delta)
     order.add(state)

@@ -111,6 +111,9 @@ CALLS: Mapping[str, tuple[Any, Any]] = {
     "store_snapshot": ((SnapshotResult(SnapshotRequest("a", "state", 0, 4, None), None),), None),  # type: ignore[arg-type]
     "invalidate_hit": (("a",), None),
     "clear": ((), None),
+    "pin_prefix": ((make_request("a"), 3, "agent"), None),
+    "unpin_prefix": (("5f",), False),
+    "release_pinned_memory": ((0,), None),
     "read_counters": ((), {}),
     "shutdown": ((), None),
 }
@@ -119,8 +122,10 @@ CALLS: Mapping[str, tuple[Any, Any]] = {
 def test_a_cache_without_entries_answers_nothing() -> None:
     """Each method is here, so a new one has to say what no cache means."""
     names = {name for name in vars(PrefixCacheInterface) if not name.startswith("_")}
-    assert names - {"stops_at_cache_positions", "survives_restart", "nbytes"} == CALLS.keys()
+    properties = {"stops_at_cache_positions", "survives_restart", "nbytes", "pinned_prefixes"}
+    assert names - properties == CALLS.keys()
     cache = NoPrefixCache()
     assert (cache.stops_at_cache_positions, cache.survives_restart, cache.nbytes) == (False, False, 0)
+    assert cache.pinned_prefixes == ()
     for name, (given, expected) in CALLS.items():
         assert getattr(cache, name)(*given) == expected

@@ -26,6 +26,10 @@ class SizedCache(NoPrefixCache):
     def shrink(self, max_bytes: int) -> None:
         self.nbytes = max(min(self.nbytes, max_bytes), self.pinned)
 
+    def release_pinned_memory(self, max_bytes: int) -> None:
+        self.pinned = 0
+        self.shrink(max_bytes)
+
 
 def make_scheduler(cache: SizedCache) -> Scheduler:
     return Scheduler(make_settings(max_running=8), RequestLimits(10_000, MEMORY), prefix_cache=cache)
@@ -167,3 +171,17 @@ def test_slow_steps_do_not_shrink_chunks_below_what_a_launch_takes() -> None:
         plan = StepPlan(prefill=(PrefillChunk("a", 0, 512),))
         scheduler.token_budget.pace.record_step(plan, plan, 1.0)
         assert scheduler.token_budget.compute_prefill_budget([], 0, 1) == limit
+
+
+def test_pinned_prefixes_give_way_to_a_request_that_runs_alone() -> None:
+    """It could never run otherwise. Beside another row it waits, and they stay."""
+    cache = SizedCache(500, pinned=500)
+    scheduler = make_scheduler(cache)
+    scheduler.add(make_request("a", 60, 40))
+    scheduler.add(make_request("b", 300, 100))
+    step(scheduler)
+    assert running(scheduler) == ["a"] and cache.pinned == 500
+    while "a" in running(scheduler):
+        step(scheduler)
+    step(scheduler)
+    assert running(scheduler) == ["b"] and cache.pinned == 0

@@ -50,7 +50,8 @@ async def test_while_the_model_loads() -> None:
 async def test_the_cache_is_shown_and_cleared() -> None:
     async with run_server(surfaces=ONLY) as s:
         s.engine.counts = {"entries": 4, "memory_bytes": 400}
-        assert (await s.get("/v1/cache")).json == {"backend": "memory", "entries": 4, "memory_bytes": 400}
+        shown = {"backend": "memory", "entries": 4, "memory_bytes": 400, "pinned": []}
+        assert (await s.get("/v1/cache")).json == shown
         for method, path in (("DELETE", "/v1/cache"), ("POST", "/v1/cache/clear")):
             before = s.engine.cleared
             reply = await s.request(method, path)

@@ -10,6 +10,7 @@ import pytest
 
 from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.server.app import list_surfaces
+from tests.api.test_prompt_prefix import BODIES
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import make_chat_body, make_script, run_server, server_config
 
@@ -22,7 +23,9 @@ KEYS: dict[str, str | ApiKeySettings] = {
 }
 ADMIN = ApiKeySettings("admin-0123456789abcdef", "admin")
 MONITORING = (("GET", "/metrics"), ("GET", "/v1/status"), ("GET", "/v1/cache"))
-CLEARING = (("DELETE", "/v1/cache"), ("POST", "/v1/cache/clear"))
+CHAT_BODY = BODIES["/v1/chat/completions"]
+WARM = "/v1/cache/warm"
+CLEARING = (("DELETE", "/v1/cache"), ("POST", "/v1/cache/clear"), ("POST", WARM))
 ANSWERING = (("POST", CHAT), ("GET", "/v1/models"))
 
 
@@ -33,7 +36,7 @@ async def list_allowed(keys: dict[str, str | ApiKeySettings], name: str) -> set[
     found = set()
     async with run_server(server_config(api_keys=keys)) as s:
         for method, path in (*MONITORING, *CLEARING, *ANSWERING):
-            body: Any = make_chat_body() if path == CHAT else None
+            body: Any = make_chat_body() if path == CHAT else {"body": CHAT_BODY} if path == WARM else None
             reply = await s.request(method, path, body, x_api_key=key)
             assert reply.status in (200, 403), (method, path)
             if reply.status == 200:

@@ -32,9 +32,9 @@ async def test_an_unknown_path_suggests_paths_of_the_method() -> None:
         got = await reported(s, "POST", "/v1/models/")
         assert "'/v1/models'" not in got  # which takes no POST
         got = await reported(s, "DELETE", "/v1/caches")
-        assert (
-            got
-            == "the path /v1/caches does not exist (did you mean '/v1/cache'?); paths for DELETE: /v1/cache"
+        assert got == (
+            "the path /v1/caches does not exist (did you mean '/v1/cache'?); paths for DELETE: /v1/cache, "
+            "/v1/cache/pinned/{id}"
         )
         got = await reported(s, "PUT", "/qqq")
         assert got == "the path /qqq does not exist; no path accepts PUT (/openapi.json lists all paths)"

@@ -133,6 +133,7 @@ function showCache(cache) {
     "Tokens found": formatCount(cache.tokens),
     Entries: formatCount(cache.entries),
     "In memory": formatBytes(cache.memory_bytes ?? 0),
+    Pinned: cache.pinned_bytes ? formatBytes(cache.pinned_bytes) : null,
     "On disk": cache.backend === "disk" ? formatBytes(cache.disk_bytes) : null,
   });
 }

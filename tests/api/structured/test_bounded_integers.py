@@ -1,0 +1,145 @@
+"""Integers without a bound: what is bounded, what stays as it is, and that answers end."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from benchmarks.tiny.byte_tokenizer import EOS
+from mlxrun.api.structured import grammar
+from mlxrun.api.structured.bounded_integers import LIMIT, SHARED, bound_integers
+from mlxrun.api.structured.grammar import compile_grammar
+from mlxrun.api.structured.grammar_checks import ANNOTATIONS
+from tests.api.structured.test_grammar import model as model  # a fixture
+from tests.helpers.schema_cases import PERSON
+
+INTEGER = {"type": "integer"}
+BOTH = {"type": "integer", "minimum": -LIMIT, "maximum": LIMIT}
+SAFE = 2**53 - 1  # the largest integer that every JSON parser reads exactly
+SNOWFLAKE = 1_975_332_716_112_179_200  # an id of 64 bits, as many APIs have them
+TOO_LONG = "9" * 20
+STOP = frozenset({EOS})
+
+
+def find_bounded(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what becomes of a schema of integers within another one: the shared schema."""
+    made = bound_integers({"properties": {"a": schema}})
+    assert list(made["properties"]["a"]) == ["$ref"]
+    found: dict[str, Any] = made[SHARED][made["properties"]["a"]["$ref"].rpartition("/")[2]]
+    return found
+
+
+BOUNDED: dict[str, dict[str, Any]] = {
+    "plain": INTEGER,
+    "described": {**INTEGER, "description": "how many", "default": 3},
+    "a union of types": {"type": ["integer", "null"]},
+    "a lower bound only": {**INTEGER, "minimum": 0},
+    "an open lower bound": {**INTEGER, "exclusiveMinimum": 0},
+    "the flag of draft 4": {**INTEGER, "minimum": 0, "exclusiveMinimum": True},
+    "multiples": {**INTEGER, "multipleOf": 5},
+}
+UNTOUCHED: dict[str, dict[str, Any]] = {
+    "bounds of its own": {**INTEGER, "minimum": 0, "maximum": 130},
+    "a huge lower bound": {**INTEGER, "minimum": 10**18 * 9},
+    "listed values": {**INTEGER, "enum": [1, 10**30]},
+    "one value": {**INTEGER, "const": 10**30},
+    "a reference beside": {**INTEGER, "$ref": "#/$defs/huge"},
+    "parts": {**INTEGER, "allOf": [{"minimum": 10**18}]},
+    "numbers": {"type": "number"},
+    "numbers and integers": {"type": ["number", "integer"]},
+    "strings": {"type": "string"},
+    "negation": {"not": INTEGER},
+    "exactly one": {"oneOf": [INTEGER, {"type": "null"}]},
+}
+
+
+@pytest.mark.parametrize("schema", BOUNDED.values(), ids=BOUNDED)
+def test_an_integer_without_a_bound_gets_one(schema: dict[str, Any]) -> None:
+    before = copy.deepcopy(schema)
+    assert find_bounded(schema) == {key: before[key] for key in before if key not in ANNOTATIONS} | {
+        "maximum": LIMIT,
+        **({} if {"minimum", "exclusiveMinimum"} & before.keys() else {"minimum": -LIMIT}),
+    }
+    assert schema == before
+
+
+@pytest.mark.parametrize("schema", UNTOUCHED.values(), ids=UNTOUCHED)
+def test_a_schema_that_says_more_stays_as_it_is(schema: dict[str, Any]) -> None:
+    wrapped = {"properties": {"a": schema}, "$defs": {"huge": {"minimum": 10**18}}}
+    assert bound_integers(wrapped) == wrapped
+
+
+def test_equal_integers_share_one_schema() -> None:
+    """Each schema of integers costs a part of llguidance's limits: 400 of them, written out, are too many."""
+    schema = {"type": "object", "properties": {f"p{i}": dict(INTEGER) for i in range(400)}}
+    made = bound_integers(schema)
+    assert made[SHARED] == {"0": BOTH}
+    assert {json.dumps(each) for each in made["properties"].values()} == {'{"$ref": "#/' + SHARED + '/0"}'}
+
+
+def test_nothing_is_shared_where_references_lead_elsewhere() -> None:
+    schema = {"properties": {"a": {"$id": "https://example.com/a", "properties": {"b": INTEGER}}}}
+    made = bound_integers(schema)
+    assert SHARED not in made and made["properties"]["a"]["properties"]["b"] == BOTH
+    assert bound_integers(INTEGER) == BOTH
+    assert bound_integers(PERSON) == PERSON
+
+
+def complete(made: Any, text: str) -> bool:
+    """Whether the grammar allows the whole text, and an end behind it."""
+    row = made.start((), STOP)
+    for byte in text.encode():
+        if not row.mask()[byte // 8] >> byte % 8 & 1:
+            return False
+        row.accept(byte)
+    return bool(row.mask()[EOS // 8] >> EOS % 8 & 1) or row.done
+
+
+VALUES = [0, -1, 7, SAFE, -SAFE, SNOWFLAKE, LIMIT, -LIMIT, 10**18]
+
+
+@pytest.mark.parametrize("field", [{}, {"minimum": 0}, {"description": "an id"}])
+def test_every_integer_that_people_use_is_allowed(model: Any, field: dict[str, Any]) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {**INTEGER, **field}, "b": {"anyOf": [INTEGER, {"type": "null"}]}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    made = compile_grammar("json_schema", schema, model, param="field")
+    for value in VALUES:
+        assert complete(made, json.dumps({"a": value, "b": value}, separators=(",", ":"))) is (
+            value >= field.get("minimum", value)
+        )
+    assert complete(made, '{"a":1,"b":null}')
+    assert not complete(made, f'{{"a":{TOO_LONG},"b":1}}')
+    assert not complete(made, f'{{"a":1,"b":-{TOO_LONG}}}')
+
+
+def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that writes 9 wherever it may comes to an end; without the bounds it does not."""
+
+    def count_digits() -> int:
+        grammar.compiled_grammars.clear()
+        row = compile_grammar("json_schema", INTEGER, model, param="field").start((), STOP)
+        nine = ord("9")
+        for count in range(100):
+            if not row.mask()[nine // 8] >> nine % 8 & 1:
+                return count
+            row.accept(nine)
+        return 100
+
+    assert count_digits() == 18
+    monkeypatch.setattr(grammar, "bound_integers", dict)
+    assert count_digits() == 100
+    grammar.compiled_grammars.clear()
+
+
+def test_a_schema_of_many_integers_compiles(model: Any) -> None:
+    names = [f"p{i}" for i in range(400)]
+    for integer in (INTEGER, {"type": "integer", "minimum": 0}):
+        schema = {"type": "object", "properties": dict.fromkeys(names, integer), "required": names}
+        compile_grammar("json_schema", schema | {"additionalProperties": False}, model, param="field")
