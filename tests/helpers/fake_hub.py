@@ -18,12 +18,14 @@ Models = Mapping[str, tuple[Path, str]]
 
 
 class FakeHub(ThreadingHTTPServer):
-    """Serves models. `requests`: the methods and paths of what was asked for."""
+    """Serves models. `requests`: the methods and paths of what was asked for; `failing`: the ends of
+    paths that fail once."""
 
     def __init__(self, models: Models) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.models = models
         self.requests: list[str] = []
+        self.failing: list[str] = []
 
     @property
     def url(self) -> str:
@@ -47,6 +49,9 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(unquote(self.path))
         self.server.requests.append(f"{self.command} {address.path}")
         status, body = self._find(address.path, {k: v[0] for k, v in parse_qs(address.query).items()})
+        if fails := [end for end in self.server.failing if has_body and address.path.endswith(end)]:
+            self.server.failing.remove(fails[0])
+            status, body = 503, b"{}"
         self.send_response(status)
         if status == 404:
             self.send_header("X-Error-Code", "RepoNotFound")

@@ -188,17 +188,22 @@ def _find_cpu_name() -> str:
 def write_report(report: Any, json_path: Path | None, show: Callable[[Any], None]) -> int:
     """Show the report as a table, write it as JSON, or both. The JSON says where and how it was measured.
     JobError if it cannot be written."""
-    text = json.dumps(add_provenance(report), indent=2) + "\n"
     if str(json_path) == "-":
-        print_text(text)
+        print_text(_render_json(report))
         return 0
     show(report)
     if json_path is not None:
-        _write(json_path, text)
+        write_json_file(report, json_path)
     return 0
 
 
-def _write(path: Path, text: str) -> None:
+def _render_json(report: Any) -> str:
+    return json.dumps(add_provenance(report), indent=2) + "\n"
+
+
+def write_json_file(report: Any, path: Path) -> None:
+    """Write the report as JSON. JobError if it cannot be written."""
+    text = _render_json(report)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:

@@ -13,10 +13,15 @@ from click.core import ParameterSource
 from mlxrun.cli.bench.engine.benchmark import OURS, EnginePlan, run_engine_bench
 from mlxrun.cli.bench.engine.workloads import DEFAULT_WORKLOADS, WORKLOADS
 from mlxrun.cli.bench.models import PRESETS, write_chat_model
-from mlxrun.cli.bench.report import print_report, write_report
+from mlxrun.cli.bench.report import print_report, write_json_file, write_report
 from mlxrun.cli.bench.serve.benchmark import KINDS, print_serve_report, run_serve_bench
 from mlxrun.cli.bench.serve.family_report import FAMILIES
-from mlxrun.cli.bench.serve.machine_report import ReportPlan, print_machine_report, run_machine_report
+from mlxrun.cli.bench.serve.machine_report import (
+    ReportPlan,
+    make_empty_report,
+    print_machine_report,
+    run_machine_report,
+)
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, ServePlan
 from mlxrun.cli.options import (
@@ -166,7 +171,7 @@ def serve(
 
 @command.command(name="report", epilog=REPORT_EPILOG)
 @add_config_options
-@_make_count_option("--requests", 100, "Requests at each concurrency.")
+@_make_count_option("--requests", 32, "Requests at each concurrency.")
 @_prompt_words
 @_make_count_option("--output-tokens", 128, "Tokens in each answer.")
 @_make_count_option("--long-words", 4000, "Words in the long prompt, behind which a short one waits.")
@@ -191,7 +196,8 @@ def report(
 
     It sends chats at 1, 8 and 16 requests at a time, and a short request behind a long prompt. Then it
     compares the attention kernel with MLX's own attention, and tiny models of ten families with the library.
-    The JSON has what was chosen for the model as well; it names no host and no user.
+    The JSON has what was chosen for the model as well; it names no host and no user. The file is written even
+    if the command fails or is interrupted: it has what was measured until then, and why it ended.
     """
     load_command_config(config_path, sets)  # so that a mistake in it is said before the server starts
     config = () if config_path is None else ("-c", str(config_path))
@@ -200,9 +206,20 @@ def report(
     arguments = (*config, *(part for each in (*quiet, *sets) for part in ("--set", each)))
     size = PromptSize(prompt_words, output_tokens, long_words)
     plan = ReportPlan(arguments, requests, size, families=FAMILIES if families else ())
-    with interrupt_on_sigterm():  # so that the server is stopped too
-        report = run_machine_report(plan, say)
-    write_report(report, json_path, print_machine_report)
+    report = make_empty_report(plan)
+
+    def save() -> None:
+        if json_path is not None and str(json_path) != "-":
+            write_json_file(report, json_path)
+
+    try:
+        with interrupt_on_sigterm():  # so that the server is stopped too
+            run_machine_report(plan, report, say, save)
+    except Exception as error:
+        report["error"] = str(error) or type(error).__name__
+        raise
+    finally:
+        write_report(report, json_path, print_machine_report)
     return 1 if any(level["failed"] for level in report["concurrency_results"]) else 0
 
 

@@ -45,7 +45,7 @@ def command(name: str | None, is_all: bool, now: bool) -> None:
     folder = find_notes_folder(os.environ)
     chosen = choose_servers(list_servers(folder), name, is_all)
     for note in chosen:
-        say(f"stopping {note.url} (process {note.pid}, {note.model})")
+        say(f"stopping {_describe(note)}")
         _signal(note, now)
     left = {note.pid for note in chosen}
     while left & {note.pid for note in list_servers(folder)}:
@@ -56,15 +56,21 @@ def choose_servers(servers: Sequence[ServerNote], name: str | None, is_all: bool
     """The servers that are meant. ConfigError if that is none, or not clear."""
     found = [note for note in servers if name is None or _is_meant(note, name)]
     if not found:
-        running = f"no server is {name}; these run:{_list_lines(servers)}"
+        running = f"no server is {name}; these run: {_list_servers(servers)}"
         raise ConfigError(running if servers else "no server runs on this machine")
     if len(found) > 1 and not is_all:
-        raise ConfigError(f"{len(found)} servers run; name one of them, or give --all:{_list_lines(found)}")
+        raise ConfigError(
+            f"{len(found)} servers run; name one of them, or give --all: {_list_servers(found)}"
+        )
     return found
 
 
-def _list_lines(servers: Sequence[ServerNote]) -> str:
-    return "".join(f"\n  {note.pid}  {note.url}  {note.model}" for note in servers)
+def _list_servers(servers: Sequence[ServerNote]) -> str:
+    return ", ".join(map(_describe, servers))
+
+
+def _describe(note: ServerNote) -> str:
+    return f"{note.url} (process {note.pid}, {note.model})"
 
 
 def _is_meant(note: ServerNote, name: str) -> bool:

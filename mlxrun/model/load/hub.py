@@ -15,6 +15,7 @@ from pathlib import Path
 from mlxrun.config.contradictions import HUB_ID
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.field_errors import suggest
+from mlxrun.model.load.hub_connection import check_hub, is_unreachable
 from mlxrun.model.load.model_files import SMALL_FILES, WEIGHT_FILES
 
 COMMUNITY = "mlx-community"  # the hub's collection of models in MLX's own form
@@ -85,6 +86,7 @@ def find_hub_id(name: str) -> str:
     if (found := known.get(name.casefold())) is not None:
         return found
     hint = suggest(name.casefold(), [*known, *map(_shorten, local), "embedded"])
+    hint = hint or "; a model of another owner is named in full, such as Qwen/Qwen3-0.6B"
     raise ModelLoadError(
         f"{name!r} is neither a folder nor the name of a model in the local cache or of {COMMUNITY}{hint}"
     )
@@ -141,17 +143,17 @@ def remove_cached_model(hub_id: str) -> int:
 
 @contextmanager
 def convert_hub_errors(name: str, local: Sequence[str] = ()) -> Iterator[None]:
-    """Turn the hub's errors into sentences. `local`: names that are in the cache."""
+    """Turn the hub's errors into sentences, and the first one is whether it can be reached. `local`: names
+    that are in the cache."""
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
     try:
+        check_hub()
         yield
     except GatedRepoError as error:
         text = f"{name}: agree to its terms on the hub first, and log in (hf auth login)"
@@ -160,16 +162,15 @@ def convert_hub_errors(name: str, local: Sequence[str] = ()) -> Iterator[None]:
         raise ModelLoadError(f"{name}: the hub has no such revision of it") from error
     except RepositoryNotFoundError as error:
         raise ModelLoadError(f"{name}: the hub has no such model, or only for others") from error
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled, ConnectionError) as error:
-        raise ModelLoadError(_explain_offline(name, local)) from error
     except HfHubHTTPError as error:
         raise ModelLoadError(f"{name}: the hub answered: {error}") from error
     except Exception as error:
-        if not type(error).__module__.startswith(("httpx", "httpcore", "requests")):  # whichever the hub uses
+        if not is_unreachable(error):
             raise
         raise ModelLoadError(_explain_offline(name, local)) from error
 
 
 def _explain_offline(name: str, local: Sequence[str]) -> str:
     hint = suggest(name.casefold(), [*map(_shorten, local), "embedded"])
-    return f"{name!r} is not in the local cache, and {_OFFLINE}{hint}"
+    missing = f"{name!r} is neither a folder nor a model in the local cache, and {_OFFLINE}"
+    return missing + (hint or "; `mlxrun list` names the models that are here")

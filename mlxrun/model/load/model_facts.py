@@ -15,7 +15,7 @@ from typing import Any
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.text_files import read_text_file
-from mlxrun.model.load.model_files import list_weight_files, read_json
+from mlxrun.model.load.model_files import EMBEDDED, list_weight_files, read_json
 from mlxrun.model.load.tensor_files import read_folder_entries
 
 log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ def _choose_without_library(settings: ModelSettings, config: Mapping[str, Any], 
         _check_text(config, folder)
     except ModelLoadError as error:
         raise ModelLoadError(f"{folder}: this model needs mlx-vlm: {INSTALL_VISION}") from error
-    log.warning("%s: %s", folder, NO_LIBRARY)
+    log.log(logging.INFO if folder == EMBEDDED else logging.WARNING, "%s: %s", folder, NO_LIBRARY)
     return ModelKind(False, NO_LIBRARY)
 
 

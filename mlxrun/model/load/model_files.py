@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.config.contradictions import explain_missing_config
+from mlxrun.config.contradictions import HUB_ID, explain_missing_config
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
 from mlxrun.core.text_files import open_regular, read_text_file
+from mlxrun.model.load.hub_connection import is_hub_reachable
 from mlxrun.model.load.load_progress import note_download
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
         if not (folder / "config.json").exists():
             raise ConfigError(f"model.path: {explain_missing_config(folder)}")
         return folder
-    if settings.path.count("/") != 1 or settings.path.startswith((".", "/", "~")):
+    if HUB_ID.fullmatch(settings.path) is None:
         raise ModelLoadError(f"model.path: there is no folder {folder}")
     return _download(settings, weights)
 
@@ -79,7 +80,13 @@ def _download(settings: ModelSettings, weights: bool) -> Path:
     patterns = [*SMALL_FILES, *WEIGHT_FILES] if weights else SMALL_FILES
     try:
         with note_download():
-            return Path(snapshot_download(settings.path, revision=settings.revision, allow_patterns=patterns))
+            found = snapshot_download(
+                settings.path,
+                revision=settings.revision,
+                allow_patterns=patterns,
+                local_files_only=not is_hub_reachable(),
+            )
+            return Path(found)
     except LocalEntryNotFoundError as error:  # its text has the texts of others, over several lines
         raise ModelLoadError(
             f"model.path: {settings.path!r} is neither a local folder nor a model in the local cache of the "

@@ -18,6 +18,7 @@ from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.model.doctor import report_model
 from mlxrun.model.load import model_facts
 from mlxrun.model.load.model_facts import NO_LIBRARY, NO_TOWER, choose_kind, list_tensor_names
+from mlxrun.model.load.model_files import EMBEDDED
 from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 from tests.helpers import engine_driver, text_models
 from tests.helpers.model_fixtures import Zoo
@@ -84,6 +85,15 @@ def test_without_its_library_a_model_that_sees_is_a_text_model(
     config = {"model_type": "paligemma", "vision_config": {"a": 1}}
     with pytest.raises(ModelLoadError, match=rf"{folder}: this model {install}"):
         choose_kind(ModelSettings(), config, folder)
+
+
+def test_without_that_library_the_built_in_model_warns_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(model_facts, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO, "mlxrun.model.load.model_facts"):
+        assert load(EMBEDDED).kind_note == NO_LIBRARY
+    assert [(record.levelname, NO_LIBRARY in record.message) for record in caplog.records] == [("INFO", True)]
 
 
 def test_the_index_names_the_tensors_of_a_sharded_checkpoint(zoo: Zoo, towerless: Path) -> None:

@@ -143,8 +143,9 @@ async def _measure_workload(
     top = kind.measures[kind.headline]
     rounds: dict[str, list[Values]] = {side: [] for side in targets}
     errors: dict[str, Counter[str]] = {side: Counter() for side in targets}
+    first = replace(plan, requests=plan.warm_up or plan.requests)
     for side, target in targets.items():
-        warm_up = await kind.run_round(target, plan, f"{plan.load.seed} warm-up")
+        warm_up = await kind.run_round(target, first, f"{plan.load.seed} warm-up")
         if warm_up.errors and warm_up.numbers[kind.headline] is None:  # the rounds would have none either
             failed = f"the warm-up failed, so nothing was measured: {warm_up.errors[0]}"
             raise MlxrunError(f"{name} {side}: {failed}")

@@ -30,7 +30,6 @@ def check_families(
     if not (root / "benchmarks" / "sweep" / "command.py").is_file():
         say(f"families are not checked: {SKIPPED}")
         return {"results": [], "skipped": SKIPPED}
-    say(f"checks tiny models of {len(families)} families")
     command = [sys.executable, "-m", "benchmarks", "sweep", "--json", *families]
     done = subprocess.run(command, cwd=root, stdout=subprocess.PIPE, text=True)  # progress is on stderr
     try:

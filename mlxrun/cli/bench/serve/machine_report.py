@@ -8,15 +8,18 @@ SiliconBench's result files (github.com/WindChimeRan/SiliconBench): milliseconds
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 START_SECONDS = 900.0  # a large model is read from disk
 STOP_SECONDS = 30.0
+INTERRUPTED = "interrupted"
+_OF_STATUS = ("model", "config_hash", "device", "versions", "memory", "decode", "load_check", "power")
 MAIN = "import sys; from mlxrun.cli.main import main; sys.exit(main())"
 Say = Callable[[str], None]
 
@@ -49,73 +54,117 @@ class ReportPlan:
     families: tuple[str, ...] = FAMILIES
 
 
-def run_machine_report(plan: ReportPlan, say: Say) -> dict[str, Any]:
-    """Start the server, measure it, stop it, and return the report as `--json` writes it."""
-    with run_server(plan.arguments, say) as url:
-        levels = [_measure_level(plan, url, level, say) for level in plan.levels]
-        interactive = _measure_interactive(plan, url, say)
-        status = _read_json(f"{url}/v1/status")
+def make_empty_report(plan: ReportPlan) -> dict[str, Any]:
+    """A report as `--json` writes it, before anything was measured. `error`: why it is not finished, None if
+    it is; `stage`: what was measured then."""
     return {
         "format": FORMAT,
         "framework": "mlxrun",
-        "model": status["model"]["name"],
-        "config_hash": status["config_hash"],
-        "device": status["device"],
-        "versions": status["versions"],
+        "error": INTERRUPTED,  # until all is measured, in case the process is killed
+        "stage": None,
         "settings": {
             "requests": plan.requests,
             "prompt_words": plan.size.prompt,
             "output_tokens": plan.size.output,
             "long_words": plan.size.long,
         },
-        "concurrency_results": levels,
-        "interactive": interactive,
-        "memory": status["memory"],
-        "decode": (status["load_check"] or {}).get("decode"),
-        "load_check": status["load_check"],
-        "power": status["power"],
-        "kernel": _measure_kernel(say),
-        "families": check_families(say, plan.families) if plan.families else None,
+        "concurrency_results": [],
+        "interactive": {},
+        "kernel": None,
+        "families": None,
+        **dict.fromkeys(_OF_STATUS),
+        "versions": {},
     }
 
 
-def _measure_kernel(say: Say) -> list[dict[str, Any]]:
+def run_machine_report(
+    plan: ReportPlan, report: dict[str, Any], say: Say, save: Callable[[], None] = lambda: None
+) -> None:
+    """Start the server, measure it, and stop it. `report`, from `make_empty_report`, always has what was
+    measured until then. `save` is called as each stage begins."""
+    numbers, total = itertools.count(1), 3 + len(plan.levels) + bool(plan.families)
+
+    def begin(stage: str) -> None:
+        report["stage"] = stage
+        save()
+        say(f"{next(numbers)}/{total} {stage}")
+
+    begin("start the server")
+    with run_server(plan.arguments) as url:
+        report.update(_read_status(url))
+        target = Target("mlxrun", f"{url}/v1", report["model"])
+        for level in plan.levels:
+            begin(f"{plan.requests} chats, {level} at a time")
+            report["concurrency_results"].append(measure_level(plan, target, level, say))
+        begin("a short request behind a long prompt")
+        report["interactive"] = _measure_interactive(plan, target, say)
+        report.update(_read_status(url))
+    begin("the attention kernel")
+    report["kernel"] = _measure_kernel()
+    if plan.families:
+        begin(f"tiny models of {len(plan.families)} families")
+        report["families"] = check_families(say, plan.families)
+    report.update(error=None, stage=None)
+
+
+def _read_status(url: str) -> dict[str, Any]:
+    """What the server says of itself and its model."""
+    status = _read_json(f"{url}/v1/status")
+    own = {"model": status["model"]["name"], "decode": (status["load_check"] or {}).get("decode")}
+    return {key: status[key] for key in _OF_STATUS if key not in own} | own
+
+
+def _measure_kernel() -> list[dict[str, Any]]:
     """The attention kernel on this machine, once the server has left it."""
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.model.load_check.kernel_report import measure_kernel
 
-    say("measures the attention kernel")
     return measure_kernel()
 
 
 @contextmanager
-def run_server(arguments: Sequence[str], say: Say) -> Iterator[str]:
+def run_server(arguments: Sequence[str]) -> Iterator[str]:
     """Run a server of this installation during the block, and give its URL. MlxrunError if it does not
-    start."""
+    start, or ends too soon. Its data folder is its own, so that `mlxrun ps` and `mlxrun stop` do not know
+    it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", MAIN, "serve", *arguments, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_ready(process, url)
-        say("the server is ready")
-        yield url
-    finally:
-        process.terminate()
+    with tempfile.TemporaryDirectory(prefix="mlxrun-report-", ignore_cleanup_errors=True) as data:
+        environ = os.environ | {"XDG_DATA_HOME": data}
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environ)
         try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            url = f"http://127.0.0.1:{port}"
+            _wait_until_ready(process, url)
+            yield url
+        except (MlxrunError, OSError):
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)  # its connections end before it does
+            _check_alive(process)
+            raise
+        finally:
+            _stop(process)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _check_alive(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        raise MlxrunError(f"the server ended with exit code {process.returncode}; its log says why")
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
     end = time.monotonic() + START_SECONDS
     while time.monotonic() < end:
-        if process.poll() is not None:
-            raise MlxrunError(f"the server ended with exit code {process.returncode}; its log says why")
+        _check_alive(process)
         try:
             _read_json(f"{url}/health")
             return
@@ -130,9 +179,10 @@ def _read_json(url: str) -> dict[str, Any]:
     return found
 
 
-def _measure_level(plan: ReportPlan, url: str, level: int, say: Say) -> dict[str, Any]:
-    target, load = Target("mlxrun", f"{url}/v1"), LoadPattern(level, seed=f"level {level}")
-    report = run_serve_bench(ServePlan((target,), ("chat",), plan.size, plan.requests, load, 1), say)
+def measure_level(plan: ReportPlan, target: Target, level: int, say: Say) -> dict[str, Any]:
+    """The record of one concurrency: chats to the server, `level` at a time."""
+    load, warm_up = LoadPattern(level, seed=f"level {level}"), min(level, plan.requests)
+    report = run_serve_bench(ServePlan((target,), ("chat",), plan.size, plan.requests, load, 1, warm_up), say)
     side = report["workloads"]["chat"]["mlxrun"]
     found, failed = side["median"], int(side["median"]["errors"] or 0)
     return {
@@ -150,9 +200,9 @@ def _measure_level(plan: ReportPlan, url: str, level: int, say: Say) -> dict[str
     }
 
 
-def _measure_interactive(plan: ReportPlan, url: str, say: Say) -> dict[str, float]:
+def _measure_interactive(plan: ReportPlan, target: Target, say: Say) -> dict[str, float]:
     """Empty where no long prompt fits the model that is not computed too soon."""
-    target, error = Target("mlxrun", f"{url}/v1"), None
+    error = None
     for part in (1, 2, 4, 8):
         size = replace(plan.size, long=max(1, plan.size.long // part))
         serve_plan = ServePlan((target,), ("interactive",), size, 1, LoadPattern(1), 3)
@@ -172,7 +222,7 @@ def _to_ms(seconds: float | None) -> float | None:
 
 
 def print_machine_report(report: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a table with a row for each concurrency, and what the machine is."""
+    """Print a table with a row for each concurrency that was measured, and what else was."""
     console = make_console(console)
     titles = ("concurrency", "output tok/s", "TTFT p50", "TTFT p99", "inter-token p50", "failed")
     rows = [
@@ -183,21 +233,24 @@ def print_machine_report(report: Mapping[str, Any], console: Console | None = No
         )
         for level in report["concurrency_results"]
     ]
-    console.print(make_table(titles, 1, rows, console.is_terminal))
-    interactive, memory = report["interactive"], report["memory"] or {}
-    lines = [f"{report['model']}: {report['settings']['requests']} requests at each concurrency"]
+    interactive, memory, lines = report["interactive"], report["memory"] or {}, []
+    if rows:
+        console.print(make_table(titles, 1, rows, console.is_terminal))
+        lines.append(f"{report['model']}: {report['settings']['requests']} requests at each concurrency")
     if "behind" in interactive:
         behind, alone = (f"{interactive[key] * 1000:,.0f} ms" for key in ("behind", "alone"))
         lines.append(f"TTFT of a short request: {alone} alone, {behind} behind a long prompt")
-    else:
+    elif not report["error"]:
         lines.append("a short request behind a long prompt was not measured: try another --long-words")
     if "peak" in memory:
         lines.append(f"peak memory: {format_bytes(memory['peak'])}")
-    lines += [_describe_kernel(each) for each in report["kernel"]]
-    if not report["kernel"]:
+    lines += [_describe_kernel(each) for each in report["kernel"] or ()]
+    if report["kernel"] == []:
         lines.append("attention kernel: there is none for this device")
     if report["families"] is not None:
         lines.append(describe_families(report["families"]))
+    if report["error"]:
+        lines.append(f"not finished; the stage was: {report['stage']}")
     print_notes(lines, console)
 
 

@@ -104,7 +104,8 @@ Values = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True)
 class ServePlan:
-    """What to send to which servers."""
+    """What to send to which servers. `warm_up`: requests of the first round, which is not measured; None: as
+    many as of the others."""
 
     targets: tuple[Target, ...]
     workloads: tuple[str, ...]
@@ -112,6 +113,7 @@ class ServePlan:
     requests: int
     load: LoadPattern
     repeat: int = 3
+    warm_up: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ def command(as_json: bool) -> None:
         rows = [{"id": m.id, "folder": str(m.folder), "bytes": m.size, "used": m.used} for m in models]
         print_json({"format": FORMAT, "models": rows})
     elif not models:
-        print_line("no models yet; `mlxrun pull qwen3-0.6b-4bit` downloads one")
+        print_line("only `embedded`, the built-in model; `mlxrun pull qwen3-0.6b-4bit` downloads another")
     else:
         _print_table([(m.id, format_rounded(m.size), _format_day(m.used)) for m in models])
+        print_line("and `embedded`, the built-in one")
 
 
 def _print_table(rows: list[tuple[str, str, str]]) -> None:
