@@ -29,6 +29,7 @@ ENCODER_WORK = 500_000_000  # bytes that a model which only gives vectors needs 
 def main() -> int:
     """Read a message and do what it asks for."""
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
+    from mlxrun.cli.signal_loop import run_async
     from mlxrun.cluster.models.messages import DescribeModels, read_message, write_message
 
     answers = os.fdopen(os.dup(1), "wb")
@@ -37,7 +38,7 @@ def main() -> int:
     if isinstance(message, DescribeModels):
         write_message(answers, describe_models(message))
         return 0
-    return asyncio.run(serve_model(message, answers))
+    return run_async(serve_model(message, answers))
 
 
 def describe_models(message: DescribeModels) -> ModelsFacts:

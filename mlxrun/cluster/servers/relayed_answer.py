@@ -26,10 +26,11 @@ _WITH_ERRORS = {"openai": "data: %s\n\n", "anthropic": "event: error\ndata: %s\n
 
 
 async def pass_on(
-    request: web.Request, upstream: aiohttp.ClientResponse, name: str = "the worker"
+    request: web.Request, upstream: aiohttp.ClientResponse, worker: str = "the worker"
 ) -> web.StreamResponse:
-    """Send a worker's answer to the client, each part as it comes. `name`: of the worker. If it dies
+    """Send a worker's answer to the client, each part as it comes. `worker`: its name. If it dies
     meanwhile, a stream of an API with error events ends with one. Any other answer is cut: EngineDead."""
+    request[RECORDED_ELSEWHERE] = True
     response = web.StreamResponse(status=upstream.status, reason=upstream.reason)
     for name, value in upstream.headers.items():
         if name.lower() not in _NOT_RETURNED:
@@ -47,7 +48,7 @@ async def pass_on(
         try:
             part = await upstream.content.readany()
         except aiohttp.ClientError as error:
-            dead = EngineDead(f"{name} died while it answered")
+            dead = EngineDead(f"{worker} died while it answered")
             request[ENGINE_ERROR] = dead
             request[RECORDED_ELSEWHERE] = False
             event = _make_error_event(request, upstream, dead, last)

@@ -198,7 +198,7 @@ async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again() -> Non
         await models.lives[0].close()
         models.lives[0].kill()
         reply = await sent
-        assert "error" in reply.body.decode()
+        assert "a died while it answered" in reply.body.decode()
         gate.set()
         await until(lambda: front.pool.slots[0].state == "unloaded")
         front.pool.slots[0].failures = 0
