@@ -125,7 +125,7 @@ class LineKeys:
 
     def compute_bad_key(self, data: bytes, reason: str) -> bytes:
         """Compute the key of a bad line."""
-        return self._digest(reason.encode() + b"\0" + data)
+        return self._digest(reason.encode("utf-8", "surrogatepass") + b"\0" + data)
 
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._batch_id.encode()[:64]).digest()

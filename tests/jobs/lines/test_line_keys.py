@@ -155,6 +155,12 @@ def test_closed_objects_are_part_of_it(folder: Path) -> None:
     assert digest(closed) != digest(config) == digest(replace(config, structured=StructuredSettings()))
 
 
+def test_a_reason_may_quote_half_a_character(tmp_path: Path) -> None:
+    """As JSON may hold one, in a damaged document of a batch."""
+    keys = LineKeys("s", tmp_path, 100)
+    assert keys.compute_bad_key(b"{}", "not \ud800") != keys.compute_bad_key(b"{}", "not \ud801")
+
+
 def test_code_that_runs_is_part_of_it(folder: Path) -> None:
     """Python beside the weights, where it is allowed to run; else nothing is run again for it."""
     trusted, plain = config_of(folder, trust_remote_code=True), config_of(folder)
