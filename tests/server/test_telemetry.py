@@ -6,7 +6,8 @@ import asyncio
 import logging
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,6 +80,15 @@ def read_value(value: Any) -> Any:
     name = value.WhichOneof("value")
     found = getattr(value, name)
     return [read_value(each) for each in found.values] if name == "array_value" else found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def threads_end() -> Iterator[None]:
+    """Exporters that repeat a request draw random numbers, which would disturb generated cases elsewhere."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name.startswith("Otel"):
+            thread.join(20.0)
 
 
 @pytest.fixture
