@@ -19,10 +19,8 @@ from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
-    from aiohttp import web
-
     from mlxrun.cluster.models.messages import ModelFacts, ModelsFacts
-    from mlxrun.cluster.models.model_pool import ModelSlot
+    from mlxrun.cluster.models.model_slot import ModelSlot
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.server_settings import ServedModelSettings
     from mlxrun.config.settings import Config
@@ -88,18 +86,25 @@ def number_models(names: Iterable[str]) -> list[int]:
     return found
 
 
-def find_responses_path(config: Config, name: str) -> Path | None:
-    """Where the responses of a model are stored; None: in memory only."""
+def claim_responses_folder(config: Config) -> Path | None:
+    """The folder that has one for the stored responses of each model; None: they stay in memory."""
     from mlxrun.config.server_settings import has_response_file
     from mlxrun.server.data_folder import claim_data_folder
-    from mlxrun.server.responses.response_file import FILE_NAME
 
     if not has_response_file(config.apis, config.server):
         return None
-    folder = claim_data_folder(config.server, os.environ) / "models" / name
+    return claim_data_folder(config.server, os.environ) / "models"
+
+
+def make_responses_path(folder: Path | None, name: str) -> Path | None:
+    """Where the responses of a model are stored, in a folder that exists then; None: in memory only."""
+    from mlxrun.server.responses.response_file import FILE_NAME
+
+    if folder is None:
+        return None
     with suppress(OSError):  # who uses the folder says why it cannot be used
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return folder / FILE_NAME
+        (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / name / FILE_NAME
 
 
 def make_slots(
@@ -108,22 +113,22 @@ def make_slots(
     """Make the places of the models. ConfigError for models that cannot have their memory, MlxrunError if
     none can be described."""
     from mlxrun.cluster.models.messages import ServeModel
-    from mlxrun.cluster.models.model_pool import ModelSlot
     from mlxrun.cluster.models.model_process import ModelProcess
+    from mlxrun.cluster.models.model_slot import ModelSlot
 
     known: list[ModelFacts | None] = [None if isinstance(f, Exception) else f for f in facts.models]
     entries = list(models.values())
     needs = [0 if fact is None else fact.needed for fact in known]
     pinned = [entry.pinned for entry in entries]
     shares = share_memory(needs, [entry.memory for entry in entries], pinned, facts.limit)
-    slots = []
+    slots, folder = [], claim_responses_folder(next(iter(configs.values())))
     for index, (number, (name, config)) in enumerate(
         zip(number_models(configs), configs.items(), strict=True)
     ):
         if facts.limit:
             scheduler = replace(config.scheduler, memory_limit=max(shares[index], 1))
             config = replace(config, scheduler=scheduler)
-        spec = ServeModel(config, number, secret, find_responses_path(config, name))
+        spec = ServeModel(config, number, secret, make_responses_path(folder, name))
         make = partial(ModelProcess, spec, config.server.drain_timeout)
         entry, problem = entries[index], facts.models[index]
         slot = ModelSlot(number, name, known[index], make, shares[index], entry.pinned, entry.keep_alive)
@@ -163,6 +168,7 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
     from mlxrun.server.running_servers import make_note
+    from mlxrun.server.welcome import format_models_welcome
 
     config, secret = loaded.config, secrets.token_urlsafe(32)
     configs = load_model_configs(loaded, sets, options)
@@ -185,10 +191,6 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
         raise ConfigError("a server of several models reads keys and certificates at its start only")
 
     front, note = make_models_front(config, pool, secret), make_note(config, os.environ)
-    return await run(front, load, print_line, note=note, read_config=read_config, welcome=_welcome)
-
-
-def _welcome(app: web.Application, url: str) -> list[str]:
-    from mlxrun.server.welcome import format_models_welcome
-
-    return format_models_welcome(app, url)
+    return await run(
+        front, load, print_line, note=note, read_config=read_config, welcome=format_models_welcome
+    )

@@ -159,6 +159,18 @@ def run_requests(
     return events
 
 
+def preempt_every(engine: Engine, steps: int) -> Callable[[int], None]:
+    """What `run_requests` may call after each step: every `steps` steps a row that decodes is preempted, each
+    in turn. 0: none is."""
+
+    def each(step: int) -> None:
+        rows = [state for state in engine.scheduler.requests if state.decoding]
+        if steps and step % steps == steps - 1 and rows:
+            engine.scheduler.preempt(rows[step % len(rows)])
+
+    return each
+
+
 def check_answer(event: TokenEvent, answer: Answer, count: int | None = None) -> None:
     """The whole answer (or its first `count` tokens), token by token, as the ORACLE gives it."""
     assert event.error is None, event.error

@@ -14,8 +14,9 @@ from mlxrun.api.ollama.models import list_tags
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cluster.models.messages import ModelFacts
-from mlxrun.cluster.models.model_pool import ModelPool, ModelSlot
+from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_relay import make_models_front
+from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.cluster.servers.server_actor import make_worker_app
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import ModelLoadError

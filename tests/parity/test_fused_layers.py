@@ -58,22 +58,13 @@ def list_asks() -> list[TimedRequest]:
     return [TimedRequest(ask, 3 * i) for i, ask in enumerate(asks)]
 
 
-def preempt_every(engine: Engine, steps: int) -> Any:
-    def each(step: int) -> None:
-        rows = [state for state in engine.scheduler.requests if state.decoding]
-        if step % steps == steps - 1 and rows:
-            engine.scheduler.preempt(rows[step % len(rows)])
-
-    return each
-
-
 @pytest.mark.parametrize("width", [0, ROWS])
 @pytest.mark.parametrize("family", mark_sweep(("llama", "qwen3", "phi3", "mistral"), ("llama", "qwen3")))
 def test_answers_are_those_of_each_request_alone(
     zoo: Zoo, family: str, width: int, operations: CountedOperations
 ) -> None:
     engine = make_engine(zoo, family, width)
-    events = engine_driver.run_requests(engine, list_asks(), preempt_every(engine, 5))
+    events = engine_driver.run_requests(engine, list_asks(), engine_driver.preempt_every(engine, 5))
     for i, ids in enumerate(PROMPTS):
         engine_driver.check_answer(events[str(i)], zoo.answer(family, ids, COUNT - i % 3))
     assert operations.steps > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,15 +108,6 @@ def find_wrong(zoo: Zoo, family: str, events: Mapping[str, TokenEvent], cases: C
     return {name for name, answer in answers.items() if engine_driver.has_other_answer(events[name], answer)}
 
 
-def preempt_every(engine: Engine, steps: int) -> Callable[[int], None]:
-    def each(step: int) -> None:
-        rows = [state for state in engine.scheduler.requests if state.decoding]
-        if steps and step % steps == steps - 1 and rows:
-            engine.scheduler.preempt(rows[step % len(rows)])
-
-    return each
-
-
 FAMILIES = [(family, 0) for family in vision_models.VISION] + [("qwen3_vl", 3)]
 
 
@@ -129,7 +120,7 @@ def test_answers_are_those_of_each_request_alone(
     """Rows with the same image share its pages, rows with another only those before it."""
     watch, engine = PageWatch(monkeypatch), make_engine(zoo, family)
     asks = list_asks(engine, family)
-    events = engine_driver.run_requests(engine, asks, preempt_every(engine, preempted))
+    events = engine_driver.run_requests(engine, asks, engine_driver.preempt_every(engine, preempted))
     assert find_wrong(zoo, family, events) == set() and watch.off < 1e-4
     if preempted:
         return

@@ -51,15 +51,6 @@ def list_asks(prompts: Sequence[Sequence[int]] = PROMPTS) -> list[TimedRequest]:
     return [TimedRequest(ask, 2 * i) for i, ask in enumerate(asks)]
 
 
-def preempt_every(engine: Engine, steps: int) -> Any:
-    def each(step: int) -> None:
-        rows = [state for state in engine.scheduler.requests if state.decoding]
-        if step % steps == steps - 1 and rows:
-            engine.scheduler.preempt(rows[step % len(rows)])
-
-    return each
-
-
 def get_table(engine: Engine) -> PageTable:
     tables = engine_driver.get_runner(engine)._decoder.batch._tables
     return tables[None]
@@ -70,7 +61,7 @@ def get_table(engine: Engine) -> PageTable:
 @pytest.mark.parametrize("preempted", [0, 3])
 def test_answers_are_those_of_each_request_alone(zoo: Zoo, family: str, preempted: int) -> None:
     engine = make_engine(zoo, family)
-    each = preempt_every(engine, preempted) if preempted else lambda step: None
+    each = engine_driver.preempt_every(engine, preempted)
     events = engine_driver.run_requests(engine, list_asks(), each)
     for i, ids in enumerate(PROMPTS):
         engine_driver.check_answer(events[str(i)], zoo.answer(family, ids, COUNT - i % 3))

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -29,18 +29,26 @@ from mlxrun.api.openai.pooled import (
     RERANK_URL,
     RERANK_V2_URL,
 )
-from mlxrun.cluster.models.model_pool import ModelPool, ModelSlot
+from mlxrun.cluster.models.model_pool import ModelPool
+from mlxrun.cluster.models.model_slot import ModelSlot
+from mlxrun.cluster.models.models_state import ModelsState
 from mlxrun.cluster.servers.merged_metrics import MergedMetrics
 from mlxrun.cluster.servers.relayed_answer import pass_on
-from mlxrun.cluster.servers.server_relay import FRONT, SECRET_HEADER, Relay, choose_answer, parse_fields
+from mlxrun.cluster.servers.server_relay import (
+    FRONT,
+    SECRET_HEADER,
+    Relay,
+    choose_answer,
+    make_relay_app,
+    parse_fields,
+)
 from mlxrun.config.server_settings import read_api_key
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, RequestError
 from mlxrun.core.field_errors import check_type, reject, reject_unknown
-from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.endpoints import ollama
 from mlxrun.server.endpoints.cache_warming import WARM_PATH
-from mlxrun.server.engine_state import ENGINE, ActiveCount, EngineState
+from mlxrun.server.engine_state import ActiveCount
 from mlxrun.server.http.access import API_KEYS, CONFIG, key_name, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes, read_json
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
@@ -53,53 +61,9 @@ _TASKS = {
 }  # of paths; all others generate
 
 
-class ModelsState(EngineState):
-    """The engine's state at the front: it serves, whichever models are loaded."""
-
-    def __init__(self, pool: ModelPool) -> None:
-        super().__init__()
-        slots = pool.slots
-        self._pool = pool
-        self._name = ", ".join(slot.name for slot in slots)
-        self._facts = [slot.facts for slot in slots if slot.facts is not None]
-
-    def find_model(self) -> Any:
-        """What the limits of bodies and the lines at start need to know of the models together."""
-        return CommonFacts(
-            context_length=max((each.context_length for each in self._facts), default=0),
-            vision=any(each.vision for each in self._facts),
-            pooled=next((True for each in self._facts if "generate" not in each.tasks), None),
-        )
-
-    def start_draining(self) -> None:
-        """Refuse new requests, here and in the processes, which let running ones finish."""
-        super().start_draining()
-        self._pool.drain_all()
-
-    def describe_model(self) -> Mapping[str, Any]:
-        """Describe the models together; /v1/status has a list of them besides."""
-        common = self.find_model()
-        tasks = dict.fromkeys(task for each in self._facts for task in each.tasks)
-        sizes = {"context_length": common.context_length, "vision": common.vision, "tasks": list(tasks)}
-        return {"name": self._name, **sizes}
-
-
-@dataclass(frozen=True, slots=True)
-class CommonFacts:
-    """What `ModelsState.find_model` says. `pooled`: None if no model only gives vectors or scores."""
-
-    context_length: int
-    vision: bool
-    pooled: bool | None
-
-
 def make_models_front(config: Config, pool: ModelPool, secret: str) -> web.Application:
     """Make the application of the front of several models. `secret`: what their processes demand."""
-    relay = ModelRelay(config, pool, secret)
-    app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
-    app[ENGINE] = ModelsState(pool)
-    app.cleanup_ctx.append(relay.open_session)
-    return app
+    return make_relay_app(config, ModelRelay(config, pool, secret), ModelsState(pool))
 
 
 class ModelRelay(Relay):
@@ -116,9 +80,7 @@ class ModelRelay(Relay):
         self._key = _find_key(config)
         pool.before_end = self.keep_counts
         self._models = pool
-        self._waiting: dict[
-            str, tuple[str, ActiveCount]
-        ] = {}  # requests by id: key's name, and how to end it
+        self._waiting: dict[str, tuple[str, ActiveCount]] = {}  # by request's id: its key's name, its end
 
     def wrap_surface(self, surface: Surface) -> Surface:
         found = super().wrap_surface(surface)

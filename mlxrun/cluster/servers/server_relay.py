@@ -62,9 +62,13 @@ class PoolState(EngineState):
 
 def make_front(config: Config, pool: ServerPool, secret: str) -> web.Application:
     """Make the front's application. `secret`: the workers' secret."""
-    relay = WorkerRelay(pool, secret)
+    return make_relay_app(config, WorkerRelay(pool, secret), PoolState(pool))
+
+
+def make_relay_app(config: Config, relay: Relay, state: EngineState) -> web.Application:
+    """Make an application whose endpoints are those of a relay. `state`: of what stands for its engine."""
     app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
-    app[ENGINE] = PoolState(pool)
+    app[ENGINE] = state
     app.cleanup_ctx.append(relay.open_session)
     return app
 

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from mlxrun.cluster.models import model_pool
-from mlxrun.cluster.models.model_pool import ModelPool, ModelSlot
+from mlxrun.cluster.models.model_pool import ModelPool
+from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.core.errors import ModelLoadError, NotFound, Overloaded, RequestError, TimedOut
 from tests.helpers.fake_models import FakeModels
 from tests.helpers.raw_clients import until
