@@ -6,7 +6,7 @@ PYTEST_ARGS ?= -n auto --maxprocesses 4 --dist loadfile
 BENCH_ARGS ?=
 REPRODUCE_ARGS ?=
 
-.PHONY: demo test test-all test-slice test-examples test-product test-mac test-fast clients pin-clients lint format bench reproduce plots cast pictures \
+.PHONY: demo test test-all test-slice test-examples test-product test-mac test-fast clients pin-clients lint format bench bench-gpu reproduce plots cast pictures \
   generate docs clean system-packages wheel check-wheel formula container
 .DEFAULT_GOAL := test
 
@@ -65,6 +65,10 @@ format: .venv/.installed-dev
 
 bench: .venv/.installed
 	$(BIN)/mlxrun bench engine $(BENCH_ARGS)
+
+# On a machine with a GPU: all figures of README and docs/ that come from one.
+bench-gpu: .venv/.installed
+	$(BIN)/python -m benchmarks gpu $(BENCH_ARGS)
 
 # The same lines under conditions that may change no byte of an answer. With OpenBLAS' kernels for x86 processors
 # without AVX-512 most sums depend on the number of threads, so that a condition which lets it differ is found out.

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from benchmarks.gpu_runs import RUNS
 from benchmarks.mtp_model import TRAINED
 from benchmarks.prefix_cache.workloads import SCENARIOS
 from benchmarks.reproduce.benchmark import CONDITIONS
@@ -444,6 +445,31 @@ def decode_layers(
 
     report = run_layers_bench(model, rows or (1, 8, 32), say=say, layers=layers, **options)
     return write_report(report, json_path, print_layers_report)
+
+
+@command.command(name="gpu", short_help="All figures of README and docs/ that come from a GPU.")
+@click.option(
+    "--run", "names", multiple=True, type=click.Choice([run.name for run in RUNS]), help="Only these."
+)
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("benchmarks/results"),
+    show_default=True,
+    help="The folder for the JSON.",
+)
+def gpu(names: tuple[str, ...], results: Path) -> int:
+    """Measure on this machine's GPU what the tables show. It takes a quarter of an hour on an H200.
+
+    The exit code is 1 if a run failed or took too long; its JSON then has what was measured until then.
+    Afterwards, `python -m benchmarks.tables` and `make plots` show the new figures.
+    """
+    from benchmarks.gpu_runs import run_all
+
+    failed = run_all([run for run in RUNS if not names or run.name in names], results, say)
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
 
 
 @command.command(name="coverage", short_help="Whether 95 % intervals of pooled seeds are true.")

@@ -32,7 +32,7 @@ MEASURES = {
     "peak_bytes": "peak memory",
 }
 ENGINE = {
-    "engine-h200": ("engine-h200", "engine-h200-staggered"),
+    "engine-h200": ("engine-h200",),
     "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
