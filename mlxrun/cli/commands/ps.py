@@ -10,7 +10,7 @@ from contextlib import closing
 
 import click
 
-from mlxrun.cli.server_connection import connect
+from mlxrun.cli.server_client import connect
 from mlxrun.core.terminal import open_console, print_json, print_line
 
 FORMAT = 1
