@@ -95,7 +95,7 @@ generate: .venv/.installed
 	$(BIN)/python -m tools.family_results
 	$(BIN)/python -m tools.machine_tables
 	$(BIN)/python -m mlxrun.evals.suites.suite_schema
-	$(BIN)/python -m mlxrun.api.field_reference
+	$(BIN)/python -m tools.field_reference
 	$(BIN)/python -m tools.grafana_dashboard
 
 # The documentation site, in site/: a broken link or anchor, or a page that no menu has, is an error.

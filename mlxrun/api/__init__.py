@@ -2,5 +2,5 @@
 
 `openai`, `responses` and `anthropic` each have `fields` (the schema), `request` and `stream`. `responses` and
 `anthropic` translate to bodies of `openai`, and do not import each other. In this folder only `stored_files`
-and `field_reference` import the three.
+imports more than one of them.
 """

@@ -3,7 +3,7 @@
 A field is accepted without effect if it does not change the content of an answer. Such fields are hints,
 labels, storage, billing, and neutral values of unsupported features. An unknown field is an error with a
 suggestion. Rules that a JSON schema cannot express are checked where the field is used. Each surface declares
-its fields in its `fields.py`; field_reference.py documents them.
+its fields in its `fields.py`; tools/field_reference.py documents them.
 """
 
 from __future__ import annotations

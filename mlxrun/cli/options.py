@@ -11,6 +11,7 @@ value.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ import click
 
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error
+from mlxrun.core.text_files import read_text_file
 from mlxrun.core.visible_text import JsonFormatter, TextFormatter
 
 if TYPE_CHECKING:
@@ -141,8 +143,6 @@ def load_command_config(
     """Load the config of a command and set up logging. ConfigError also names wrong parsers and chat
     templates, before a model is loaded. `options`: see `load_config`; `several`: whether the command takes a
     config of several models."""
-    import os
-
     from mlxrun.config.loading import load_config
 
     loaded = load_config(config_path, sets, os.environ, (check_parsers, check_chat_template), options)
@@ -168,7 +168,6 @@ def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     if it is wrong."""
     from mlxrun.config.nodes import Origin
     from mlxrun.config.yaml_source import YamlError, parse_value
-    from mlxrun.core.errors import ConfigError
 
     name, equals, text = flag.partition("=")
     if not equals or not name:
@@ -181,6 +180,18 @@ def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     if problems:
         raise ConfigError.from_problems(problem.text for problem in problems)
     return name, value
+
+
+def confirm(verb: str, what: str) -> bool:
+    """Ask the user whether to do this. UsageError if nobody can answer in the terminal."""
+    if not can_ask():
+        raise click.UsageError(f"this would {verb} {what}; give --yes, as there is no terminal to ask on")
+    return click.confirm(f"{verb.capitalize()} {what}?", err=True)
+
+
+def can_ask() -> bool:
+    """Whether somebody can answer a question in the terminal."""
+    return sys.stdin.isatty()
 
 
 def say(text: str) -> None:
@@ -241,7 +252,6 @@ def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
     if given is None:
         return []
     from mlxrun.api.text.templates.template import find_syntax_error
-    from mlxrun.core.text_files import read_text_file
 
     try:
         broken = find_syntax_error(read_text_file(Path(given)))

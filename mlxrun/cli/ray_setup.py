@@ -6,15 +6,17 @@ Ray is reached before the model is looked at, so that a wrong address is known w
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mlxrun.cli.options import say
-from mlxrun.cli.run_setup import load_preparer
+from mlxrun.cli.run_setup import load_engine, load_model, load_preparer, make_context
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_line
 
@@ -95,11 +97,6 @@ async def run_on_ray(
 async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], mixed: bool) -> int:
     """Serve on the workers of a cluster, as `mlxrun serve` does. SIGHUP restarts them one after the other.
     ConfigError if Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
-    import asyncio
-    import signal
-    from typing import cast
-
-    from mlxrun.cli.run_setup import load_engine, load_model, make_context
     from mlxrun.cluster.ray.ray_servers import RayServers
     from mlxrun.cluster.servers.server_relay import make_front
     from mlxrun.engine.client import EngineClient

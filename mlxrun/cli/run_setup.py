@@ -6,6 +6,7 @@ Files are read under a watchdog, as a file system may hang. Later, the engine's 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlxrun.cli.options import list_first
+from mlxrun.cli.options import list_first, set_up_logging
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error, print_line
 
@@ -110,7 +111,6 @@ def make_run_setup(
     """Make the setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are
     not those of the run. `model`: replaces the recorded model.path. The model keeps its name in the run,
     which is in the records."""
-    from mlxrun.cli.options import set_up_logging
     from mlxrun.config.setting_fields import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
     from mlxrun.jobs.lines.line_keys import collect_settings
@@ -215,8 +215,6 @@ async def load_engine(config: Config) -> LoadedEngine:
 async def load_model(config: Config, *, weights: bool) -> LoadedModelInfo:
     """Read the model of a config on a thread, without its weights. `weights`: whether their files must
     exist."""
-    import asyncio
-
     return await asyncio.to_thread(read_model, config.model, weights=weights)
 
 

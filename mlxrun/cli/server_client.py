@@ -1,18 +1,26 @@
-"""A client of a running server, for commands. Every method blocks, so that Ctrl-C ends the call it is in."""
+"""A client of a running server, for commands. Every method blocks, so that Ctrl-C ends the call it is in.
+
+A server with `server.tls` on this machine is known by its certificate.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Mapping
-from contextlib import closing
+import re
+import ssl
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from mlxrun.cli.server_connection import connect
 from mlxrun.core.errors import MlxrunError
+from mlxrun.core.text_files import read_regular
 
 SECONDS = 3600.0  # that the next part of an answer may take: a long prompt is read before the first one
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
 class ClientError(MlxrunError):
@@ -20,6 +28,15 @@ class ClientError(MlxrunError):
 
     code = "client_failed"
     exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDelta:
+    """What has come: text of the answer, or of its `reasoning`. The last one has the `usage`."""
+
+    text: str = ""
+    reasoning: bool = False
+    usage: Mapping[str, Any] | None = None
 
 
 class ServerClient:
@@ -37,32 +54,45 @@ class ServerClient:
         self, method: str, path: str, body: Mapping[str, Any] | None = None, timeout: float = SECONDS
     ) -> dict[str, Any]:
         """The answer to one request, a JSON object. ClientError if the server refuses it."""
-        data = None if body is None else json.dumps(body).encode()
-        with closing(self._connect(timeout)) as connection:
-            answer = self._send(connection, method, path, data)
-            try:
-                return read_json(answer.read())
-            except (OSError, http.client.HTTPException) as error:
-                raise ClientError(f"{self.url} broke off: {error}") from error
+        with self._open(method, path, None if body is None else json.dumps(body).encode(), timeout) as answer:
+            return read_json(answer.read())
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+    def list_models(self, timeout: float = SECONDS) -> list[str]:
+        """The names of the models that the server has. ClientError if it does not say."""
+        found = self.call("GET", "/v1/models", timeout=timeout)
+        return [str(model.get("id")) for model in found.get("data", ())]
+
+    def stream(
+        self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
+    ) -> Generator[AnswerDelta, None, None]:
+        """The answer to the messages, as it comes. `fields`: of the request's body, such as temperature.
+        ClientError if the server refuses it, or breaks off."""
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        body = json.dumps({"messages": list(messages), **options, **fields}).encode()
+        with self._open("POST", "/v1/chat/completions", body, SECONDS) as answer:
+            yield from _read_stream(answer)
+
+    @contextmanager
+    def _open(
+        self, method: str, path: str, body: bytes | None, timeout: float
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Send a request, and give its answer. ClientError if the server refuses it, or breaks off."""
         try:
-            return connect(self.url, timeout, self._certificate)
+            connection = connect(self.url, timeout, self._certificate)
         except ValueError as error:
             raise ClientError(f"{self.url} is not a URL: {error}") from error
-
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
-    ) -> http.client.HTTPResponse:
-        prefix = urlsplit(self.url).path
-        try:
-            connection.request(method, f"{prefix}{path}", body, self._headers)
-            answer = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            raise ClientError(f"{self.url} does not answer: {error}") from error
-        if answer.status != 200:
-            raise ClientError(_describe_refusal(answer.status, answer.read()))
-        return answer
+        with closing(connection):
+            try:
+                connection.request(method, f"{urlsplit(self.url).path}{path}", body, self._headers)
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                raise ClientError(f"{self.url} does not answer: {error}") from error
+            if answer.status != 200:
+                raise ClientError(_describe_refusal(answer.status, answer.read()))
+            try:
+                yield answer
+            except (OSError, http.client.HTTPException) as error:
+                raise ClientError(f"{self.url} broke off: {error}") from error
 
 
 def read_json(data: bytes) -> dict[str, Any]:
@@ -79,3 +109,55 @@ def _describe_refusal(status: int, body: bytes) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {status}: {body[:200].decode(errors='replace')}"
+
+
+def _read_stream(answer: http.client.HTTPResponse) -> Generator[AnswerDelta, None, None]:
+    """The parts in the events of the stream (server-sent events, as OpenAI has them)."""
+    for line in answer:
+        if not line.startswith(b"data: ") or line.strip() == b"data: [DONE]":
+            continue
+        event = read_json(line[len(b"data: ") :])
+        if "error" in event:
+            raise ClientError(str(event["error"].get("message", event["error"])))
+        for choice in event.get("choices", ()):
+            delta = choice.get("delta", {})
+            if text := delta.get("reasoning_content"):
+                yield AnswerDelta(text, reasoning=True)
+            if text := delta.get("content"):
+                yield AnswerDelta(text)
+        if usage := event.get("usage"):
+            yield AnswerDelta(usage=usage)
+
+
+def connect(url: str, timeout: float, certificate: str | None = None) -> http.client.HTTPConnection:
+    """Make a connection to the server at `url`, which opens with the first request. `timeout`: seconds.
+
+    `certificate`: the file of the only certificate that is accepted, whatever its names and dates are. None:
+    those that this machine trusts. ValueError if `url` is not one.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme != "https":
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    if certificate is None:
+        return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout)
+    return _PinnedConnection(parts.hostname or "", parts.port, timeout, Path(certificate))
+
+
+class _PinnedConnection(http.client.HTTPSConnection):
+    """A connection to the server that has the first certificate of a file. OSError if it has another one."""
+
+    def __init__(self, host: str, port: int | None, timeout: float, certificate: Path) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False  # most certificates name the public host, and not this address
+        context.verify_mode = ssl.CERT_NONE  # compared below instead
+        super().__init__(host, port, timeout=timeout, context=context)
+        self._certificate = certificate
+
+    def connect(self) -> None:
+        """Open the connection, before anything is sent."""
+        super().connect()
+        found = _CERTIFICATE.search(read_regular(self._certificate))
+        if found is None or self.sock.getpeercert(True) != ssl.PEM_cert_to_DER_cert(found[0].decode()):
+            self.close()
+            text = f"its certificate is not that of {self._certificate}; SIGHUP has it read the file again"
+            raise OSError(text)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
@@ -36,7 +37,6 @@ class ConfigSources:
     def __init__(self, environ: Mapping[str, str], problems: list[ConfigProblem]) -> None:
         self._environ = environ
         self._problems = problems
-        self._interpolator = Interpolator(environ, problems)
         self._count = 0  # of files, each as often as it is read
 
     def _report(self, origin: Origin, path: str, message: str) -> None:
@@ -165,7 +165,7 @@ class ConfigSources:
         filled = {k: node for k, node in tree.value.items() if k not in sections or node.value is not None}
         tree = ConfigNode(filled, tree.origin)
         if interpolate:
-            tree = self._interpolator.interpolate(tree)
+            tree = self._interpolate(tree)
         for path in (*PATH_KEYS, *MODEL_PATHS):
             section, key = path.split(".")
             _make_absolute(tree.find((section,)), key, folder, can_be_id=path in MODEL_PATHS)
@@ -173,6 +173,57 @@ class ConfigSources:
             _resolve_mapping(tree.find(tuple(path.split("."))), folder)
         _resolve_models(tree.find(("models",)), folder)
         return tree
+
+    def _interpolate(self, node: ConfigNode, steps: tuple[str | int, ...] = ()) -> ConfigNode:
+        """Return the node with all references replaced. `steps`: its place in the config."""
+        if isinstance(node.value, dict):
+            below = {key: self._interpolate(child, (*steps, key)) for key, child in node.value.items()}
+            return replace(node, value=below)
+        if isinstance(node.value, list):
+            items = [self._interpolate(child, (*steps, at)) for at, child in enumerate(node.value)]
+            return replace(node, value=items)
+        if not isinstance(node.value, str):
+            return node
+        return self._replace(node, ".".join(map(str, steps)), find_field(steps))
+
+    def _replace(self, node: ConfigNode, path: str, info: SettingField | None) -> ConfigNode:
+        def read(match: re.Match[str]) -> str:
+            if match[0].startswith("$$"):
+                return match[0][1:]
+            try:
+                return self._read_reference(match[1])
+            except ValueError as error:
+                self._report(node.origin, path, str(error))
+                return match[0]
+
+        text = _REFERENCE.sub(read, node.value)
+        if text != node.value:
+            as_yaml = info is not None and path == info.path and not info.is_text
+            return replace(node, value=parse_scalar(text) if as_yaml else text)
+        if info is not None and info.is_secret and not _REFERENCE.search(text):
+            message = (
+                "this is a secret; write ${NAME} here and set the environment variable NAME, "
+                "or write ${file:/PATH}"
+            )
+            self._report(node.origin, path, message)
+        return node
+
+    def _read_reference(self, name: str) -> str:
+        """The value of a variable, or the text of a file without the white space around it. ValueError if
+        there is none."""
+        if not name.startswith(_FILE):
+            if name not in self._environ:
+                raise ValueError(f"the environment variable {name} is not set")
+            return self._environ[name]
+        path = Path(name.removeprefix(_FILE))
+        if not path.is_absolute():
+            raise ValueError(f"{path} is not an absolute path, which ${{file:...}} needs")
+        try:
+            return read_regular(path).decode().strip()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8") from None
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from error
 
 
 def _list_extended(tree: ConfigNode) -> list[ConfigNode]:
@@ -220,7 +271,7 @@ def _make_absolute(parent: ConfigNode | None, key: str, folder: Path, *, can_be_
 
 def _resolve_path(node: ConfigNode, folder: Path) -> ConfigNode:
     target = os.path.abspath(folder / Path(node.value).expanduser())
-    return ConfigNode(target, node.origin, node.key_origin)
+    return replace(node, value=target)
 
 
 def _shorten_path(path: Path) -> str:
@@ -232,62 +283,3 @@ def _shorten_path(path: Path) -> str:
 def escape_references(text: str) -> str:
     """Return the text with its references escaped."""
     return _REFERENCE.sub(lambda match: "$" + match[0], text)
-
-
-class Interpolator:
-    """Replaces the references in a layer, and collects the problems."""
-
-    def __init__(self, environ: Mapping[str, str], problems: list[ConfigProblem]) -> None:
-        self._environ = environ
-        self._problems = problems
-
-    def interpolate(self, node: ConfigNode, steps: tuple[str | int, ...] = ()) -> ConfigNode:
-        """Return the node with all references replaced. `steps`: its place in the config."""
-        if isinstance(node.value, dict):
-            below = {key: self.interpolate(child, (*steps, key)) for key, child in node.value.items()}
-            return ConfigNode(below, node.origin, node.key_origin)
-        if isinstance(node.value, list):
-            items = [self.interpolate(child, (*steps, at)) for at, child in enumerate(node.value)]
-            return ConfigNode(items, node.origin, node.key_origin)
-        if not isinstance(node.value, str):
-            return node
-        return self._replace(node, ".".join(map(str, steps)), find_field(steps))
-
-    def _replace(self, node: ConfigNode, path: str, info: SettingField | None) -> ConfigNode:
-        def replace(match: re.Match[str]) -> str:
-            if match[0].startswith("$$"):
-                return match[0][1:]
-            try:
-                return self._read_reference(match[1])
-            except ValueError as error:
-                self._problems.append(ConfigProblem.at(node.origin, path, str(error)))
-                return match[0]
-
-        text = _REFERENCE.sub(replace, node.value)
-        if text != node.value:
-            as_yaml = info is not None and path == info.path and not info.is_text
-            return ConfigNode(parse_scalar(text) if as_yaml else text, node.origin, node.key_origin)
-        if info is not None and info.is_secret and not _REFERENCE.search(text):
-            message = (
-                "this is a secret; write ${NAME} here and set the environment variable NAME, "
-                "or write ${file:/PATH}"
-            )
-            self._problems.append(ConfigProblem.at(node.origin, path, message))
-        return node
-
-    def _read_reference(self, name: str) -> str:
-        """The value of a variable, or the text of a file without the white space around it. ValueError if
-        there is none."""
-        if not name.startswith(_FILE):
-            if name not in self._environ:
-                raise ValueError(f"the environment variable {name} is not set")
-            return self._environ[name]
-        path = Path(name.removeprefix(_FILE))
-        if not path.is_absolute():
-            raise ValueError(f"{path} is not an absolute path, which ${{file:...}} needs")
-        try:
-            return read_regular(path).decode().strip()
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8") from None
-        except OSError as error:
-            raise ValueError(f"{path}: {error.strerror}") from error

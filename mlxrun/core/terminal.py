@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -18,6 +18,7 @@ from mlxrun.core.visible_text import name_stream
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Column
 
 # How progress bars of libraries go back to the beginning of their line, or to a line above: in a write of its
 # own. On terminals only.
@@ -96,3 +97,13 @@ def open_console(stream: IO[str] | None = None, width: int | None = None, **opti
     stream = sys.stdout if stream is None else stream
     plain = stream.unfiltered if isinstance(stream, FilteredStream) else stream
     return VisibleConsole(file=plain, width=None if stream.isatty() else width, **options)
+
+
+def print_table(columns: Iterable[Column], rows: Iterable[Iterable[str]]) -> None:
+    """Print a table without lines to standard output."""
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    open_console().print(table)

@@ -78,7 +78,7 @@ class EngineClient:
         self._loop = asyncio.get_running_loop()
         self._collectors: dict[str, Collector] = {}  # of requests whose final event has not come yet
         self._ready: asyncio.Future[Engine] = self._loop.create_future()
-        self._dead_error: MlxrunError | None = None
+        self.dead_error: MlxrunError | None = None  # why the engine has ended; None while it runs
         self._dead_event = asyncio.Event()
         self._pending_calls: set[Future[Any]] = set()  # calls of the engine without a result yet
         listener = Listener(
@@ -110,16 +110,11 @@ class EngineClient:
     def model_info(self) -> LoadedModelInfo:
         return self._ready.result().model_info
 
-    @property
-    def dead_error(self) -> MlxrunError | None:
-        """Why the engine has stopped, or None while it runs."""
-        return self._dead_error
-
     async def wait_until_dead(self) -> MlxrunError:
         """Wait until the engine has stopped. Returns the reason."""
         await self._dead_event.wait()
-        assert self._dead_error is not None
-        return self._dead_error
+        assert self.dead_error is not None
+        return self.dead_error
 
     def read_cache_counters(self) -> Mapping[str, int]:
         """The prefix cache's CacheCounters by name; empty without a cache."""
@@ -213,8 +208,8 @@ class EngineClient:
         self._thread.join()
 
     def _raise_if_dead(self) -> None:
-        if self._dead_error is not None:
-            raise EngineDead(str(self._dead_error)) from self._dead_error
+        if self.dead_error is not None:
+            raise EngineDead(str(self.dead_error)) from self.dead_error
 
     async def _call_engine(self, function: Callable[[Engine], T]) -> T:
         """The result of `function(engine)`, called on the engine thread between two steps."""
@@ -259,7 +254,7 @@ class EngineClient:
 
     def on_dead(self, error: MlxrunError) -> None:
         """End every request and every pending call with the first error that the engine died of."""
-        self._dead_error = self._dead_error or error
+        self.dead_error = self.dead_error or error
         if not self._ready.done():
             self._ready.set_exception(error)
             self._ready.exception()  # marked as retrieved: `start` may have been cancelled
@@ -267,5 +262,5 @@ class EngineClient:
             collector.put(TokenEvent(request_id, finish=FinishReason.ERROR, error=error))
         self._collectors.clear()
         for result in tuple(self._pending_calls):
-            result.set_exception(EngineDead(str(self._dead_error)))
+            result.set_exception(EngineDead(str(self.dead_error)))
         self._dead_event.set()

@@ -18,19 +18,17 @@ from typing import Any
 import numpy as np
 
 from mlxrun.api.body_schema import ANY, BOOL, LIST, OBJECT, STRING, Accepted, BodySchema, Schema
-from mlxrun.api.openai.pooled_pairs import (
+from mlxrun.api.openai.pooled_texts import (
     PAIR_NAMES,
+    PooledTokens,
     TextPair,
     check_given,
-    read_rerank_pairs,
-    read_text_pairs,
-)
-from mlxrun.api.openai.pooled_texts import (
-    PooledTokens,
     check_pooled_text,
     encode_inputs,
     encode_pairs,
     find_pooled_model,
+    read_rerank_pairs,
+    read_text_pairs,
 )
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter

@@ -12,10 +12,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mlxrun.cli.chat.client import ChatClient
 from mlxrun.cli.chat.conversation import Conversation, find_attachments
 from mlxrun.cli.options import parse_field
-from mlxrun.cli.server_client import ClientError
+from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import suggest
 
@@ -40,7 +39,7 @@ ReadLine = Callable[[str], str]
 class ChatSession:
     """One conversation with the server of `client`. `fields`: of each request; `console`: of the answers."""
 
-    client: ChatClient
+    client: ServerClient
     console: Console
     conversation: Conversation
     fields: dict[str, Any] = field(default_factory=dict)

@@ -4,7 +4,6 @@ commands for a running server are in cache_warming.py."""
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mlxrun.cli.commands.cache_warming import pinned, unpin, warm
-from mlxrun.cli.options import add_config_options, load_command_config
+from mlxrun.cli.options import add_config_options, confirm, load_command_config
 from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error, print_json, print_line
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
     size = format_rounded(sum(size for _, size in files))
     entries, owners = _count(len(files), "entry", "entries"), _count(len(models), "model", "models")
     what = f"{entries} ({size}) of {owners} in {folder}"
-    if files and not yes and not _confirm_deletion(what):
+    if files and not yes and not confirm("delete", what):
         print_error("nothing was deleted")
         return 1
     deleted, freed, failed = delete_files(files)
@@ -178,7 +178,6 @@ def clear(folder: Path, prefix: str | None, yes: bool, as_json: bool) -> int:
 
 
 def _choose_models(folder: Path, prefix: str | None) -> list[ModelFolder]:
-    from mlxrun.core.errors import ConfigError
     from mlxrun.engine.prefix_cache.cache_folder import list_models
 
     found = list_models(folder)
@@ -191,17 +190,6 @@ def _choose_models(folder: Path, prefix: str | None) -> list[ModelFolder]:
         raise ConfigError(f"--model {prefix}: {folder} has no such model; see `mlxrun cache ls`")
     names = ", ".join(model.fingerprint.hex()[:FINGERPRINT_DIGITS] for model in found)
     raise ConfigError(f"--model {prefix}: give more digits, as several models begin with these: {names}")
-
-
-def _confirm_deletion(what: str) -> bool:
-    if not can_ask():
-        raise click.UsageError(f"this would delete {what}; give --yes, as there is no terminal to ask on")
-    return click.confirm(f"Delete {what}?", err=True)
-
-
-def can_ask() -> bool:
-    """Whether somebody can answer a question in the terminal."""
-    return sys.stdin.isatty()
 
 
 def _format_model(model: ModelInspection) -> str:

@@ -12,7 +12,10 @@ import click
 
 from mlxrun.cli.commands.chat import KEY_VARIABLE, find_server, make_client
 from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ConfigError
+from mlxrun.core.limited_json import load_json
 from mlxrun.core.terminal import print_json, print_line
+from mlxrun.core.text_files import read_text_file
 
 if TYPE_CHECKING:
     from mlxrun.cli.server_client import ServerClient
@@ -33,8 +36,6 @@ def add_server_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
     @functools.wraps(function)
     def call(url: str | None, key: str | None, **options: Any) -> Any:
-        from mlxrun.core.errors import ConfigError
-
         found = url or find_server(key)
         if found is None:
             raise ConfigError("no server runs on this machine; `mlxrun serve` starts one, or give --url")
@@ -143,8 +144,6 @@ def unpin(client: ServerClient, prefix: str | None, is_all: bool, as_json: bool)
 
 def _choose_ids(known: Mapping[str, str], prefix: str | None) -> list[str]:
     """The ids that are meant: all, or the one with these first digits. ConfigError if that is not clear."""
-    from mlxrun.core.errors import ConfigError
-
     found = [prefix_id for prefix_id in known if prefix is None or prefix_id.startswith(prefix.lower())]
     if prefix is None or len(found) == 1 and prefix:
         return found
@@ -156,10 +155,6 @@ def _choose_ids(known: Mapping[str, str], prefix: str | None) -> list[str]:
 
 def _read_body(path: Path) -> Any:
     """The JSON of a file. ConfigError if it is none."""
-    from mlxrun.core.errors import ConfigError
-    from mlxrun.core.limited_json import load_json
-    from mlxrun.core.text_files import read_text_file
-
     try:
         return load_json(read_text_file(path, MAX_BODY))
     except (OSError, ValueError) as error:

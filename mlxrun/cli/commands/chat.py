@@ -22,8 +22,8 @@ from mlxrun.cli.options import (
 from mlxrun.core.terminal import open_console
 
 if TYPE_CHECKING:
-    from mlxrun.cli.chat.client import ChatClient
     from mlxrun.cli.chat.session import ChatSession
+    from mlxrun.cli.server_client import ServerClient
 
 LOCAL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "MLXRUN_API_KEY"
@@ -97,17 +97,17 @@ def _list_certificates() -> dict[str, str | None]:
     return {note.url: note.certificate for note in list_servers(find_notes_folder(os.environ))}
 
 
-def make_client(url: str, key: str | None) -> ChatClient:
+def make_client(url: str, key: str | None) -> ServerClient:
     """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
-    from mlxrun.cli.chat.client import ChatClient
+    from mlxrun.cli.server_client import ServerClient
 
-    return ChatClient(url, key, _list_certificates().get(url.rstrip("/").removesuffix("/v1")))
+    return ServerClient(url, key, _list_certificates().get(url.rstrip("/").removesuffix("/v1")))
 
 
 @contextmanager
 def _open_client(
     url: str | None, key: str | None, model: str | None, config_path: Path | None, sets: tuple[str, ...]
-) -> Iterator[ChatClient]:
+) -> Iterator[ServerClient]:
     """A client of the server at `url`; without one, of a server in this process."""
     if url is not None:
         client = make_client(url, key)
@@ -115,13 +115,13 @@ def _open_client(
         yield client
         return
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
-    from mlxrun.cli.chat.client import ChatClient
     from mlxrun.cli.chat.local_server import run_local_server
+    from mlxrun.cli.server_client import ServerClient
 
     loaded = load_command_config(config_path, name_model(model, ("log.level=warning", *sets)))
     say(f"loading {loaded.config.model.path}")
     with run_local_server(loaded.config) as found:
-        yield ChatClient(found)
+        yield ServerClient(found)
 
 
 def _converse(session: ChatSession) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mlxrun.cli.options import add_config_options, write_new_file
+from mlxrun.cli.options import add_config_options, check_chat_template, check_parsers, write_new_file
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import suggest
 from mlxrun.core.terminal import print_json, print_line, print_text
@@ -34,7 +34,6 @@ and the exit code is then 2. No model is loaded.
 @add_config_options
 def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
     """Find all errors in config files."""
-    from mlxrun.cli.options import check_chat_template, check_parsers
     from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import find_weak_keys
 

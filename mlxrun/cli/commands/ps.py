@@ -10,8 +10,8 @@ from contextlib import closing
 
 import click
 
-from mlxrun.cli.server_connection import connect
-from mlxrun.core.terminal import open_console, print_json, print_line
+from mlxrun.cli.server_client import connect
+from mlxrun.core.terminal import print_json, print_line, print_table
 
 FORMAT = 1
 _SECONDS = 2.0  # that a server may take to say its state
@@ -48,7 +48,7 @@ def command(as_json: bool) -> None:
     elif not rows:
         print_line("no servers run; `mlxrun serve` starts one")
     else:
-        _print_table([(*map(str, row.values()),) for row in rows])
+        _print_rows([(*map(str, row.values()),) for row in rows])
 
 
 def read_state(url: str, certificate: str | None = None) -> str:
@@ -62,12 +62,10 @@ def read_state(url: str, certificate: str | None = None) -> str:
     return str(found.get("status", "unknown")) if isinstance(found, dict) else "unknown"
 
 
-def _print_table(rows: list[tuple[str, ...]]) -> None:
-    from rich.table import Table
+def _print_rows(rows: list[tuple[str, ...]]) -> None:
+    from rich.table import Column
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("process", "url", "model", "state", "since"):
-        table.add_column(name, overflow="fold", no_wrap=name in ("process", "since"))
-    for *cells, started in rows:
-        table.add_row(*cells, time.strftime("%Y-%m-%d %H:%M", time.localtime(int(started))))
-    open_console().print(table)
+    names = ("process", "url", "model", "state", "since")
+    columns = [Column(name, overflow="fold", no_wrap=name in ("process", "since")) for name in names]
+    starts = (time.strftime("%Y-%m-%d %H:%M", time.localtime(int(started))) for *_, started in rows)
+    print_table(columns, ((*cells, start) for (*cells, _), start in zip(rows, starts, strict=True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from mlxrun.cli.options import (
     load_command_config,
     name_model,
 )
+from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_line
+from mlxrun.core.text_files import is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,12 +105,8 @@ async def serve_until_signal(
 ) -> int:
     """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
     config is read again."""
-    import os
-
     from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import has_response_file
-    from mlxrun.core.errors import ConfigError
-    from mlxrun.core.text_files import is_stream
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.batches.storage import Storage

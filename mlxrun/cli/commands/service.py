@@ -1,16 +1,21 @@
-"""`mlxrun service`: a server that the system starts at login and again after a failure."""
+"""`mlxrun service`: a server that systemd (Linux) or launchd (macOS) starts at login and after a failure.
+
+systemd.service(5) and launchd.plist(5) say what the keys of their files mean. A server that ends by itself,
+as after an engine failure, is started again; one that is stopped is not.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import plistlib
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,14 +23,16 @@ from mlxrun.cli.options import add_config_options, add_model_argument, load_comm
 from mlxrun.core.errors import ConfigError, MlxrunError
 from mlxrun.core.terminal import print_text
 
-if TYPE_CHECKING:
-    from mlxrun.cli.service_files import Service, ServiceFile
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
 # Variables of the shell that a server needs as well.
 _KEPT = re.compile(r"PATH|(HF|MLXRUN|MLX|OPENBLAS|XDG)_\w+|HTTPS?_PROXY|https?_proxy|NO_PROXY|no_proxy")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
+
+RESTART_SECONDS = 10
+_LABEL = "mlxrun."  # of launchd's jobs, before the service's name
+# systemd replaces specifiers such as %h everywhere, and $A in command lines only.
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "%": "%%"})
 
 
 class ServiceError(MlxrunError):
@@ -33,6 +40,31 @@ class ServiceError(MlxrunError):
 
     code = "service_failed"
     exit_code = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A server that the system runs. `command`: the program and its arguments, with whole paths.
+    `stop_seconds`: that it may take to end. `environment`: variables of the shell that it needs."""
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    stop_seconds: int
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFile:
+    """Where the system reads a service, what stands there, and the commands that load, unload and show it.
+    `logs`: how to read its log."""
+
+    path: Path
+    content: bytes
+    load: Sequence[Sequence[str]]
+    unload: Sequence[Sequence[str]]
+    status: Sequence[str]
+    logs: str
 
 
 def add_name(function: click.decorators.FC) -> click.decorators.FC:
@@ -104,8 +136,6 @@ def uninstall(name: str) -> None:
 
 def make_service(model: str | None, name: str, config_path: Path | None, sets: tuple[str, ...]) -> Service:
     """A service with this config. ConfigError if that is wrong."""
-    from mlxrun.cli.service_files import Service
-
     loaded = load_command_config(config_path, name_model(model, sets), several=True)
     arguments = [model] if model is not None else []
     if loaded.path is not None:
@@ -122,15 +152,11 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
 
 def find_service_file(name: str) -> ServiceFile:
     """The file of the service of this name: its place, and the commands that unload and show it."""
-    from mlxrun.cli.service_files import Service
-
     return make_own_file(Service(name, (), Path.cwd(), 0, {}))
 
 
 def make_own_file(service: Service) -> ServiceFile:
     """The file of the service for this user and system. ConfigError if the name cannot be that of a file."""
-    from mlxrun.cli.service_files import make_service_file
-
     if not _NAME.fullmatch(service.name):
         text = "it has other characters than letters, digits, '.', '_' and '-'"
         raise ConfigError(f"--name {service.name}: {text}")
@@ -155,3 +181,78 @@ def _call(program: Sequence[str], check: bool = True) -> None:
     if check and done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise ServiceError(f"`{' '.join(program)}` failed with exit code {done.returncode}: {said}")
+
+
+def make_service_file(service: Service, system: str, home: Path, user: int) -> ServiceFile:
+    """The file of the service for `system`, as `platform.system` names it. `user`: the number of the user."""
+    if system == "Darwin":
+        return _make_launchd(service, home, user)
+    return _make_systemd(service, home)
+
+
+def _make_systemd(service: Service, home: Path) -> ServiceFile:
+    unit = f"mlxrun-{service.name}.service"
+    lines = [
+        "[Unit]",
+        f"Description=mlxrun serve ({service.name})",
+        "After=network.target",
+        "",
+        "[Service]",
+        f"ExecStart={' '.join(quote_systemd(each).replace('$', '$$') for each in service.command)}",
+        f"WorkingDirectory={str(service.folder).replace('%', '%%')}",
+        *(f"Environment={quote_systemd(f'{key}={value}')}" for key, value in service.environment.items()),
+        "Restart=on-failure",
+        f"RestartSec={RESTART_SECONDS}",
+        "RestartPreventExitStatus=2",  # a mistake in the config, which a new start does not mend
+        f"TimeoutStopSec={service.stop_seconds}",
+        "",
+        "[Install]",
+        "WantedBy=default.target",
+        "",
+    ]
+    control = ["systemctl", "--user"]
+    return ServiceFile(
+        home / ".config" / "systemd" / "user" / unit,
+        "\n".join(lines).encode(),
+        ([*control, "daemon-reload"], [*control, "enable", unit], [*control, "restart", unit]),
+        ([*control, "disable", "--now", unit],),
+        [*control, "--no-pager", "status", unit],
+        f"journalctl --user -u {unit} -f",
+    )
+
+
+def quote_systemd(text: str) -> str:
+    """A text as systemd reads it: in quotes, with no specifier in it."""
+    return f'"{text.translate(_ESCAPES)}"'
+
+
+def _make_launchd(service: Service, home: Path, user: int) -> ServiceFile:
+    label = f"{_LABEL}{service.name}"
+    log = home / "Library" / "Logs" / "mlxrun" / f"{service.name}.log"
+    path = home / "Library" / "LaunchAgents" / f"{label}.plist"
+    content = {
+        "Label": label,
+        "ProgramArguments": list(service.command),
+        "WorkingDirectory": str(service.folder),
+        "EnvironmentVariables": dict(service.environment),
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": RESTART_SECONDS,
+        "ExitTimeOut": service.stop_seconds,
+        "ProcessType": "Interactive",  # else the system slows it down as work of the background
+        "StandardOutPath": str(log),
+        "StandardErrorPath": str(log),
+    }
+    domain = f"gui/{user}"
+    return ServiceFile(
+        path,
+        plistlib.dumps(content),
+        (
+            ["mkdir", "-p", str(log.parent)],
+            ["launchctl", "bootout", f"{domain}/{label}"],
+            ["launchctl", "bootstrap", domain, str(path)],
+        ),
+        (["launchctl", "bootout", f"{domain}/{label}"],),
+        ["launchctl", "print", f"{domain}/{label}"],
+        f"tail -f {log}",
+    )

@@ -7,16 +7,17 @@ in the order of the file. `check_line_body` needs no model: it checks names and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
 from mlxrun.api.anthropic.fields import check_body as check_message_body
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.pooled import check_pooling_body
+from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSE_BODY
 from mlxrun.api.responses.input_items import read_input_items
 from mlxrun.api.responses.tools import read_tools
@@ -25,21 +26,23 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import reject
-from mlxrun.jobs.lines.job_file import COMPLETION, MESSAGE, POOLED, RESPONSE, BadLine, JobLine
+from mlxrun.jobs.lines.job_file import (
+    COMPLETION,
+    MESSAGE,
+    POOLED,
+    RESPONSE,
+    BadLine,
+    JobLine,
+    open_job,
+    parse_line,
+    read_lines,
+)
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys
 from mlxrun.jobs.run.line_answerer import LinePreparer
-from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader
-
-if TYPE_CHECKING:
-    from mlxrun.api.prepared import PreparedRequest
-
-from collections.abc import Mapping
-from typing import Any
-
-from mlxrun.jobs.lines.job_file import open_job, parse_line, read_lines
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.custom_scorer import load_scorer
+from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
 
 _AT_ONCE = 16

@@ -15,6 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.prepared import check_message_counts, check_prompt_lengths
+from mlxrun.api.stored_files import ReadFile
+from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError
 from mlxrun.core.workers import wait_until_done
@@ -27,15 +31,12 @@ from mlxrun.jobs.records.output_records import BatchStamp as BatchStamp
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.line_bodies import LineBody, PooledBody
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
 
 if TYPE_CHECKING:
-    from mlxrun.api.parsers.model_formats import ModelFormats
-    from mlxrun.api.stored_files import ReadFile
-    from mlxrun.api.text.model_info import ModelInfo
     from mlxrun.engine.client import EngineClient
-    from mlxrun.jobs.run.line_bodies import LineBody, PooledBody
 
 log = logging.getLogger(__name__)
 PREPARED_AT_ONCE = 2  # lines; the other worker threads are for live requests
@@ -79,8 +80,6 @@ class ServerLinePreparer(LinePreparer):
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
     async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
-        from mlxrun.api.prepared import check_message_counts, check_prompt_lengths
-
         check_message_counts(line.body, self._limits.max_messages)
         async with self._slots:
             body = await super().prepare(line, key)

@@ -16,21 +16,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
+from mlxrun.api.choice import Choice
+from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.prepared import ApiContext
+from mlxrun.api.stored_files import ReadFile
+from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import Config
-from mlxrun.core.request import TokenEvent
+from mlxrun.core.request import Request, TokenEvent
 from mlxrun.core.workers import run_together
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens
+from mlxrun.jobs.run.line_bodies import LineBody, PooledBody, prepare_line
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, PartialAnswerTable
 from mlxrun.jobs.run.progress import ProgressMeter
 
 if TYPE_CHECKING:
-    from mlxrun.api.parsers.model_formats import ModelFormats
-    from mlxrun.api.stored_files import ReadFile
-    from mlxrun.core.request import Request
     from mlxrun.engine.client import EngineClient
-    from mlxrun.jobs.run.line_bodies import LineBody, PooledBody
 
 Table = TypeVar("Table", bound=PartialAnswerTable)
 DEFAULT_MAX_TOKENS = 1024  # of an answer, where neither the line nor the config sets it
@@ -64,11 +67,6 @@ class LinePreparer:
         formats: ModelFormats | None = None,
         max_tokens: int | None = DEFAULT_MAX_TOKENS,
     ) -> None:
-        from mlxrun.api.parsers.model_formats import ModelFormats
-        from mlxrun.api.prepared import ApiContext
-        from mlxrun.api.text.media.images import MediaLoader
-        from mlxrun.config.media_settings import get_image_bytes
-
         self.folder = folder
         image_bytes = get_image_bytes(config.media.memory_bytes, config.scheduler.memory_limit)
         loader = MediaLoader(config.media, folder, memory_bytes=image_bytes)
@@ -86,8 +84,6 @@ class LinePreparer:
     async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
         """Build the requests of a line, one for each choice. RequestError if its body is refused. `key`: the
         line's key, of which ids in its answer are made."""
-        from mlxrun.jobs.run.line_bodies import prepare_line
-
         seed = derive_line_seed(get_base_seed(self._config), line.custom_id)  # where the body has none
         config = replace(self._config, sampling=replace(self._config.sampling, seed=seed))
         context = replace(self._context, config=config)
@@ -161,8 +157,6 @@ class LineAnswerer(Generic[Table]):
     async def answer(self, line: JobLine, key: str, tokens: LineTokens) -> dict[str, Any]:
         """Return the response body of `line`. `tokens` counts its tokens, also if it fails. If one choice
         fails, the others are aborted."""
-        from mlxrun.jobs.run.line_bodies import PooledBody
-
         body = await self._preparer.prepare(line, key)
         prepared = body.prepared
         max_tokens = sum(request.params.max_tokens for request in prepared.requests)
@@ -185,8 +179,6 @@ class LineAnswerer(Generic[Table]):
         return vector
 
     async def _answer_choice(self, body: LineBody, at: int, key: str, tokens: LineTokens) -> None:
-        from mlxrun.api.choice import Choice
-
         request = replace(body.prepared.requests[at], background=self._background)
         partial = self.answers.find(key, at, request)
         choice = Choice(body.prepared, at, self._client.model_info)

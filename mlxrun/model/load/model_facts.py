@@ -1,12 +1,14 @@
-"""Facts from a model's files: the chat template, end tokens, context length, sampling defaults, and the
-kind."""
+"""Facts from a model's files: the chat template, end tokens, context length, sampling defaults, and the kind.
+The summary has sizes, the number of parameters, and the quantization."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,9 +16,11 @@ from typing import Any
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.text_files import read_text_file
+from mlxrun.model.load.gguf.header import GgufHeader
 from mlxrun.model.load.model_files import EMBEDDED, list_weight_files, read_json
-from mlxrun.model.load.tensor_files import read_folder_entries
+from mlxrun.model.load.tensor_files import TensorEntry, read_folder_entries
 
 log = logging.getLogger(__name__)
 GENERATION = "generation_config.json"
@@ -27,6 +31,10 @@ NO_TOWER = "the checkpoint has no vision tower, so it is a text model"
 INSTALL_VISION = "pip install 'mlxrun[vision]'"
 NO_LIBRARY = f"images need mlx-vlm, which is not installed ({INSTALL_VISION}), so it is a text model"
 _DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+SIZES = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+    *("intermediate_size", "vocab_size"),
+)
 
 
 def read_template(folder: Path, settings: ModelSettings, tokenizer: Any) -> str | None:
@@ -193,3 +201,64 @@ def list_tensor_names(folder: Path) -> frozenset[str] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelLoadError(f"{folder}: the names of the weights cannot be read: {error}") from error
     return frozenset(found) if found or list_weight_files(folder) else None
+
+
+def summarize_model(folder: Path, config: Mapping[str, Any], gguf: GgufHeader | None) -> ModelSummary:
+    """Summarize a model of which `config` was read. The headers of its weights are read at the first call.
+    ModelLoadError if they are damaged."""
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else {}
+    sizes = {name: text.get(name, config.get(name)) for name in SIZES}
+    quantization = config.get("quantization")
+    packed = quantization if gguf is None and isinstance(quantization, Mapping) else {}
+    if gguf is None:
+        counts = _count_folder(folder, tuple(sorted(_read_group_sizes(packed).items())))
+    else:
+        counts = _count_values((each.type, math.prod(each.shape)) for each in gguf.tensors.values())
+    stats = [file.stat() for file in list_weight_files(folder)]
+    usual = max(counts, key=counts.__getitem__, default="")
+    return ModelSummary(
+        format="safetensors" if gguf is None else "gguf",
+        family=str(config.get("model_type") or ""),
+        quantization=f"{packed['bits']}bit" if "bits" in packed else usual,
+        weight_bytes=sum(each.st_size for each in stats),
+        num_parameters=counts.total(),
+        modified=max((each.st_mtime for each in stats), default=0.0),
+        sizes={name: value for name, value in sizes.items() if type(value) is int},
+    )
+
+
+def _read_group_sizes(quantization: Mapping[str, Any]) -> dict[str, int]:
+    """The group sizes of layers by name; that of all others is under the empty name."""
+    found = {"": quantization.get("group_size", 64)}
+    for name, value in quantization.items():
+        if isinstance(value, Mapping):
+            found[name] = value.get("group_size", found[""])
+    return found
+
+
+@functools.lru_cache(maxsize=16)
+def _count_folder(folder: Path, groups: tuple[tuple[str, int], ...]) -> Counter[str]:
+    entries, sizes = read_folder_entries(folder), dict(groups)
+    return _count_values(
+        (entry.dtype, _count_parameters(name, entry, entries, sizes)) for name, entry in entries.items()
+    )
+
+
+def _count_values(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
+    """The parameters of each type."""
+    counts: Counter[str] = Counter()
+    for kind, count in tensors:
+        counts[kind] += count
+    return counts
+
+
+def _count_parameters(
+    name: str, entry: TensorEntry, entries: Mapping[str, TensorEntry], groups: Mapping[str, int]
+) -> int:
+    """The parameters of a tensor. Those of a quantized layer are counted at its scales."""
+    layer, _, part = name.rpartition(".")
+    if f"{layer}.scales" in entries and part in ("weight", "scales", "biases"):
+        group = groups.get(layer, groups[""])
+        return math.prod(entry.shape) * group if part == "scales" else 0
+    return math.prod(entry.shape)

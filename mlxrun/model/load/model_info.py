@@ -35,6 +35,7 @@ from mlxrun.model.load.model_facts import (
     read_context_length,
     read_sampling_defaults,
     read_template,
+    summarize_model,
 )
 from mlxrun.model.load.model_files import (
     check_architecture,
@@ -45,7 +46,6 @@ from mlxrun.model.load.model_files import (
     list_weight_files,
     read_json,
 )
-from mlxrun.model.load.model_summary import summarize_model
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes

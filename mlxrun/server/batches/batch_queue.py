@@ -52,7 +52,8 @@ class BatchQueue:
         self._tasks: dict[str, asyncio.Task[None]] = {}  # one for each batch that has not ended
         self._work: dict[str, asyncio.Task[None]] = {}  # what cancelling a batch interrupts
         self._opening = asyncio.Lock()
-        self._open = self._closed = False
+        self._closed = False
+        self.is_open = False  # whether this process has locked the storage
         self._check_lock = asyncio.Lock()
         self._run_lock = asyncio.Lock()  # taken in the order of arrival
         self._running: Batch | None = None
@@ -65,17 +66,12 @@ class BatchQueue:
         async with self._opening:
             if self._closed:
                 raise Draining("the server is shutting down: try again soon")
-            if not self._open:
+            if not self.is_open:
                 await WRITERS.run(self.storage.open)
                 self._batches = await WRITERS.run(self.storage.batches.load)
-                self._open = True
+                self.is_open = True
                 self._expiry = asyncio.create_task(self._remove_expired_files())
                 self._start_tasks()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this process has locked the storage."""
-        return self._open
 
     async def start(self, service: JobService) -> None:
         """Run batches from now on, also those of an earlier server."""
@@ -157,7 +153,7 @@ class BatchQueue:
 
     def _start_tasks(self) -> None:
         """Start a task for each unfinished batch that has none."""
-        if self._service is None or not self._open:
+        if self._service is None or not self.is_open:
             return
         for batch in reversed(self.list_batches()):
             if not batch.ended and batch.id not in self._tasks:

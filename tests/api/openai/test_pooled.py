@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from mlxrun.api.openai.pooled import PreparedPooling, check_pooling_body, prepare_pooling
-from mlxrun.api.openai.pooled_pairs import PAIR_NAMES
-from mlxrun.api.openai.pooled_texts import check_generates
+from mlxrun.api.openai.pooled_texts import PAIR_NAMES, check_generates
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from mlxrun.cli.chat.client import AnswerDelta, ChatClient
 from mlxrun.cli.chat.conversation import Conversation
 from mlxrun.cli.chat.session import ChatSession
-from mlxrun.cli.server_client import ClientError
+from mlxrun.cli.server_client import AnswerDelta, ClientError, ServerClient
 from mlxrun.core.terminal import open_console
 
 
-class ScriptedClient(ChatClient):
+class ScriptedClient(ServerClient):
     """Answers with the parts of its script, one list for each question. An exception is raised."""
 
     def __init__(self, *script: Sequence[AnswerDelta | BaseException]) -> None:
@@ -52,7 +51,7 @@ def type_lines(*lines: str | BaseException) -> Callable[[str], str]:
     return read
 
 
-def talk(client: ChatClient, *lines: str | BaseException, **options: Any) -> tuple[str, ChatSession]:
+def talk(client: ServerClient, *lines: str | BaseException, **options: Any) -> tuple[str, ChatSession]:
     """What is shown, and the session, after these lines."""
     shown = io.StringIO()
     session = ChatSession(client, open_console(shown), Conversation(), **options)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from mlxrun.cli import options
 from mlxrun.cli.commands import cache
 from mlxrun.cli.main import main
 from mlxrun.core.step_plan import SnapshotKind
@@ -183,7 +184,7 @@ def test_clear_of_one_model(kept: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(("answer", "code", "left"), [("y\n", 0, 0), ("n\n", 1, 4), ("\n", 1, 4)])
 def test_clear_asks(answer: str, code: int, left: int, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "can_ask", lambda: True)
+    monkeypatch.setattr(options, "can_ask", lambda: True)
     done = CliRunner().invoke(cache.command, ["clear", "--path", PATH], input=answer, standalone_mode=False)
     assert done.return_value == code
     assert "Delete 4 entries (" in done.stderr and " of 2 models in " in done.stderr
@@ -193,7 +194,7 @@ def test_clear_asks(answer: str, code: int, left: int, kept: Path, monkeypatch: 
 def test_clear_does_not_ask_where_nobody_answers(
     kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cache, "can_ask", lambda: False)
+    monkeypatch.setattr(options, "can_ask", lambda: False)
     code, _, err = run(capsys, "clear", "--path", PATH)
     assert code == 2 and "give --yes" in err
     assert len(list_entry_files(kept)) == 4

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.chat.client import ChatClient
 from mlxrun.cli.chat.local_server import run_local_server
 from mlxrun.cli.main import main
-from mlxrun.cli.server_client import ClientError
+from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
 
@@ -42,7 +41,7 @@ def test_a_server_is_used_where_there_is_one(
         monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", url)
         assert main(["chat", "-p", "What is 2 + 3?"]) == 0
         assert f"{url}: embedded" in capsys.readouterr().err
-        client = ChatClient(f"{url}/v1/")
+        client = ServerClient(f"{url}/v1/")
         parts = list(client.stream(QUESTION, {"temperature": 0}))
         assert "5" in "".join(part.text for part in parts)
         assert parts[-1].usage is not None and parts[-1].usage["completion_tokens"] >= 1

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.commands.service import find_program
+from mlxrun.cli.commands.service import Service, find_program, make_service_file
 from mlxrun.cli.main import main
-from mlxrun.cli.service_files import Service, make_service_file
 
 FAKE = (
     '#!/bin/sh\necho "$(basename $0) $*" >> {log}\n[ "$1 $2" != "--user {fails}" ] && [ "$1" != "{fails}" ]\n'

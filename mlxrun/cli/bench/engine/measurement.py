@@ -194,12 +194,14 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def compute_ratios(ours: Values, peer: Values) -> dict[str, float | None]:
     """Compute how many times better ours is, for each measure that both have: above 1 is better."""
-    out: dict[str, float | None] = {}
-    for key, measure in MEASURES.items():
-        if key in ours and key in peer:
-            over, under = (ours[key], peer[key]) if measure.more else (peer[key], ours[key])
-            out[key] = over / under if over is not None and under else None
-    return out
+    both = {key: bool(measure.more) for key, measure in MEASURES.items() if key in ours and key in peer}
+    return {key: compute_ratio(ours[key], peer[key], more) for key, more in both.items()}
+
+
+def compute_ratio(ours: float | None, peer: float | None, more: bool) -> float | None:
+    """Compute how many times better a value of ours is. `more`: whether a larger one is better."""
+    over, under = (ours, peer) if more else (peer, ours)
+    return over / under if over is not None and under else None
 
 
 def compute_agreement(ours: Trace, peer: Trace) -> float:

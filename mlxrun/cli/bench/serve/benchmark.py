@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mlxrun import __version__
 from mlxrun.cli.bench.engine.benchmark import alternate
-from mlxrun.cli.bench.engine.measurement import Measure, compute_percentile
+from mlxrun.cli.bench.engine.measurement import Measure, compute_percentile, compute_ratio
 from mlxrun.cli.bench.report import format_value, make_console, make_table, print_notes
 from mlxrun.cli.bench.serve.interactive import INTERACTIVE
 from mlxrun.cli.bench.serve.long_prompt import LONG
@@ -202,13 +202,8 @@ def _build_rows(
     for key, measure in measures.items():
         values = [part[side]["median"][key] for side in sides]
         if any(value is not None for value in values):
-            ratios = [_compute_ratio(values[0], value, measure.more) for value in values[1:]]
-            rows.append((measure.title, *(format_value(value, measure.unit) for value in values), *ratios))
+            more = measure.more
+            ratios = [None if more is None else compute_ratio(values[0], other, more) for other in values[1:]]
+            shown = [format_value(ratio, "x").removesuffix(" x") for ratio in ratios]
+            rows.append((measure.title, *(format_value(value, measure.unit) for value in values), *shown))
     return rows
-
-
-def _compute_ratio(ours: float | None, theirs: float | None, more: bool | None) -> str:
-    if more is None:
-        return "-"
-    above, below = (ours, theirs) if more else (theirs, ours)
-    return f"{above / below:.2f}" if above is not None and below else "-"

@@ -13,7 +13,7 @@ from mlxrun.cli.options import add_config_options, find_model, load_command_conf
 from mlxrun.cli.run_setup import judge_fit
 from mlxrun.core.byte_sizes import format_bytes, format_rounded, parse_bytes
 from mlxrun.core.errors import ConfigError
-from mlxrun.core.terminal import open_console, print_json, print_line
+from mlxrun.core.terminal import print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from mlxrun.config.settings import Config
@@ -95,7 +95,7 @@ def command(
     if as_json:
         print_json({"format": FORMAT, "models": [asdict(report) for report in reports]})
     else:
-        _print_table(reports)
+        _print_reports(reports)
         for report in reports:
             print_line(f"{report.model}: {report.verdict}")
     if write is not None:
@@ -110,16 +110,11 @@ def _parse_size(text: str) -> int:
         raise ConfigError(f"--memory: {error}") from error
 
 
-def _print_table(reports: Sequence[FitReport]) -> None:
-    from rich.table import Table
+def _print_reports(reports: Sequence[FitReport]) -> None:
+    from rich.table import Column
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for report in reports:
-        table.add_column(report.model, justify="right", overflow="fold")
-    for name, values in _list_lines(reports):
-        table.add_row(name, *values)
-    open_console().print(table)
+    columns = [Column(report.model, justify="right", overflow="fold") for report in reports]
+    print_table([Column(""), *columns], ((name, *values) for name, values in _list_lines(reports)))
     for report in reports:
         if report.form:
             print_line(f"{report.model}: {report.form}")

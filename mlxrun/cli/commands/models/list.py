@@ -7,7 +7,7 @@ import time
 import click
 
 from mlxrun.core.byte_sizes import format_rounded
-from mlxrun.core.terminal import open_console, print_json, print_line
+from mlxrun.core.terminal import print_json, print_line, print_table
 
 FORMAT = 1
 
@@ -26,6 +26,8 @@ folders are not listed; every command takes the path of such a folder.
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
     """List the models in the local cache of the hub."""
+    from rich.table import Column
+
     from mlxrun.model.load.hub import list_cached_models
 
     models = list_cached_models()
@@ -35,21 +37,9 @@ def command(as_json: bool) -> None:
     elif not models:
         print_line("only `embedded`, the built-in model; `mlxrun pull qwen3-0.6b-4bit` downloads another")
     else:
-        _print_table([(m.id, format_rounded(m.size), _format_day(m.used)) for m in models])
+        names = Column("model", overflow="fold")
+        others = Column("size", justify="right", no_wrap=True), Column("last used", no_wrap=True)
+        days = (time.strftime("%Y-%m-%d", time.localtime(m.used)) for m in models)
+        sizes = (format_rounded(m.size) for m in models)
+        print_table((names, *others), zip((m.id for m in models), sizes, days, strict=True))
         print_line("and `embedded`, the built-in one")
-
-
-def _print_table(rows: list[tuple[str, str, str]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    table.add_column("model", overflow="fold")
-    table.add_column("size", justify="right", no_wrap=True)
-    table.add_column("last used", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    open_console().print(table)
-
-
-def _format_day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d", time.localtime(seconds))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
+from mlxrun.cli.options import confirm
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.field_errors import suggest
@@ -35,9 +35,7 @@ def command(model: str, yes: bool) -> int:
 
     chosen = _choose(model, list_cached_models())
     what = f"{chosen.id} ({format_rounded(chosen.size)})"
-    if not yes and not sys.stdin.isatty():
-        raise click.UsageError(f"this would remove {what}; give --yes, as there is no terminal to ask on")
-    if not yes and not click.confirm(f"Remove {what}?", err=True):
+    if not yes and not confirm("remove", what):
         print_error("nothing was removed")
         return 1
     print_line(f"{chosen.id} is removed, {format_rounded(remove_cached_model(chosen.id))} freed")

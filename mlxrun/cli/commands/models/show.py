@@ -11,6 +11,7 @@ import click
 
 from mlxrun.cli.options import find_model
 from mlxrun.core.byte_sizes import format_rounded
+from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.terminal import print_json, print_line
 
 if TYPE_CHECKING:
@@ -76,7 +77,6 @@ def find_family_result(family: str, kind: str) -> str:
 
 def _ask_hub(path: str, has_weights: bool) -> Iterator[tuple[str, str]]:
     """What only the hub knows, of a model of the hub; nothing without a network."""
-    from mlxrun.core.errors import ModelLoadError
     from mlxrun.model.load.hub import is_hub_id, look_up
 
     if not is_hub_id(path):

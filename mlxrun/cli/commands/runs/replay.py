@@ -20,6 +20,7 @@ from mlxrun.cli.run_setup import (
     report_progress,
     run_by_engine,
 )
+from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_line
 
 if TYPE_CHECKING:
@@ -99,7 +100,6 @@ class _Replay:
 
     async def run(self, run: RunFolder, engine: SharedEngine) -> bool:
         """Replay one run, and print what is found; whether all records are equal."""
-        from mlxrun.core.errors import JobError
         from mlxrun.evals.replay import find_job, replay_job
         from mlxrun.jobs.lines.job_check import make_eval_reader
         from mlxrun.jobs.records.run_paths import JobPaths

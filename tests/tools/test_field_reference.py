@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from mlxrun.api.anthropic import fields as anthropic
 from mlxrun.api.body_schema import BodySchema
-from mlxrun.api.field_reference import FILE, list_accepted, list_refused, render_file
 from mlxrun.api.openai.fields import BODIES
 from mlxrun.api.responses.fields import ABSENT_TOOLS, REFUSED_TOOLS
 from mlxrun.api.responses.fields import BODY as RESPONSES
+from tools.field_reference import FILE, list_accepted, list_refused, render_file
 
 ALL = [BODIES["chat"], BODIES["completion"], RESPONSES, anthropic.BODY, anthropic.COUNT_BODY]
 

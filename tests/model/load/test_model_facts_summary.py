@@ -11,8 +11,8 @@ import pytest
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.model_facts import summarize_model
 from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.load.model_summary import summarize_model
 from tests.helpers.gguf_files import build_folder, convert
 
 

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.chat.client import ChatClient
 from mlxrun.cli.commands.ps import read_state
 from mlxrun.cli.main import main
-from mlxrun.cli.server_client import ClientError
-from mlxrun.cli.server_connection import connect
+from mlxrun.cli.server_client import ClientError, ServerClient, connect
 from mlxrun.server.certificate import ServerCertificate
 from tests.helpers.certificates import write_certificate
 from tests.helpers.command_processes import read_log, run_serve, start_command, wait_until
@@ -50,7 +48,7 @@ async def test_another_certificate_is_refused_before_anything_is_sent(tmp_path: 
             await asyncio.to_thread(ask, s.url, f"{tmp_path}/empty")
         assert await asyncio.to_thread(read_state, s.url, other) == "no answer"
         with pytest.raises(ClientError, match="does not answer: its certificate is not that of"):
-            await asyncio.to_thread(ChatClient(s.url, None, other).list_models)
+            await asyncio.to_thread(ServerClient(s.url, None, other).list_models)
         assert "mlxrun_requests_total{" not in (await s.get("/metrics")).body.decode()
 
 
