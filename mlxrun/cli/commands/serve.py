@@ -13,6 +13,7 @@ from mlxrun.cli.options import (
     add_model_argument,
     add_ray_option,
     load_command_config,
+    make_config_reader,
     name_model,
 )
 from mlxrun.core.terminal import print_line
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlxrun.config.loading import LoadedConfig
-    from mlxrun.config.settings import Config
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -104,10 +104,7 @@ async def serve_until_signal(
     config is read again."""
     import os
 
-    from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import has_response_file
-    from mlxrun.core.errors import ConfigError
-    from mlxrun.core.text_files import is_stream
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.batches.storage import Storage
@@ -125,17 +122,12 @@ async def serve_until_signal(
         responses_path = folder / FILE_NAME if stores_responses else None
     note = make_note(config, os.environ)
 
-    def read_config() -> Config:
-        if loaded.path is not None and is_stream(loaded.path):
-            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
-        return load_config(loaded.path, sets, os.environ, options=options).config
-
     return await run(
         make_app(config, queue, responses_path=responses_path),
         lambda: _load(loaded, queue),
         print_line,
         note=note,
-        read_config=read_config,
+        read_config=make_config_reader(loaded, sets, options),
     )
 
 

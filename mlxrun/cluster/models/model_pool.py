@@ -15,10 +15,10 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from mlxrun.cluster.models.model_slot import ModelSlot, ModelWorker
+from mlxrun.cluster.models.model_slot import ModelSlot, ModelWorker, Record
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import (
     Draining,
@@ -59,6 +59,7 @@ class ModelPool:
         self._timeout = timeout
         self.patience = patience
         self.before_end: Callable[[ModelSlot], Awaitable[None]] | None = None  # called while it has its URL
+        self.follow: Callable[[], AbstractContextManager[Record]] = lambda: nullcontext(lambda report: None)
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
         self._planner: asyncio.Task[None] | None = None
@@ -236,7 +237,7 @@ class ModelPool:
     def _load(self, slot: ModelSlot) -> None:
         slot.to_end.clear()
         self._set_state(slot, "loading")
-        self._lives[slot] = asyncio.create_task(self._live(slot))
+        self._lives[slot] = asyncio.create_task(self._follow_life(slot))
 
     def _drain(self, slot: ModelSlot) -> None:
         """Give a model no more requests. It is unloaded once it has none."""
@@ -253,9 +254,13 @@ class ModelPool:
 
     # The life of a model
 
-    async def _live(self, slot: ModelSlot) -> None:
+    async def _follow_life(self, slot: ModelSlot) -> None:
+        with self.follow() as record:
+            await self._live(slot, slot.make(record))
+
+    async def _live(self, slot: ModelSlot, worker: ModelWorker) -> None:
         """Load a model, serve, and unload it, unless it dies before."""
-        worker, keep_alive = slot.make(), slot.keep_alive
+        keep_alive = slot.keep_alive
         slot.worker = worker
         try:
             log.info("loading %s (%s)", slot.name, format_rounded(slot.memory))
