@@ -13,6 +13,7 @@ import sys
 import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from mlxrun.core.errors import MlxrunError
@@ -105,9 +106,11 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
     from mlxrun.cli.options import set_up_logging
     from mlxrun.cli.run_setup import load_engine
     from mlxrun.cluster.models.messages import write_message
+    from mlxrun.cluster.models.shared_limits import LimitReporter
     from mlxrun.cluster.servers.server_actor import make_worker_app
     from mlxrun.server.engine_state import ENGINE
     from mlxrun.server.lifecycle import drain, finishes_before, listen, set_switch_interval
+    from mlxrun.server.live_requests import LIVE_REQUESTS
 
     set_up_logging(spec.config.log)
     name_log_lines(spec.config.model.names[0])
@@ -124,6 +127,7 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
             return error.exit_code
         stack.push_async_callback(loaded.client.close)
         app = make_worker_app(spec.config, spec.number, spec.secret, spec.responses_path)
+        app[LIVE_REQUESTS].limits = LimitReporter(partial(write_message, answers))
         app[ENGINE].attach(loaded)
         settings = replace(spec.config.server, host="127.0.0.1", port=0)
         write_message(answers, await stack.enter_async_context(listen(app, settings)))

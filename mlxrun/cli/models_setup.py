@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mlxrun.cli.options import say
+from mlxrun.cli.options import make_config_reader, say
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
 from mlxrun.core.terminal import print_line
@@ -50,7 +50,9 @@ def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Optio
             config = load_config(*sources, options=options, without=("models",)).config
         except ConfigError as error:
             raise ConfigError(f"models.{name}: {error}") from error
-        found[name] = replace(config, apis=replace(config.apis, batches=False, ui=False))
+        # The front checks keys and hosts.
+        server = replace(config.server, api_keys={}, allowed_hosts=("*",))
+        found[name] = replace(config, server=server, apis=replace(config.apis, batches=False, ui=False))
     return found
 
 
@@ -187,10 +189,12 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
             raise
         return LoadedEngine(cast(EngineClient, pool), cast(Any, None), {})
 
-    def read_config() -> Config:
-        raise ConfigError("a server of several models reads keys and certificates at its start only")
-
     front, note = make_models_front(config, pool, secret), make_note(config, os.environ)
     return await run(
-        front, load, print_line, note=note, read_config=read_config, welcome=format_models_welcome
+        front,
+        load,
+        print_line,
+        note=note,
+        read_config=make_config_reader(loaded, sets, options),
+        welcome=format_models_welcome,
     )

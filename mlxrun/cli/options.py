@@ -29,7 +29,7 @@ from mlxrun.core.visible_text import JsonFormatter, TextFormatter
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
     from mlxrun.config.nodes import ConfigProblem
-    from mlxrun.config.settings import LogSettings
+    from mlxrun.config.settings import Config, LogSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
 SHOWN = 20  # lines of a list; the others are counted
@@ -150,6 +150,24 @@ def load_command_config(
         raise ConfigError("models: only `mlxrun serve` without --ray has several; give a config of one model")
     set_up_logging(loaded.config.log)
     return loaded
+
+
+def make_config_reader(
+    loaded: LoadedConfig, sets: Sequence[str], options: Sequence[tuple[str, str, str]]
+) -> Callable[[], Config]:
+    """Make what reads the config of a command again. `sets`, `options`: as for `load_command_config`. It
+    raises ConfigError if the config is wrong now, or came from a pipe."""
+    import os
+
+    from mlxrun.config.loading import load_config
+    from mlxrun.core.text_files import is_stream
+
+    def read() -> Config:
+        if loaded.path is not None and is_stream(loaded.path):
+            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
+        return load_config(loaded.path, sets, os.environ, options=options).config
+
+    return read
 
 
 def write_new_file(path: Path, text: str, force: bool) -> None:

@@ -219,11 +219,14 @@ class NotReady(MlxrunError):
 
 
 class Draining(MlxrunError):
-    """The server is about to stop. Nothing was started."""
+    """The server is about to stop. Nothing was started, unless the message says so."""
 
     http_status = 503
     code = "shutting_down"
     retry_after = 5
+
+    def __init__(self, message: str = "the server is shutting down: try again soon") -> None:
+        super().__init__(message)
 
 
 class EngineDead(MlxrunError):

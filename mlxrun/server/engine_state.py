@@ -121,7 +121,7 @@ class EngineState:
         if self._loaded is not None and self._loaded.client.dead_error is not None:
             return EngineDead(str(self._loaded.client.dead_error))
         if self.draining:
-            return Draining("the server is shutting down: try again soon")
+            return Draining()
         return None if self._loaded is not None else NotReady("the model is being loaded: try again soon")
 
     def read_cache_counts(self) -> Mapping[str, int]:

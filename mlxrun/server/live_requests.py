@@ -247,7 +247,7 @@ class LiveRequests:
         self.config = config
         self.engine = engine
         self.metrics = metrics
-        self._limits = limits
+        self.limits = limits
         self._requests: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
@@ -275,12 +275,14 @@ class LiveRequests:
                     request[ENGINE_ERROR] = error
 
     @contextmanager
-    def open_as(self, rid: str, key: str, surface: str, prepared: PreparedRequest) -> Iterator[LiveRequest]:
-        """The same for a request that outlives its HTTP request. `rid`: its id; `key`: the API key's name.
-        RateLimited if the key is at one of its limits."""
+    def open_as(
+        self, rid: str, key: str, surface: str, prepared: PreparedRequest, parent: str = ""
+    ) -> Iterator[LiveRequest]:
+        """The same for a request that outlives its HTTP request, whose id is `parent`. `rid`: its own id;
+        `key`: the API key's name. RateLimited if the key is at one of its limits."""
         settings = self.config.server
         check_prompt_lengths(prepared, settings.max_prompt_tokens)
-        with self._limits.hold(key), self._list(rid, key, surface, prepared) as live:
+        with self.limits.hold(key, parent), self._list(rid, key, surface, prepared) as live:
             yield live
 
     @contextmanager
@@ -299,7 +301,7 @@ class LiveRequests:
                 timer.cancel()
             del self._requests[rid]
             live.close()
-            self._limits.count_tokens(key, live.computed_tokens + live.output_tokens)
+            self.limits.count_tokens(key, live.computed_tokens + live.output_tokens)
 
 
 LIVE_REQUESTS = web.AppKey("live_requests", LiveRequests)

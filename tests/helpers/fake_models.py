@@ -16,7 +16,8 @@ from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.cluster.models.messages import ModelFacts
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_relay import make_models_front
-from mlxrun.cluster.models.model_slot import ModelSlot
+from mlxrun.cluster.models.model_slot import ModelSlot, Record
+from mlxrun.cluster.models.shared_limits import LimitReporter
 from mlxrun.cluster.servers.server_actor import make_worker_app
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import ModelLoadError
@@ -24,6 +25,7 @@ from mlxrun.engine.client import EngineClient
 from mlxrun.server.endpoints.openai import describe_listed
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.lifecycle import listen
+from mlxrun.server.live_requests import LIVE_REQUESTS
 from tests.helpers.server_fakes import FakeEngine, Script, Serving, server_config
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -69,8 +71,8 @@ class FakeModels:
         )
         size, idle = self.sizes.get(name, 1), self.keep_alive.get(name)
 
-        def make() -> FakeModel:
-            self.lives.append(FakeModel(self, number, info))
+        def make(record: Record) -> FakeModel:
+            self.lives.append(FakeModel(self, number, info, record))
             return self.lives[-1]
 
         return ModelSlot(number, name, facts, make, size, name in self.pinned, idle)
@@ -79,10 +81,11 @@ class FakeModels:
 class FakeModel:
     """One life of a model."""
 
-    def __init__(self, models: FakeModels, number: int, info: FakeModelInfo) -> None:
+    def __init__(self, models: FakeModels, number: int, info: FakeModelInfo, record: Record) -> None:
         self.models = models
         self.number = number
         self.info = info
+        self.record = record
         self.engine = FakeEngine(script=models.script(info.name))
         self.closed = self.is_draining = False
         self._died = asyncio.Event()
@@ -98,6 +101,7 @@ class FakeModel:
         app = make_worker_app(config, self.number, SECRET)
         context = ApiContext(self.info, config, MediaLoader(config.media, None))
         app[ENGINE].attach(LoadedEngine(cast(EngineClient, self.engine), context, {}))
+        app[LIVE_REQUESTS].limits = LimitReporter(self.record)
         return await self._stack.enter_async_context(listen(app, ServerSettings(port=0)))
 
     async def wait_dead(self) -> str:

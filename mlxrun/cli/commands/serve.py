@@ -14,6 +14,7 @@ from mlxrun.cli.options import (
     add_model_argument,
     add_ray_option,
     load_command_config,
+    make_config_reader,
     name_model,
 )
 from mlxrun.core.errors import ConfigError
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mlxrun.config.loading import LoadedConfig
-    from mlxrun.config.settings import Config
     from mlxrun.server.batches.batch_queue import BatchQueue
     from mlxrun.server.engine_state import LoadedEngine
 
@@ -105,7 +105,6 @@ async def serve_until_signal(
 ) -> int:
     """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
     config is read again."""
-    from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import has_response_file
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import BatchQueue
@@ -124,17 +123,12 @@ async def serve_until_signal(
         responses_path = folder / FILE_NAME if stores_responses else None
     note = make_note(config, os.environ)
 
-    def read_config() -> Config:
-        if loaded.path is not None and is_stream(loaded.path):
-            raise ConfigError(f"{loaded.path} is a pipe, which cannot be read again")
-        return load_config(loaded.path, sets, os.environ, options=options).config
-
     return await run(
         make_app(config, queue, responses_path=responses_path),
         lambda: _load(loaded, queue),
         print_line,
         note=note,
-        read_config=read_config,
+        read_config=make_config_reader(loaded, sets, options),
     )
 
 

@@ -58,12 +58,40 @@ class DescribeModels:
 class ServeModel:
     """The request to serve a model until the pipe ends. `number`: of the model, for the ids that it makes;
     `secret`: what it demands from the front; `responses_path`: as in `make_app`. The answers: its URL, or an
-    error; later why it died."""
+    error; later KeyReports, and why it died."""
 
     config: Config
     number: int
     secret: str
     responses_path: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokensUsed:
+    """What a process reports at the end of a request with an API key: the key's name, and the tokens."""
+
+    key: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundBegun:
+    """What it reports when a response in the background begins. `request_id`: of the request for it;
+    `number`: its own, among all of the process."""
+
+    key: str
+    request_id: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundEnded:
+    """What it reports when the response in the background with this number has ended."""
+
+    number: int
+
+
+KeyReport = TokensUsed | BackgroundBegun | BackgroundEnded
 
 
 def write_message(file: BinaryIO, message: object) -> None:

@@ -15,12 +15,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from mlxrun.cluster.models.model_slot import ModelSlot, ModelWorker
+from mlxrun.cluster.models.model_slot import ModelSlot, ModelWorker, Record
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import (
+    Draining,
     EngineDead,
     MlxrunError,
     ModelLoadError,
@@ -58,6 +59,7 @@ class ModelPool:
         self._timeout = timeout
         self.patience = patience
         self.before_end: Callable[[ModelSlot], Awaitable[None]] | None = None  # called while it has its URL
+        self.follow: Callable[[], AbstractContextManager[Record]] = lambda: nullcontext(lambda report: None)
         self._changed = asyncio.Condition()
         self._wake = asyncio.Event()
         self._planner: asyncio.Task[None] | None = None
@@ -117,7 +119,7 @@ class ModelPool:
 
     async def wait_loaded(self, slot: ModelSlot) -> None:
         """Wait until a model is loaded. Overloaded if too many requests wait for it, TimedOut if it is not
-        loaded in time, ModelLoadError if it cannot be."""
+        loaded in time, ModelLoadError if it cannot be. Draining if the server stops before."""
         if slot.state == "ready":
             return
         began = asyncio.get_running_loop().time()
@@ -130,13 +132,17 @@ class ModelPool:
         self._wake.set()
         try:
             async with asyncio.timeout(self._timeout), self._changed:
-                await self._changed.wait_for(lambda: slot.state == "ready" or slot.failed >= began)
+                await self._changed.wait_for(
+                    lambda: self.is_draining or slot.state == "ready" or slot.failed >= began
+                )
         except TimeoutError:
             text = f"{slot.name} was not loaded within {self._timeout:g} s (server.request_timeout)"
             raise TimedOut(text) from None
         finally:
             del slot.waiting[task]
             self._wake.set()
+        if self.is_draining:
+            raise Draining()
         if slot.error is not None:  # it is None while the model is loaded
             raise slot.error
 
@@ -152,8 +158,10 @@ class ModelPool:
     # What operators ask for
 
     def drain_all(self) -> None:
-        """Have all loaded models finish their requests, which get no new ones, and end."""
+        """Have all loaded models finish their requests, which get no new ones, and end. Nothing is loaded any
+        more, and requests that wait for that are refused."""
         self.is_draining = True
+        self._wake.set()
         for slot in self.slots:
             if slot.worker is not None:
                 slot.worker.start_draining()
@@ -171,13 +179,15 @@ class ModelPool:
     # Memory
 
     async def _plan(self) -> None:
-        """Decide what to load and unload, whenever something has changed or a time has come."""
+        """Decide what to load and unload, whenever something has changed or a time has come, until the server
+        stops."""
         loop = asyncio.get_running_loop()
-        while True:
+        while not self.is_draining:
             self._wake.clear()
             pause = self._decide(loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
+        await self._announce()
 
     def _decide(self, now: float) -> float | None:
         """Start what is due, and return the seconds until something else may be; None: until something has
@@ -227,7 +237,7 @@ class ModelPool:
     def _load(self, slot: ModelSlot) -> None:
         slot.to_end.clear()
         self._set_state(slot, "loading")
-        self._lives[slot] = asyncio.create_task(self._live(slot))
+        self._lives[slot] = asyncio.create_task(self._follow_life(slot))
 
     def _drain(self, slot: ModelSlot) -> None:
         """Give a model no more requests. It is unloaded once it has none."""
@@ -244,9 +254,13 @@ class ModelPool:
 
     # The life of a model
 
-    async def _live(self, slot: ModelSlot) -> None:
+    async def _follow_life(self, slot: ModelSlot) -> None:
+        with self.follow() as record:
+            await self._live(slot, slot.make(record))
+
+    async def _live(self, slot: ModelSlot, worker: ModelWorker) -> None:
         """Load a model, serve, and unload it, unless it dies before."""
-        worker, keep_alive = slot.make(), slot.keep_alive
+        keep_alive = slot.keep_alive
         slot.worker = worker
         try:
             log.info("loading %s (%s)", slot.name, format_rounded(slot.memory))
@@ -257,6 +271,8 @@ class ModelPool:
             await self._announce()
             await self._serve(slot, worker)
         except MlxrunError as error:
+            if self.is_draining:  # which has ended it
+                return
             log.error("%s: %s", slot.name, error)
             now = asyncio.get_running_loop().time()
             is_steady = slot.state in ("ready", "draining") and now - slot.since > STEADY_SECONDS

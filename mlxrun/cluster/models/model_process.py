@@ -18,6 +18,7 @@ from mlxrun.cluster.models.messages import (
     receive_message,
     write_message,
 )
+from mlxrun.cluster.models.model_slot import Record
 from mlxrun.core.errors import ModelLoadError
 
 PROGRAM = (sys.executable, "-m", "mlxrun.cli.model_process")
@@ -53,12 +54,15 @@ async def describe_models(message: DescribeModels) -> ModelsFacts:
 
 
 class ModelProcess:
-    """One life of a model: `model_pool.ModelWorker`. `patience`: seconds that its requests have to finish."""
+    """One life of a model: `model_pool.ModelWorker`. `patience`: seconds that its requests have to finish;
+    `record`: gets what it reports of API keys."""
 
-    def __init__(self, spec: ServeModel, patience: float) -> None:
+    def __init__(self, spec: ServeModel, patience: float, record: Record) -> None:
         self._spec = spec
         self._patience = patience
+        self._record = record
         self._process: Process | None = None
+        self._reading: asyncio.Task[str | None] | None = None
 
     async def start(self) -> str:
         """Load the model, and return its URL. ModelLoadError or ConfigError if that fails."""
@@ -70,15 +74,22 @@ class ModelProcess:
             raise ModelLoadError(await self._describe_death("while it loaded the model")) from None
         if isinstance(found, Exception):
             raise found
+        self._reading = asyncio.create_task(self._read(process.stdout))
         return str(found)
+
+    async def _read(self, stream: asyncio.StreamReader) -> str | None:
+        """Record what the process reports, until it ends. Return why its engine died, if it says so."""
+        with contextlib.suppress(EOFError):
+            while not isinstance(found := await receive_message(stream), str):
+                self._record(found)
+            return found
+        return None
 
     async def wait_dead(self) -> str:
         """Wait until the process has ended, or its engine died, and return why."""
-        assert self._process is not None and self._process.stdout is not None
-        try:
-            return str(await receive_message(self._process.stdout))
-        except EOFError:
-            return await self._describe_death("while it served")
+        assert self._reading is not None
+        why = await asyncio.shield(self._reading)
+        return await self._describe_death("while it served") if why is None else why
 
     def start_draining(self) -> None:
         """Have it finish its requests within `server.drain_timeout`, and end."""
@@ -89,6 +100,8 @@ class ModelProcess:
         """End the process, once its prefix cache is written."""
         if self._process is not None:
             await _end(self._process, self._patience + ENDING)
+        if self._reading is not None:
+            await self._reading
 
     async def _describe_death(self, when: str) -> str:
         assert self._process is not None

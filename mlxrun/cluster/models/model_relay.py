@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,19 @@ import aiohttp
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_models_page, format_time
-from mlxrun.api.ollama.fields import BODIES, EMBED_PATH, OLD_EMBED_PATH, SHOW_PATH
+from mlxrun.api.ollama.fields import (
+    BODIES,
+    CHAT_PATH,
+    EMBED_PATH,
+    GENERATE_PATH,
+    OLD_EMBED_PATH,
+    SHOW_PATH,
+)
 from mlxrun.api.ollama.models import NEVER
 from mlxrun.api.ollama.request import LATEST, read_keep_alive
+from mlxrun.api.openai.fields import URLS
 from mlxrun.api.openai.pooled import (
     EMBEDDING_URL,
     POOLING_ALIASES,
@@ -29,41 +38,49 @@ from mlxrun.api.openai.pooled import (
     RERANK_URL,
     RERANK_V2_URL,
 )
+from mlxrun.api.prompt_prefix import RESPONSES_URL
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.cluster.models.models_state import ModelsState
+from mlxrun.cluster.models.shared_limits import SharedLimits
 from mlxrun.cluster.servers.merged_metrics import MergedMetrics
 from mlxrun.cluster.servers.relayed_answer import pass_on
 from mlxrun.cluster.servers.server_relay import (
     FRONT,
+    KEY_HEADER,
     SECRET_HEADER,
     Relay,
     choose_answer,
     make_relay_app,
     parse_fields,
 )
-from mlxrun.config.server_settings import read_api_key
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, RequestError
 from mlxrun.core.field_errors import check_type, reject, reject_unknown
 from mlxrun.server.endpoints import ollama
 from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ActiveCount
-from mlxrun.server.http.access import API_KEYS, CONFIG, key_name, request_id
+from mlxrun.server.http.access import CONFIG, NO_KEY, key_name, may_end, request_id
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes, read_json
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
+from mlxrun.server.live_requests import LIVE_REQUESTS
 
 COUNTS_SECONDS = 2.0  # that a process has to say what it has counted, before it ends
 _TASKS = {
+    **dict.fromkeys((*URLS, RESPONSES_URL, MESSAGES, CHAT_PATH, GENERATE_PATH, WARM_PATH), "generate"),
     **dict.fromkeys((EMBEDDING_URL, EMBED_PATH, OLD_EMBED_PATH), "embed"),
     **dict.fromkeys((RERANK_URL, RERANK_V2_URL, RELEVANCE_URL, *POOLING_ALIASES), "score"),
-}  # of paths; all others generate
+}  # of the paths whose requests count in the limits of API keys
 
 
 def make_models_front(config: Config, pool: ModelPool, secret: str) -> web.Application:
     """Make the application of the front of several models. `secret`: what their processes demand."""
-    return make_relay_app(config, ModelRelay(config, pool, secret), ModelsState(pool))
+    relay = ModelRelay(pool, secret)
+    app = make_relay_app(config, relay, ModelsState(pool))
+    relay.limits = SharedLimits(app[LIVE_REQUESTS].limits)
+    pool.follow = relay.limits.follow_process
+    return app
 
 
 class ModelRelay(Relay):
@@ -75,9 +92,10 @@ class ModelRelay(Relay):
         "server of one model"
     )
 
-    def __init__(self, config: Config, pool: ModelPool, secret: str) -> None:
+    limits: SharedLimits
+
+    def __init__(self, pool: ModelPool, secret: str) -> None:
         super().__init__(pool.slots, secret)
-        self._key = _find_key(config)
         pool.before_end = self.keep_counts
         self._models = pool
         self._waiting: dict[str, tuple[str, ActiveCount]] = {}  # by request's id: its key's name, its end
@@ -110,6 +128,15 @@ class ModelRelay(Relay):
         body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
         fields = parse_fields(body)
         slot = self.choose_model(request, fields)
+        held: AbstractContextManager[None] = nullcontext()
+        if request.path in _TASKS:
+            held = self.limits.hold(request_id(request), key_name(request))
+        with held:
+            return await self._relay_to_model(request, slot, fields, body)
+
+    async def _relay_to_model(
+        self, request: web.Request, slot: ModelSlot, fields: Mapping[str, Any], body: bytes
+    ) -> web.StreamResponse:
         with self._let_cancel(request):
             await self._models.wait_loaded(slot)
         with self._models.hold(slot):
@@ -160,7 +187,7 @@ class ModelRelay(Relay):
         """End a request that waits for its model, or one of a loaded model."""
         rid = request.match_info["id"]
         owner, count = self._waiting.get(rid, ("", None))
-        if count is not None and request.app[API_KEYS].may_end(key_name(request), owner):
+        if count is not None and may_end(request, owner):
             count.end_all(Cancelled("the request was cancelled while it waited for its model"))
             return json_response({"id": rid, "cancelled": True})
         answers = await self.ask_all(request)
@@ -206,7 +233,7 @@ class ModelRelay(Relay):
         self.past.add(slot.label, text)
 
     async def _read_metrics(self, slot: ModelSlot) -> str:
-        headers = {SECRET_HEADER: self._secret, **self._key}
+        headers = {SECRET_HEADER: self._secret, KEY_HEADER: NO_KEY}
         timeout = aiohttp.ClientTimeout(total=COUNTS_SECONDS)
         async with self._session.get(f"{slot.url}/metrics", headers=headers, timeout=timeout) as upstream:
             return await upstream.text()
@@ -275,13 +302,6 @@ class ModelRelay(Relay):
         if "model" not in body:
             reject("model", "is required", code="missing_field")
         return self._models.find(check_type(body["model"], str, "model"))
-
-
-def _find_key(config: Config) -> dict[str, str]:
-    """The header with which the front itself may read metrics; none if no key is needed, or none may."""
-    keys = map(read_api_key, config.server.api_keys.values())
-    found = next((each.key for each in keys if each.role != "inference"), None)
-    return {} if found is None else {"Authorization": f"Bearer {found}"}
 
 
 def _is_ollama(request: web.Request) -> bool:

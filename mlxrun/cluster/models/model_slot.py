@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from mlxrun.cluster.models.messages import ModelFacts
+from mlxrun.cluster.models.messages import KeyReport, ModelFacts
 from mlxrun.core.errors import EngineDead, MlxrunError
 from mlxrun.server.engine_state import ActiveCount
 
+Record = Callable[[KeyReport], None]  # takes what a process reports
 MOST_BACKOFF = 300.0  # seconds in which a model that failed to load is not tried again
 
 
@@ -39,7 +40,7 @@ class ModelSlot:
     number: int
     name: str
     facts: ModelFacts | None
-    make: Callable[[], ModelWorker]
+    make: Callable[[Record], ModelWorker]
     memory: int
     pinned: bool = False
     keep_alive: float | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mlxrun.cluster.messages import WorkerFacts
 from mlxrun.cluster.ray.ray_actor import describe_worker
-from mlxrun.cluster.servers.server_relay import OWNER_DIGITS, SECRET_HEADER
+from mlxrun.cluster.servers.server_relay import KEY_HEADER, OWNER_DIGITS, SECRET_HEADER
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Forbidden, MlxrunError
 from mlxrun.core.visible_text import start_logging
@@ -49,7 +49,7 @@ def make_worker_app(
 
     from mlxrun.api.openai.response import build_error
     from mlxrun.server.app import make_app
-    from mlxrun.server.http.access import is_same_secret
+    from mlxrun.server.http.access import adopt_key, is_same_secret
     from mlxrun.server.http.json_bodies import json_response
     from mlxrun.server.responses.response_runs import RESPONSES
 
@@ -57,6 +57,7 @@ def make_worker_app(
     async def check_secret(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_same_secret(request.headers.get(SECRET_HEADER, ""), secret):
             return json_response(build_error(Forbidden("only the front may ask")), 403)
+        adopt_key(request, request.headers[KEY_HEADER])
         return await handler(request)
 
     app = make_app(config, responses_path=responses_path)

@@ -32,12 +32,13 @@ from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound,
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, EngineState
-from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id
+from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id, write_key
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface, make_document
 from mlxrun.server.live_requests import ENGINE_ERROR
 
 SECRET_HEADER = "x-mlxrun-relay"  # has the secret that front and workers share
+KEY_HEADER = "x-mlxrun-key"  # has the name and the role of the API key
 FRONT = "front"  # the label `worker` of requests that failed at the front
 OWNER_DIGITS = 3  # hexadecimal, of a worker's number in the ids that it makes
 CONNECT_SECONDS = 5.0
@@ -182,10 +183,12 @@ class Relay:
         if not slot.url:
             raise aiohttp.ConnectionTimeoutError(f"worker {slot.number} is being started")
         given = request.headers.items()
-        headers = [(k, v) for k, v in given if k.lower() not in NOT_SENT and k.lower() != SECRET_HEADER]
-        if ID_HEADER not in request.headers:
-            headers.append((ID_HEADER, request_id(request)))
-        headers.append((SECRET_HEADER, self._secret))
+        own = {
+            ID_HEADER: request_id(request),
+            KEY_HEADER: write_key(request),
+            SECRET_HEADER: self._secret,
+        }
+        headers = [(k, v) for k, v in given if k.lower() not in NOT_SENT | own.keys()] + [*own.items()]
         url = URL(slot.url + request.rel_url.raw_path_qs, encoded=True)
         return await self._session.request(
             request.method, url, headers=headers, data=body or None, allow_redirects=False

@@ -65,7 +65,7 @@ class BatchQueue:
         """
         async with self._opening:
             if self._closed:
-                raise Draining("the server is shutting down: try again soon")
+                raise Draining()
             if not self.is_open:
                 await WRITERS.run(self.storage.open)
                 self._batches = await WRITERS.run(self.storage.batches.load)

@@ -18,7 +18,7 @@ from mlxrun.core.errors import EngineDead, MlxrunError, NotFound
 from mlxrun.core.power_state import read_power_state
 from mlxrun.server.endpoints.cache_warming import WARM_BODY, WARM_PATH, unpin_prefix, warm_cache
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, key_name
+from mlxrun.server.http.access import API_KEYS, CONFIG, CONFIG_HASH, may_end
 from mlxrun.server.http.json_bodies import json_response, read_empty_body
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Surface, make_document
 from mlxrun.server.live_requests import LIVE_REQUESTS
@@ -92,7 +92,7 @@ async def cancel_request(request: web.Request) -> web.StreamResponse:
     await read_empty_body(request)
     rid = request.match_info["id"]
     live = request.app[LIVE_REQUESTS].get(rid)
-    if live is None or not request.app[API_KEYS].may_end(key_name(request), live.key_name):
+    if live is None or not may_end(request, live.key_name):
         raise NotFound(f"there is no request {rid[:128]!r} in flight")
     live.cancel()
     return json_response({"id": rid, "cancelled": True})

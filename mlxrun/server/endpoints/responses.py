@@ -27,7 +27,7 @@ from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.endpoints.conversations import ENDPOINTS as CONVERSATIONS
 from mlxrun.server.endpoints.conversations import read_include_query
 from mlxrun.server.engine_state import ENGINE
-from mlxrun.server.http.access import CONFIG, key_name
+from mlxrun.server.http.access import CONFIG, key_name, request_id
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.pagination import make_page, parse_number, sort_by_order
 from mlxrun.server.http.sse import DONE, open_stream
@@ -54,6 +54,7 @@ class BackgroundResponse:
     prepared: PreparedRequest
     held: ExitStack
     headers: Mapping[str, str]
+    parent: str  # the id of the HTTP request
     _begun: asyncio.Future[RunningResponse] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -86,7 +87,9 @@ class BackgroundResponse:
         with (
             self.held,
             app[ENGINE].active.hold(),
-            live_requests.open_as(f"resp_{self.token}", self.owner, SURFACE_NAME, self.prepared) as live,
+            live_requests.open_as(
+                f"resp_{self.token}", self.owner, SURFACE_NAME, self.prepared, self.parent
+            ) as live,
             app[RESPONSES].run(live, self.request, self.token) as run,
         ):
             run.record(encode_events(run.writer.queue()))
@@ -142,7 +145,8 @@ async def create_response(request: web.Request) -> web.StreamResponse:
             if not responses.stores_any:
                 reject_unsupported("background", "the server stores no responses (server.store_responses)")
             held = stack.pop_all()
-            new = BackgroundResponse(request.app, owner, token, wanted, prepared, held, request.headers)
+            rid, headers = request_id(request), request.headers
+            new = BackgroundResponse(request.app, owner, token, wanted, prepared, held, headers, rid)
             run = await new.start()
             return await _follow(request, run, 0) if prepared.stream else json_response(run.visible)
         live = stack.enter_context(request.app[LIVE_REQUESTS].open(request, SURFACE_NAME, prepared))

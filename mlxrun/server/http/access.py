@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import json
 import re
 import secrets
 from collections.abc import Mapping, Set
@@ -34,6 +35,7 @@ def request_id(request: web.BaseRequest, taken: Set[str] = frozenset()) -> str:
 
 
 _KEY_NAME = web.RequestKey("key_name", str)
+_KEY_ROLE = web.RequestKey("key_role", str)
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # which change nothing
 
 
@@ -83,17 +85,13 @@ class ApiKeys:
             raise Unauthorized("the API key is not valid")
         name = request[_KEY_NAME] = names[0]
         own = self.settings[name].role
+        request[_KEY_ROLE] = own or ""
         if role is not None and own not in (None, role, "admin"):
             needed = role if role == "admin" else f"{role} or admin"
             raise Forbidden(
                 f"the API key {name!r} has the role {own}; {request.method} {request.path} "
                 f"needs a key with the role {needed}"
             )
-
-    def may_end(self, key: str, owner: str) -> bool:
-        """Tell whether the key of this name may end the requests of the key named `owner`."""
-        own = self.settings.get(key)
-        return may_access(key, owner) or (own is not None and own.role == "admin")
 
 
 API_KEYS = web.AppKey("api_keys", ApiKeys)
@@ -102,6 +100,24 @@ API_KEYS = web.AppKey("api_keys", ApiKeys)
 def key_name(request: web.Request) -> str:
     """Return the name of the request's API key; empty if the server has no keys."""
     return request.get(_KEY_NAME) or ""
+
+
+NO_KEY = '["", ""]'  # as `write_key` writes it for a request without a key
+
+
+def write_key(request: web.Request) -> str:
+    """Write who sent a request, for a header to another process of this server."""
+    return json.dumps([key_name(request), request.get(_KEY_ROLE) or ""])
+
+
+def adopt_key(request: web.Request, text: str) -> None:
+    """Take over who sent a request from the process that has checked it."""
+    request[_KEY_NAME], request[_KEY_ROLE] = json.loads(text)
+
+
+def may_end(request: web.Request, owner: str) -> bool:
+    """Tell whether a request may end those of the key named `owner`."""
+    return may_access(key_name(request), owner) or request.get(_KEY_ROLE) == "admin"
 
 
 def may_access(key: str, owner: str) -> bool:

@@ -56,14 +56,22 @@ class KeyLimits:
         self._usage: dict[str, KeyUsage] = {}
 
     @contextmanager
-    def hold(self, name: str) -> Iterator[None]:
-        """Count a request of the key of this name while the block runs. RateLimited if it is one too many."""
+    def hold(self, name: str, parent: str = "") -> Iterator[None]:
+        """Count a request of the key of this name while the block runs. RateLimited if it is one too many.
+        `parent`: the id of the HTTP request, if this one outlives it."""
         if name not in self._keys.settings:  # the server has no keys, or this one is gone
             yield
             return
         usage = self._usage.setdefault(name, KeyUsage())
         self._check(name, usage)
         usage.requests.add(1, self._keys.settings[name].requests_per_minute, self._clock())
+        with self.occupy(name):
+            yield
+
+    @contextmanager
+    def occupy(self, name: str) -> Iterator[None]:
+        """Count the block in `max_concurrent`, and refuse nothing."""
+        usage = self._usage.setdefault(name, KeyUsage())
         usage.running += 1
         try:
             yield

@@ -11,7 +11,7 @@ import pytest
 from mlxrun.cluster.models import model_pool
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
-from mlxrun.core.errors import ModelLoadError, NotFound, Overloaded, RequestError, TimedOut
+from mlxrun.core.errors import Draining, ModelLoadError, NotFound, Overloaded, RequestError, TimedOut
 from tests.helpers.fake_models import FakeModels
 from tests.helpers.raw_clients import until
 
@@ -218,6 +218,41 @@ async def test_waiting_has_bounds() -> None:
         found = await asyncio.gather(*(use(pool, "a") for _ in range(3)), return_exceptions=True)
         assert [type(each) for each in found] == [TimedOut, TimedOut, Overloaded]
         models.held.set()
+
+
+async def test_a_stop_refuses_who_waits_and_loads_nothing_more() -> None:
+    """At once, and clients may retry: another server may answer."""
+    models, done = FakeModels(), asyncio.Event()
+    async with started(models) as pool:
+        busy = asyncio.create_task(use(pool, "a", done))
+        await until(lambda: pool.slots[0].running)
+        other = asyncio.create_task(use(pool, "b"))
+        await until(lambda: pool.slots[1].waiting)
+        pool.drain_all()
+        for late in (other, use(pool, "b")):
+            with pytest.raises(Draining) as refused:
+                await asyncio.wait_for(late, 10)
+            assert refused.value.retry_after
+        done.set()
+        await busy
+        await asyncio.sleep(0.2)  # longer than the patience for busy models
+        assert pool.slots[1].loads == 0 and len(models.lives) == 1
+
+
+async def test_a_stop_refuses_who_waits_for_a_load_that_has_begun(caplog: pytest.LogCaptureFixture) -> None:
+    """The load ends with the server, which is no failure of the model."""
+    models = FakeModels()
+    async with started(models) as pool:
+        models.held.clear()
+        waiting = asyncio.create_task(use(pool, "a"))
+        await until(lambda: models.lives)
+        pool.drain_all()
+        with pytest.raises(Draining):
+            await asyncio.wait_for(waiting, 10)
+        models.broken.add("a")
+        models.held.set()
+        await until(lambda: states(pool)[0] == "unloaded")
+        assert pool.slots[0].error is None and "broken" not in caplog.text
 
 
 async def test_unloading_waits_for_running_requests() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -161,6 +162,32 @@ def test_a_stop_ends_streams_with_an_error(tmp_path: Path) -> None:
         body = {**make_body("chat", 2), "stream": True, "max_tokens": 3000, "min_tokens": 3000}
         text = asyncio.run(_stop_within(server, body))
     assert "shutting_down" in text and "chat: " in read_log(tmp_path)
+
+
+def test_a_signal_changes_the_keys_of_loaded_models(tmp_path: Path) -> None:
+    """And their limits, which hold over all."""
+    old, new, key = "sesame-old-0123456789", "sesame-new-0123456789", tmp_path / "key"
+    key.write_text(old)
+    limited = f"server.api_keys={{me: {{key: '${{file:{key}}}', requests_per_minute: 2}}}}"
+    with run_serve(tmp_path, *SMALL, limited) as server:
+
+        def ask(secret: str, model: str) -> int:
+            request = urllib.request.Request(
+                server.url + "/v1/chat/completions",
+                json.dumps(make_body(model, 1)).encode(),
+                {"Content-Type": "application/json", "x-api-key": secret},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=240) as reply:
+                    return int(reply.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        assert (ask(old, "chat"), ask(new, "chat")) == (200, 401)
+        key.write_text(new)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "(changed: me)" in read_log(tmp_path), lambda: read_log(tmp_path))
+        assert (ask(old, "chat"), ask(new, "other"), ask(new, "chat")) == (401, 200, 429)
 
 
 async def _stop_within(server: RunningCommand, body: dict[str, Any]) -> str:

@@ -178,6 +178,19 @@ async def test_a_request_that_waits_for_its_model_can_be_cancelled() -> None:
         models.held.set()
 
 
+async def test_a_request_that_waits_for_its_model_is_refused_when_the_server_stops() -> None:
+    models = FakeModels(script=say_name)
+    async with run_models_front(models) as front:
+        models.held.clear()
+        sent = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body(model="a")))
+        await until(lambda: front.pool.slots[0].waiting)
+        front.app[ENGINE].start_draining()
+        reply = await asyncio.wait_for(sent, 10)
+        assert reply.status == 503 and reply.headers["Retry-After"]
+        assert reply.json["error"]["code"] == "shutting_down"
+        models.held.set()
+
+
 async def test_a_client_that_disconnects_waits_no_more() -> None:
     models = FakeModels(script=say_name)
     async with run_models_front(models) as front:
