@@ -18,8 +18,9 @@ SPECIALS = [
     *("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 ]
 ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS) - len(ADDED))]
-TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *UNUSED])}
+MORE = ["<|image|>", "<IMG_CONTEXT>", "<img>", "</img>", "<|IMG_PATCH|>", "<video>"]
+UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS) - len(ADDED) - len(MORE))]
+TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *MORE, *UNUSED])}
 VOCAB = 300
 EOS = TOKEN_ID["<|im_end|>"]
 PAD = TOKEN_ID["<|endoftext|>"]
@@ -50,7 +51,7 @@ def save_tokenizer(folder: Path, chat_template: str = CHATML, **extra: Any) -> N
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in UNUSED])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in [*MORE, *UNUSED]])
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

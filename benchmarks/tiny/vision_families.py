@@ -7,7 +7,9 @@ from benchmarks.tiny.vision_configs import VisionFamily
 from benchmarks.tiny.vision_media import IMAGE
 
 VISION: dict[str, VisionFamily] = {
-    "qwen2_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"hidden_size": 64}, flat=True, wrapped=True),
+    "qwen2_vl": VisionFamily(
+        4, "grid", text=parts.MROPE, tower={"hidden_size": 64, "mlp_ratio": 2}, flat=True, wrapped=True
+    ),
     "qwen2_5_vl": VisionFamily(
         4,
         "grid",
@@ -32,8 +34,8 @@ VISION: dict[str, VisionFamily] = {
     "idefics3": VisionFamily(4, "tiles", tower={"model_type": "idefics3_vision"}, **parts.IDEFICS),
     "smolvlm": VisionFamily(4, "tiles", tower={"model_type": "smolvlm_vision"}, **parts.IDEFICS),
     "llava": VisionFamily(16, text={"model_type": "llama"}, tower=parts.CLIP, own=parts.DEFAULT),
-    "pixtral": VisionFamily(16, text={"model_type": "mistral"}, tower={"model_type": "pixtral"}),
-    "mistral3": VisionFamily(4, "sizes", text={"model_type": "mistral"}, tower={"model_type": "pixtral"}),
+    "pixtral": VisionFamily(16, text={"model_type": "mistral"}, tower=parts.PIXTRAL),
+    "mistral3": VisionFamily(4, "sizes", text={"model_type": "mistral"}, tower=parts.PIXTRAL),
     "internvl": VisionFamily(4),
     "internvl_chat": VisionFamily(4, tower={"model_type": "intern_vit_6b"}),
     "aya_vision": VisionFamily(4, tower=parts.SIGLIP, own={"downsample_factor": 2}),
