@@ -118,6 +118,21 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         },
         **_DEFAULT,
     ),
+    "granite_vision": _make_llava(
+        "ibm-granite/granite-vision-3.3-2b",
+        "LlavaNextProcessor",
+        {
+            **_HALVES,
+            "crop_size": _SQUARE,
+            "do_center_crop": True,
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": GRID,
+            "resample": 3,
+            "size": _SQUARE,
+        },
+        num_additional_image_tokens=0,
+        vision_feature_select_strategy="full",
+    ),
     "llava_onevision": _make_llava(
         "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
         "LlavaOnevisionProcessor",

@@ -57,8 +57,20 @@ VISION: dict[str, VisionFamily] = {
     "llava_onevision": VisionFamily(
         36, "anyres", text={"model_type": "qwen2"}, tower=parts.SIGLIP, own=parts.ANYRES
     ),
-    "llava_next": VisionFamily(1, "tiles", text={"model_type": "llama"}, tower=parts.CLIP, own=parts.DEFAULT),
-    "granite_vision": VisionFamily(1, "tiles", text={"model_type": "granite"}, tower=parts.SIGLIP),
+    "llava_next": VisionFamily(
+        1,
+        "tiles",
+        text={"model_type": "llama"},
+        tower=parts.CLIP,
+        own=parts.DEFAULT | {"image_grid_pinpoints": parts.GRID},
+    ),
+    "granite_vision": VisionFamily(
+        1,
+        "tiles",
+        text={"model_type": "granite"},
+        tower=parts.SIGLIP,
+        own=parts.ANYRES | {"vision_feature_layer": [-2, -1]},
+    ),
     "paligemma": VisionFamily(
         16, text={"model_type": "gemma", "num_image_tokens": 16}, tower=parts.SIGLIP | {"projection_dim": 64}
     ),

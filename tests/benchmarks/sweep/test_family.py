@@ -24,7 +24,10 @@ TEXT = (
 )
 SLOWER = {"afm7", "plamo3"}
 
-VISION = ("qwen2_vl", "qwen3_vl_moe", "glm4v", "gemma4_unified", "llava", "mistral3", "internvl")
+VISION = (
+    *("qwen2_vl", "qwen3_vl_moe", "glm4v", "gemma4_unified", "llava", "mistral3", "internvl", "llava_next"),
+    "llava_onevision",
+)
 
 
 def test_enough_families_are_checked_by_default() -> None:
@@ -44,7 +47,7 @@ def test_a_vision_family_is_exact(family: str) -> None:
 
 @pytest.mark.parametrize(
     ("family", "why"),
-    [("llava_next", "mlx-vlm makes 181 embeddings of the 180 tokens"), ("mllama", "cross attention")],
+    [("fastvlm", "mlx-vlm makes 54 embeddings of the 24 tokens"), ("mllama", "cross attention")],
 )
 def test_what_cannot_be_exact_is_refused(family: str, why: str) -> None:
     """Images alone, where text is exact; or the model."""
