@@ -43,8 +43,9 @@ def _byte_chars() -> list[str]:
 
 
 def save_tokenizer(folder: Path, chat_template: str = CHATML, **extra: Any) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; `extra` goes into the second."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; `extra` goes into the second. With
+    a `bos_token` there, texts begin with it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(_byte_chars())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -52,6 +53,10 @@ def save_tokenizer(folder: Path, chat_template: str = CHATML, **extra: Any) -> N
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in [*MORE, *UNUSED]])
+    if bos := extra.get("bos_token"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, TOKEN_ID[bos])]
+        )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -30,12 +30,14 @@ _STEPS = {
 _SQUARE = {"height": SIDE, "width": SIDE}
 _SHORTEST = {"do_center_crop": True, "crop_size": _SQUARE, "size": {"shortest_edge": SIDE}, "resample": 3}
 _WRAPPED = "<|vision_start|><|image_pad|><|vision_end|>"
+_BEGINS = {"bos_token": "<|endoftext|>"}
 _GEMMA = {
+    **_BEGINS,
     "extra_special_tokens": {
         "image_token": "<image_soft_token>",
         "boi_token": "<start_of_image>",
         "eoi_token": "<end_of_image>",
-    }
+    },
 }
 
 
@@ -74,6 +76,7 @@ def _make_llava(checkpoint: str, name: str, images: Mapping[str, Any], **values:
         {**_STEPS, **images, "processor_class": name},
         "<image>",
         {"image_token": "<image>", "patch_size": PATCH, "processor_class": name, **values},
+        tokenizer=_BEGINS if name == "LlavaProcessor" else {},
     )
 
 
@@ -198,6 +201,7 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         "[IMG]",
         {"patch_size": PATCH, "processor_class": "PixtralProcessor", **_IMG},
         token="[IMG]",
+        tokenizer=_BEGINS,
     ),
     "mistral3": ProcessorFiles(
         "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
@@ -210,6 +214,7 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         "[IMG]",
         {"patch_size": PATCH, "spatial_merge_size": 2, "processor_class": "PixtralProcessor", **_IMG},
         token="[IMG]",
+        tokenizer=_BEGINS,
     ),
     "internvl": ProcessorFiles(
         "OpenGVLab/InternVL3-1B-hf",
@@ -264,7 +269,7 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
             "size": _SQUARE,
         },
         "<image>",
-        tokenizer={"bos_token": "<|endoftext|>"},
+        tokenizer=_BEGINS,
     ),
 }
 

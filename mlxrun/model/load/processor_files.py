@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
         processor.image_processor = image_processor
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
+    keep_one_start(getattr(processor, "tokenizer", None))
     return processor
 
 
@@ -45,14 +46,38 @@ def ignore_text_arguments(component: Any) -> None:
     known = getattr(component, "valid_kwargs", None)
     if known is None:
         return
-    kind: type[Any] = type(component)
     refused = TextKwargs.__annotations__.keys() - known.__annotations__.keys()
+    _change_calls(component, lambda args, given: {key: given[key] for key in given if key not in refused})
+
+
+def keep_one_start(tokenizer: Any) -> None:
+    """Let a processor's tokenizer add no token that begins texts to texts that begin with it.
+
+    Many chat templates write it (Gemma 3, Pixtral, Mistral 3). mlx-vlm's processors have it added once more;
+    transformers' own do not, nor do prompts without images have two.
+    """
+    start: str = getattr(tokenizer, "bos_token", None) or ""
+
+    def change(args: Sequence[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        texts = args[0] if args else given.get("text")
+        texts = [texts] if isinstance(texts, str) else texts or [""]
+        begins = all(isinstance(text, str) and text.startswith(start) for text in texts)
+        return {**given, "add_special_tokens": False} if begins else given
+
+    if start:
+        _change_calls(tokenizer, change)
+
+
+def _change_calls(
+    component: Any, change: Callable[[Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
+) -> None:
+    """Call a component with other named arguments than those with which it is called."""
+    kind: type[Any] = type(component)
 
     def call(self: Any, *args: Any, **given: Any) -> Any:
-        return kind.__call__(self, *args, **{key: given[key] for key in given if key not in refused})
+        return kind.__call__(self, *args, **change(args, given))
 
-    own = {"__call__": call, "__module__": kind.__module__}
-    component.__class__ = type(kind.__name__, (kind,), own)
+    component.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 
 def digest_processor(folder: Path) -> bytes:

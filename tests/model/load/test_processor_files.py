@@ -18,7 +18,7 @@ from PIL import Image
 from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from mlxrun.api.text.media.image_decoding import decode_image
-from mlxrun.model.load.processor_files import ignore_text_arguments
+from mlxrun.model.load.processor_files import ignore_text_arguments, keep_one_start
 
 Arrays = Mapping[str, np.ndarray]
 ORIENTATION = 0x0112  # EXIF's tag
@@ -204,6 +204,32 @@ def test_a_processor_without_a_list_of_arguments_is_left_alone() -> None:
     ignore_text_arguments(processor)
     assert type(processor) is Strict and processor(None, padding=True) == {"padding": True}
     ignore_text_arguments(None)
+
+
+STARTED = [family for family, files in PROCESSORS.items() if "bos_token" in files.tokenizer]
+
+
+@pytest.mark.parametrize("family", sorted({*STARTED} - {"paligemma"}))  # whose processor places it itself
+def test_a_prompt_begins_once(tmp_path: Path, family: str) -> None:
+    """Whether the chat template writes the token that begins texts or not. With it, all but the image is as
+    in a prompt without images."""
+    made = Family(family, tmp_path)
+    tokenizer, image = made.info.tokenizer, Image.fromarray(make_pixels(40, 40))
+    start, rest = tokenizer.bos_token, made.render(["wide"])
+    prompts = [made.info.process(text, [image]) for text in (start + rest, rest)]
+    assert prompts[0].ids == prompts[1].ids and prompts[0].ids.count(tokenizer.bos_token_id) == 1
+    before = tokenizer.encode(f"{start}see ", add_special_tokens=False)
+    assert list(prompts[0].ids[: len(before)]) == before
+
+
+def test_a_tokenizer_without_a_first_token_is_left_alone() -> None:
+    class Tokenizer:
+        bos_token = None
+
+    tokenizer = Tokenizer()
+    keep_one_start(tokenizer)
+    assert type(tokenizer) is Tokenizer
+    keep_one_start(None)
 
 
 def test_the_families_that_most_people_run_have_files() -> None:
