@@ -63,12 +63,12 @@ def _prepare_text(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[]
 def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
     folder = scratch / "model"
     write_vision_model(family, folder)
-    requests, longer = make_vision_requests(family)
+    info = read_vision_info(family, folder)
+    requests, longer = make_vision_requests(family, info)
     answers = {
         key: library_loop.answer_vision(folder, request.prompt, request.media, TOKENS)
         for key, request in (requests | longer).items()
     }
-    info = read_vision_info(family, folder)
     return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), lambda: 0.0
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.sweep.checks import make_request
+from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.vision_families import VISION
-from benchmarks.tiny.vision_media import SIDE
-from benchmarks.tiny.vision_prompts import join_parts, make_media
+from benchmarks.tiny.vision_prompts import PLACEHOLDER
 from mlxrun.core.request import Request
+from mlxrun.model.load.model_info import LoadedModelInfo
 
 LENGTHS = (1, 3, 9, 20, 45, 80)  # tokens of the prompts; the windows of the tiny models hold 8
 CONTINUED = (20, 80)  # prompts that another one continues
+PICTURES = ((90, 50), (40, 100), (20, 20))  # width and height in pixels: wide, tall, tiny
 
 Requests = dict[str, Request]
 
@@ -31,34 +32,45 @@ def make_text_requests() -> tuple[Requests, Requests]:
     )
 
 
-def make_vision_requests(family: str) -> tuple[Requests, Requests]:
-    """Text alone, one image, two, images in two turns; and a second turn that brings the second image."""
+def make_vision_requests(family: str, info: LoadedModelInfo) -> tuple[Requests, Requests]:
+    """Text alone, one image, two, images in two turns; and a second turn that brings the second image. The
+    model's own processor makes pixels and tokens, if it has one. MediaError if it refuses an image."""
     rng = np.random.default_rng([0, 2])
-    images = rng.standard_normal((3, 3, SIDE, SIDE)).astype(np.float32)
-    text = [rng.integers(0, 256, size=n).tolist() for n in (9, 14, 3, 24, 5)]
+    text = ["".join(map(chr, rng.integers(97, 123, size=n))) for n in (9, 14, 3, 24, 5)]
     parts: dict[str, list[Any]] = {
         "text": [text[3]],
         "one": [text[0], 0, text[1]],
-        "two": [text[2], 0, 1, text[0]],
+        "two": [text[2], 0, text[4], 1, text[0]],
         "two turns": [text[4], 2, text[3], 1, text[2]],
     }
     longer: dict[str, list[Any]] = {"one and more": [*parts["one"], text[2], 2, text[4]]}
     if VISION[family].most == 1:
         parts = {"text": parts["text"], "one": parts["one"], "another": [text[2], 1, text[0]]}
         longer = {"one and more": [*parts["one"], text[2]]}
-    return (
-        {key: _join(family, key, some, images) for key, some in parts.items()},
-        {key: _join(family, key, some, images) for key, some in longer.items()},
-    )
+    made = [
+        {key: _make_vision_request(family, info, key, some) for key, some in every.items()}
+        for every in (parts, longer)
+    ]
+    return made[0], made[1]
 
 
-def _join(family: str, name: str, parts: Sequence[list[int] | int], images: np.ndarray[Any, Any]) -> Request:
-    """A request of texts and images, which are given by their index."""
-    ids, spans = join_parts(family, parts)
-    shown = [part for part in parts if isinstance(part, int)]
+def _make_vision_request(
+    family: str, info: LoadedModelInfo, name: str, parts: Sequence[str | int]
+) -> Request:
+    """A request of texts and of pictures, which are given by their index."""
+    placeholder = PROCESSORS[family].placeholder if family in PROCESSORS else PLACEHOLDER
+    text = "".join(part if isinstance(part, str) else placeholder for part in parts)
+    shown = [_make_picture(*PICTURES[part]) for part in parts if isinstance(part, int)]
     if not shown:
-        return make_request(name, ids)
-    own = [hashlib.blake2b(images[index].tobytes(), digest_size=16).digest() for index in shown]
-    digests = tuple(digest for digest in own for _ in range(VISION[family].runs))
-    media = make_media(family, images[shown], ids)
-    return make_request(name, ids, image_spans=tuple(spans), media=media, image_digests=digests)
+        return make_request(name, info.tokenizer.encode(text, add_special_tokens=False))
+    made = info.process(text, shown)
+    given = {"image_spans": made.image_spans, "media": made.media, "image_digests": made.image_digests}
+    return make_request(name, made.ids, **given)
+
+
+def _make_picture(width: int, height: int) -> Any:
+    """An RGB image of random pixels."""
+    from PIL import Image
+
+    pixels = np.random.default_rng([3, width, height]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)

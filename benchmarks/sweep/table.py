@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.sweep.family import FamilyResult, Status
 from benchmarks.sweep.layers import Layers, render_layers
 from benchmarks.sweep.left_out import LEFT_OUT
+from benchmarks.tiny.processor_files import PROCESSORS
 
 WORDS: dict[Status, str] = {
     "exact": "exact",
@@ -41,8 +42,10 @@ have options that its tiny model lacks; `mlxrun doctor` checks the checkpoint th
 """
 _VISION = """
 Vision-language models are also checked with one image, with two, with images in two turns, and beside rows of
-text. The sweep makes their pixels and image tokens itself, also for the load check; image processors are
-not part of it."""
+text. Of {count} families the models have the processor files of a real checkpoint, with small sizes. The
+library's own processor makes pixels and image tokens of wide, tall and tiny pictures then, also for the load
+check. These families are {names}. For the others the sweep makes pixels and image tokens itself, and image
+processors are not part of it."""
 
 
 def render_markdown(
@@ -52,7 +55,9 @@ def render_markdown(
 ) -> str:
     """The page: a head, counts, and a table for each kind of family. `layers`: of families, by kind."""
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
-    vision = _VISION if any(result.kind == "vision" for result in results) else ""
+    processed = sorted(r.family for r in results if r.kind == "vision" and r.family in PROCESSORS)
+    names = ", ".join(f"`{name}`" for name in processed)
+    vision = _VISION.format(count=len(processed), names=names) if processed else ""
     lines = [_HEAD.format(versions=named, vision=vision).rstrip()]
     for kind, title in _KINDS.items():
         some = [result for result in results if result.kind == kind]

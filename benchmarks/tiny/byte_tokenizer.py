@@ -18,8 +18,9 @@ SPECIALS = [
     *("[IMG]", "[IMG_BREAK]", "[IMG_END]"),
 ]
 ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
-UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS) - len(ADDED))]
-TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *UNUSED])}
+MORE = ["<|image|>", "<IMG_CONTEXT>", "<img>", "</img>", "<|IMG_PATCH|>", "<video>"]
+UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS) - len(ADDED) - len(MORE))]
+TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *MORE, *UNUSED])}
 VOCAB = 300
 EOS = TOKEN_ID["<|im_end|>"]
 PAD = TOKEN_ID["<|endoftext|>"]
@@ -42,15 +43,20 @@ def _byte_chars() -> list[str]:
 
 
 def save_tokenizer(folder: Path, chat_template: str = CHATML, **extra: Any) -> None:
-    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; `extra` goes into the second."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    """Write tokenizer.json, tokenizer_config.json and chat_template.jinja; `extra` goes into the second. With
+    a `bos_token` there, texts begin with it."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(_byte_chars())}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in UNUSED])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in [*MORE, *UNUSED]])
+    if bos := extra.get("bos_token"):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, TOKEN_ID[bos])]
+        )
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {

@@ -11,6 +11,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.hooks.tile_features import hook_tiles
+from mlxrun.model.load.model_files import read_json
+
 TIE = 1e-5  # difference of two logprobs that rounding may turn round
 
 
@@ -56,11 +59,13 @@ def _collect(prompt: Sequence[int], steps: Iterable[Any]) -> LibraryAnswer:
 def answer_vision(
     folder: Path, prompt: Sequence[int], media: Mapping[str, Any] | None, count: int
 ) -> LibraryAnswer:
-    """The answer of an mlx-vlm model; `media`: as its processor makes them, None without images."""
+    """The answer of an mlx-vlm model; `media`: as its processor makes them, None without images. Where the
+    library places features wrongly, they are placed as transformers does (tile_features.py)."""
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load_model
 
     model = load_model(folder)
+    hook_tiles(model, read_json(folder / "config.json"))
     inputs = {key: mx.array(value) for key, value in (media or {}).items()}
     pixels = inputs.pop("pixel_values", None)
     ids = mx.array([list(prompt)])

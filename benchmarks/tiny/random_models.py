@@ -16,13 +16,14 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from benchmarks.tiny.byte_tokenizer import EOS, VOCAB, save_tokenizer, write_json
+from benchmarks.tiny.processor_files import PROCESSORS, name_tokens, write_processor
 from benchmarks.tiny.text_configs import make_text_config
 from benchmarks.tiny.vision_configs import make_vision_config
 from benchmarks.tiny.vision_families import VISION
 from benchmarks.tiny.vision_prompts import TinyVisionInfo
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.load.model_files import read_json
-from mlxrun.model.load.model_info import load_model_info
+from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info
 
 _PARTS = ["text", "vision", "perceiver", "projector", "audio"]
 Array = np.ndarray[Any, Any]
@@ -42,11 +43,11 @@ def write_text_model(family: str, folder: Path, seed: int = 0) -> None:
 def write_vision_model(
     family: str, folder: Path, seed: int = 1, sizes: Mapping[str, Mapping[str, Any]] | None = None
 ) -> None:
-    """The same for a family of mlx-vlm; there is no image processor. Raises what the library raises. `sizes`:
-    values of the parts of the config, such as `text_config`."""
+    """The same for a family of mlx-vlm, with processor files if they are known. Raises what the library
+    raises. `sizes`: values of the parts of the config, such as `text_config`."""
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
-    config = make_vision_config(family, VISION[family])
+    config = make_vision_config(family, VISION[family]) | name_tokens(family)
     for part, values in (sizes or {}).items():
         config[part] |= values
     folder.mkdir(parents=True, exist_ok=True)
@@ -56,12 +57,17 @@ def write_vision_model(
     settings = update_module_configs(module.ModelConfig.from_dict(used), module, used, _PARTS)
     # mlx-vlm's gemma3 looks for lm_head under a wrong name, so it is always tied.
     save_weights(module.Model(settings), folder, seed, tied=family == "gemma3")
-    save_tokenizer(folder)
+    if family in PROCESSORS:
+        write_processor(family, folder)
+    else:
+        save_tokenizer(folder)
 
 
-def read_vision_info(family: str, folder: Path) -> TinyVisionInfo:
-    """The info of a vision model that was written without an image processor: that of a text model with the
-    same tokenizer."""
+def read_vision_info(family: str, folder: Path) -> LoadedModelInfo:
+    """The info of a vision model of this module. Without processor files, it is that of a text model with the
+    same tokenizer, and makes pixels itself."""
+    if family in PROCESSORS:
+        return load_model_info(ModelSettings(path=str(folder)), weights=True, announce=False)
     text = folder / "text"
     text.mkdir()
     write_json(text / "config.json", make_text_config("llama"))

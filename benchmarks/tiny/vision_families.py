@@ -7,7 +7,9 @@ from benchmarks.tiny.vision_configs import VisionFamily
 from benchmarks.tiny.vision_media import IMAGE
 
 VISION: dict[str, VisionFamily] = {
-    "qwen2_vl": VisionFamily(4, "grid", text=parts.MROPE, tower={"hidden_size": 64}, flat=True, wrapped=True),
+    "qwen2_vl": VisionFamily(
+        4, "grid", text=parts.MROPE, tower={"hidden_size": 64, "mlp_ratio": 2}, flat=True, wrapped=True
+    ),
     "qwen2_5_vl": VisionFamily(
         4,
         "grid",
@@ -32,8 +34,8 @@ VISION: dict[str, VisionFamily] = {
     "idefics3": VisionFamily(4, "tiles", tower={"model_type": "idefics3_vision"}, **parts.IDEFICS),
     "smolvlm": VisionFamily(4, "tiles", tower={"model_type": "smolvlm_vision"}, **parts.IDEFICS),
     "llava": VisionFamily(16, text={"model_type": "llama"}, tower=parts.CLIP, own=parts.DEFAULT),
-    "pixtral": VisionFamily(16, text={"model_type": "mistral"}, tower={"model_type": "pixtral"}),
-    "mistral3": VisionFamily(4, "sizes", text={"model_type": "mistral"}, tower={"model_type": "pixtral"}),
+    "pixtral": VisionFamily(16, text={"model_type": "mistral"}, tower=parts.PIXTRAL),
+    "mistral3": VisionFamily(4, "sizes", text={"model_type": "mistral"}, tower=parts.PIXTRAL),
     "internvl": VisionFamily(4),
     "internvl_chat": VisionFamily(4, tower={"model_type": "intern_vit_6b"}),
     "aya_vision": VisionFamily(4, tower=parts.SIGLIP, own={"downsample_factor": 2}),
@@ -55,8 +57,20 @@ VISION: dict[str, VisionFamily] = {
     "llava_onevision": VisionFamily(
         36, "anyres", text={"model_type": "qwen2"}, tower=parts.SIGLIP, own=parts.ANYRES
     ),
-    "llava_next": VisionFamily(1, "tiles", text={"model_type": "llama"}, tower=parts.CLIP, own=parts.DEFAULT),
-    "granite_vision": VisionFamily(1, "tiles", text={"model_type": "granite"}, tower=parts.SIGLIP),
+    "llava_next": VisionFamily(
+        1,
+        "tiles",
+        text={"model_type": "llama"},
+        tower=parts.CLIP,
+        own=parts.DEFAULT | {"image_grid_pinpoints": parts.GRID},
+    ),
+    "granite_vision": VisionFamily(
+        1,
+        "tiles",
+        text={"model_type": "granite"},
+        tower=parts.SIGLIP,
+        own=parts.ANYRES | {"vision_feature_layer": [-2, -1]},
+    ),
     "paligemma": VisionFamily(
         16, text={"model_type": "gemma", "num_image_tokens": 16}, tower=parts.SIGLIP | {"projection_dim": 64}
     ),

@@ -67,12 +67,14 @@ IDEFICS2: dict[str, Any] = {
     "tower": {"model_type": "idefics2"},
     "own": {"perceiver_config": PERCEIVER},
 }
+GRID = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE], [3 * SIDE, SIDE], [SIDE, 3 * SIDE]]
 ANYRES = {
-    "image_grid_pinpoints": [[SIDE, SIDE]],
+    "image_grid_pinpoints": GRID,
     "vision_feature_select_strategy": "full",
     "vision_feature_layer": -1,
 }
 MLLAMA = {"model_type": "mllama_text_model", "cross_attention_layers": [1]}
+PIXTRAL = {"model_type": "pixtral", "image_size": 3 * SIDE}
 MLLAMA_TOWER = {
     "max_num_tiles": 1,
     "num_global_layers": 1,

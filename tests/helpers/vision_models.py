@@ -1,6 +1,7 @@
 """Tiny float32 random-weight vision-language models, as folders that mlx_vlm and its processors load.
 
-`build(family, folder)` is as in models.py. llava is left out: its processor fails under transformers 5.23.
+`build(family, folder)` is as in models.py. More families, with files as checkpoints have them, are in
+benchmarks/tiny/processor_files.py.
 Images are small (`images(seed, n)`): 4 to 18 tokens each. `prompt(family, *parts)` renders ChatML with one
 placeholder an image, in the order of the parts, as an OpenAI message has them.
 """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -19,6 +20,7 @@ from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
+from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
 from mlxrun.model.machine.device import uses_gpu
 
@@ -46,10 +48,11 @@ def install_hooks(
     rows: RowAdapters,
     adapters: Sequence[Mapping[str, LayerWeights]],
     adapter_dtype: mx.Dtype | None,
+    checkpoint: Mapping[str, Any],
 ) -> tuple[WeightForm, tuple[InstalledHook, ...]]:
     """Change the model. Returns the form of its weights, and the hooks that changed something. `dtype`: of
     its activations; `adapters`: the weights of LoRA adapters by layer, in the order of `rows.names`;
-    `adapter_dtype`: their type afterwards."""
+    `adapter_dtype`: their type afterwards; `checkpoint`: config.json."""
     form = settle_weights(model, config, dtype)
     routed = list_routed(model)
     experts = sum(is_expert(layer) for layer in routed)
@@ -62,6 +65,7 @@ def install_hooks(
         InstalledHook("linear layers", transpose_weights(model), "a view of the weight is made once"),
         InstalledHook("attention", hook_attention(model), "rows of any lengths attend in one forward"),
         InstalledHook("soft caps", hook_softcaps(model), "attention with a cap attends so too"),
+        InstalledHook("tiles", hook_tiles(model, checkpoint), "each token of an image has one feature"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
         InstalledHook(
             "fused layers",

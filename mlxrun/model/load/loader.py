@@ -59,7 +59,7 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
     except _OF_FILES as error:
         raise _make_error(info, error) from error
     rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
-    form, hooks = install_hooks(model, config, dtype or find_dtype(model), rows, adapters, dtype)
+    form, hooks = install_hooks(model, config, dtype or find_dtype(model), rows, adapters, dtype, info.config)
     form = replace(form, unused=unused)
     evaluate_parameters(model, info.name)
     limit_buffers(config.scheduler.memory_limit)

@@ -46,6 +46,7 @@ from mlxrun.model.load.model_files import (
     list_weight_files,
     read_json,
 )
+from mlxrun.model.load.processor_files import digest_processor, load_processor
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
@@ -194,7 +195,7 @@ def load_model_info(
     context_length = read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
-    processor = _load_processor(folder, config, settings) if kind.vision else None
+    processor = load_processor(folder, config, settings) if kind.vision else None
     digests = make_digests(settings, folder, template, gguf, weights)
     if digest:
         digests["model"]
@@ -218,7 +219,7 @@ def load_model_info(
         refused_media=dict.fromkeys(("images", "videos"), kind.note) if kind.note else {},
         processor=processor,
         video_sampling=read_video_sampling(processor, config) if kind.vision else None,
-        processor_digest=_digest_processor(folder) if kind.vision else b"",
+        processor_digest=digest_processor(folder) if kind.vision else b"",
     )
 
 
@@ -276,29 +277,3 @@ def _get_own_name(settings: ModelSettings, folder: Path) -> str:
     if path.is_file():
         return path.stem
     return folder.resolve().name if path.is_dir() else settings.path
-
-
-def _load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
-    from mlx_vlm.utils import get_model_and_args, load_image_processor, load_processor
-
-    for path in sorted(folder.glob("*processor*.json")):
-        read_json(path)  # names the file that is wrong, which a library would not
-    try:
-        get_model_and_args(dict(config))  # the model's module registers its own processor
-        processor = load_processor(
-            folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code
-        )
-        image_processor = load_image_processor(folder)
-    except Exception as error:  # the libraries raise what they like for damaged files
-        raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
-    if image_processor is not None:
-        processor.image_processor = image_processor
-    return processor
-
-
-def _digest_processor(folder: Path) -> bytes:
-    """A digest of all files that determine how images become pixels."""
-    found = hashlib.blake2b(digest_size=16)
-    for path in sorted(folder.glob("*processor*.json")):
-        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.digest()

@@ -13,7 +13,15 @@ import numpy as np
 
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.model.run.prompt_inputs import PromptInputs
-from mlxrun.model.vision.image_units import VIDEO_GRID, MediaTokens, read_media_token
+from mlxrun.model.vision.image_units import (
+    TOKEN_TYPES,
+    VIDEO_GRID,
+    VIDEO_KEYS,
+    VIDEO_PIXELS,
+    Media,
+    MediaTokens,
+    read_media_token,
+)
 
 log = logging.getLogger(__name__)
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -49,6 +57,8 @@ class Embedder:
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The inputs of the whole prompt, through the vision tower. RequestError if the model needs
         unsupported inputs."""
+        if "pixel_values" in media and VIDEO_PIXELS in media:
+            return self._embed_each_kind(np.array(prompt), media)
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
         grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
@@ -79,6 +89,36 @@ class Embedder:
             visual_mask=mask,
             deepstack=self.read_deepstack(features.deepstack_visual_embeds, mask),
             per_layer=features.per_layer_inputs,
+        )
+
+    def _embed_each_kind(self, ids: np.ndarray[Any, Any], media: Media) -> PromptInputs:
+        """The inputs of a prompt with images and videos, of which each kind goes through a call of its own.
+        In one call, some families leave out the videos. Tokens of the other kind are text meanwhile."""
+        kinds = (ids == self.tokens.image, ids == self.tokens.video)
+        text = next(int(token) for token in (*ids, 0) if token not in (self.tokens.image, self.tokens.video))
+        made = []
+        for other in (kinds[1], kinds[0]):
+            is_video = other is kinds[0]
+            own = {key: media[key] for key in media if (key in VIDEO_KEYS) == is_video}
+            types = {key: np.where(other, 0, media[key]) for key in TOKEN_TYPES if key in media}
+            made.append(self.embed_prompt(np.where(other, text, ids).tolist(), own | types))
+        images, videos = made
+        grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
+        positions, delta = images.positions, images.position_delta
+        if self.mrope:
+            positions, delta = self.read_positions(
+                *self._compute_positions(mx.array(ids[None]), grids), len(ids)
+            )
+        order = mx.array(np.argsort(np.concatenate([np.flatnonzero(kind) for kind in kinds])))
+        pairs = zip(images.deepstack, videos.deepstack, strict=True)
+        of_video = mx.array(kinds[1])
+        return PromptInputs(
+            embeds=_choose_rows(of_video, videos.embeds, images.embeds),
+            positions=positions,
+            position_delta=delta,
+            visual_mask=kinds[0] | kinds[1] if images.deepstack else None,
+            deepstack=tuple(mx.concatenate(pair)[order] for pair in pairs),
+            per_layer=_choose_rows(of_video, videos.per_layer, images.per_layer),
         )
 
     def read_deepstack(self, features: Any, mask: Mask | None) -> tuple[mx.array, ...]:
@@ -157,3 +197,10 @@ class Embedder:
         elif positions.ndim == 2:
             positions = mx.broadcast_to(positions[None], (3, 1, length))
         return positions, 0 if delta is None else int(delta.item())
+
+
+def _choose_rows(chosen: mx.array, some: mx.array | None, others: mx.array | None) -> mx.array | None:
+    """Of two arrays [1, L, ...], the first one's rows where `chosen` [L]; None if they are."""
+    if some is None or others is None:
+        return None
+    return mx.where(chosen.reshape(1, -1, *[1] * (some.ndim - 2)), some, others)

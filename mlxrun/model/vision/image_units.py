@@ -31,7 +31,7 @@ _TOKEN_KEYS = {
     }.items()
 }
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # arrays [1, L] of whole prompts
-VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
+VIDEO_KEYS = VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def split_images(media: Media, are_videos: Sequence[bool] = ()) -> ImageUnits | 
     arrays = {key: np.asarray(value) for key, value in media.items() if key not in TOKEN_TYPES}
     if not arrays.keys() & {"pixel_values", VIDEO_PIXELS} or any(a.dtype.hasobject for a in arrays.values()):
         return None
-    videos = {key: a for key, a in arrays.items() if key in (VIDEO_PIXELS, VIDEO_GRID)}
+    videos = {key: a for key, a in arrays.items() if key in VIDEO_KEYS}
     images = {key: a for key, a in arrays.items() if key not in videos}
     axis, parts = _split_kind(images, "pixel_values", "image_grid_thw")
     if not videos:

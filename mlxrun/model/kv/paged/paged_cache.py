@@ -53,6 +53,10 @@ class PagedCache(RowKeysCache):
     a compiled forward would keep it. `operations`: those of fused layers, None: layers are the library's.
     """
 
+    # mlx-vlm's `cache_position_offset` reads it, or else evaluates `offset`, which no compiled forward may.
+    # It says where a chunk begins in arrays of a whole prompt. A decode step has none: behind the start.
+    _offset = 1
+
     def __init__(
         self, pool: PagePool, window: int | None, attend: Attend, operations: LayerOperations | None = None
     ) -> None:

@@ -1,0 +1,291 @@
+"""The processor files of real checkpoints, for tiny models: the same classes and keys, with small sizes.
+
+They take the code path of the checkpoint that is named beside each. Patches have 8 pixels a side, and towers
+images of 32 pixels, as the tiny configs have them (vision_configs.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tiny.byte_tokenizer import CHATML, TOKEN_ID, save_tokenizer, write_json
+from benchmarks.tiny.vision_media import PATCH, SIDE
+from benchmarks.tiny.vision_parts import GRID
+
+_CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_STEPS = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "rescale_factor": 1 / 255,
+}
+_SQUARE = {"height": SIDE, "width": SIDE}
+_SHORTEST = {"do_center_crop": True, "crop_size": _SQUARE, "size": {"shortest_edge": SIDE}, "resample": 3}
+_WRAPPED = "<|vision_start|><|image_pad|><|vision_end|>"
+_BEGINS = {"bos_token": "<|endoftext|>"}
+_GEMMA = {
+    **_BEGINS,
+    "extra_special_tokens": {
+        "image_token": "<image_soft_token>",
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    """`checkpoint`: whose files these are. `images`: preprocessor_config.json; `processor`:
+    processor_config.json; `video`: video_preprocessor_config.json. `placeholder`: of an image in rendered
+    text; `token`: of a feature, in the keys of the config that are `named`. `tokenizer`: values of its
+    config."""
+
+    checkpoint: str
+    images: Mapping[str, Any]
+    placeholder: str
+    processor: Mapping[str, Any] | None = None
+    video: Mapping[str, Any] | None = None
+    token: str = "<image>"
+    named: tuple[str, ...] = ("image_token_id", "image_token_index")
+    tokenizer: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _make_qwen(checkpoint: str, kind: str, processor: str, **values: Any) -> ProcessorFiles:
+    images = {
+        "image_processor_type": kind,
+        "processor_class": processor,
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        **values,
+    }
+    return ProcessorFiles(checkpoint, images, _WRAPPED, video=images, token="<|image_pad|>")
+
+
+def _make_llava(checkpoint: str, name: str, images: Mapping[str, Any], **values: Any) -> ProcessorFiles:
+    return ProcessorFiles(
+        checkpoint,
+        {**_STEPS, **images, "processor_class": name},
+        "<image>",
+        {"image_token": "<image>", "patch_size": PATCH, "processor_class": name, **values},
+        tokenizer=_BEGINS if name == "LlavaProcessor" else {},
+    )
+
+
+def _make_idefics(checkpoint: str, name: str) -> ProcessorFiles:
+    images = {
+        **_STEPS,
+        **_HALVES,
+        "image_processor_type": f"{name}ImageProcessor",
+        "processor_class": f"{name}Processor",
+        "do_image_splitting": True,
+        "do_pad": True,
+        "resample": 1,
+        "max_image_size": {"longest_edge": SIDE},
+        "size": {"longest_edge": 3 * SIDE},
+    }
+    processor = {"image_seq_len": 4, "processor_class": f"{name}Processor"}
+    return ProcessorFiles(checkpoint, images, "<image>", processor)
+
+
+_PIXELS = {"min_pixels": SIDE * SIDE // 4, "max_pixels": 4 * SIDE * SIDE}
+_EDGES = {"size": {"shortest_edge": SIDE * SIDE // 4, "longest_edge": 4 * SIDE * SIDE}}
+_DEFAULT = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+_IMG = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
+_PIXTRAL = {**_STEPS, **_CLIP, "resample": 3, "size": {"longest_edge": 3 * SIDE}}
+
+PROCESSORS: Mapping[str, ProcessorFiles] = {
+    "llava": _make_llava(
+        "llava-hf/llava-1.5-7b-hf",
+        "LlavaProcessor",
+        {**_CLIP, **_SHORTEST, "image_processor_type": "CLIPImageProcessor"},
+        **_DEFAULT,
+    ),
+    "llava_next": _make_llava(
+        "llava-hf/llava-v1.6-mistral-7b-hf",
+        "LlavaNextProcessor",
+        {
+            **_CLIP,
+            **_SHORTEST,
+            "image_processor_type": "LlavaNextImageProcessor",
+            "aspect_ratio_setting": "anyres",
+            "image_grid_pinpoints": GRID,
+        },
+        **_DEFAULT,
+    ),
+    "granite_vision": _make_llava(
+        "ibm-granite/granite-vision-3.3-2b",
+        "LlavaNextProcessor",
+        {
+            **_HALVES,
+            "crop_size": _SQUARE,
+            "do_center_crop": True,
+            "image_processor_type": "LlavaNextImageProcessor",
+            "image_grid_pinpoints": GRID,
+            "resample": 3,
+            "size": _SQUARE,
+        },
+        num_additional_image_tokens=0,
+        vision_feature_select_strategy="full",
+    ),
+    "llava_onevision": _make_llava(
+        "llava-hf/llava-onevision-qwen2-0.5b-ov-hf",
+        "LlavaOnevisionProcessor",
+        {
+            **_HALVES,
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "image_grid_pinpoints": GRID,
+            "size": _SQUARE,
+            "do_pad": True,
+            "resample": 3,
+        },
+        num_image_tokens=(SIDE // PATCH) ** 2,
+        vision_feature_select_strategy="full",
+        vision_aspect_ratio="anyres_max_9",
+        video_token="<video>",
+    ),
+    "qwen2_vl": _make_qwen(
+        "Qwen/Qwen2-VL-2B-Instruct", "Qwen2VLImageProcessor", "Qwen2VLProcessor", **_CLIP, **_PIXELS
+    ),
+    "qwen2_5_vl": _make_qwen(
+        "Qwen/Qwen2.5-VL-3B-Instruct", "Qwen2VLImageProcessor", "Qwen2_5_VLProcessor", **_CLIP, **_PIXELS
+    ),
+    "qwen3_vl": _make_qwen(
+        "Qwen/Qwen3-VL-4B-Instruct", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **_HALVES, **_EDGES
+    ),
+    "qwen3_vl_moe": _make_qwen(
+        "Qwen/Qwen3-VL-30B-A3B-Instruct",
+        "Qwen2VLImageProcessorFast",
+        "Qwen3VLProcessor",
+        **_HALVES,
+        **_EDGES,
+    ),
+    "qwen3_5": _make_qwen(
+        "Qwen/Qwen3.5-4B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **_HALVES, **_EDGES
+    ),
+    "gemma3": ProcessorFiles(
+        "google/gemma-3-4b-it",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "Gemma3ImageProcessor",
+            "processor_class": "Gemma3Processor",
+            "image_seq_length": 4,
+            "do_pan_and_scan": None,
+            "resample": 2,
+            "size": _SQUARE,
+        },
+        "<start_of_image>",
+        {"image_seq_length": 4, "processor_class": "Gemma3Processor"},
+        token="<image_soft_token>",
+        tokenizer=_GEMMA,
+    ),
+    "idefics3": _make_idefics("HuggingFaceM4/Idefics3-8B-Llama3", "Idefics3"),
+    "smolvlm": _make_idefics("HuggingFaceTB/SmolVLM2-2.2B-Instruct", "SmolVLM"),
+    "pixtral": ProcessorFiles(
+        "mistral-community/pixtral-12b",
+        {
+            **_PIXTRAL,
+            "image_processor_type": "PixtralImageProcessor",
+            "processor_class": "PixtralProcessor",
+            "patch_size": {"height": PATCH, "width": PATCH},
+        },
+        "[IMG]",
+        {"patch_size": PATCH, "processor_class": "PixtralProcessor", **_IMG},
+        token="[IMG]",
+        tokenizer=_BEGINS,
+    ),
+    "mistral3": ProcessorFiles(
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        {
+            **_PIXTRAL,
+            "image_processor_type": "PixtralImageProcessorFast",
+            "processor_class": "PixtralProcessor",
+            "patch_size": PATCH,
+        },
+        "[IMG]",
+        {"patch_size": PATCH, "spatial_merge_size": 2, "processor_class": "PixtralProcessor", **_IMG},
+        token="[IMG]",
+        tokenizer=_BEGINS,
+    ),
+    "internvl": ProcessorFiles(
+        "OpenGVLab/InternVL3-1B-hf",
+        {
+            **_STEPS,
+            "image_mean": [0.485, 0.456, 0.406],
+            "image_std": [0.229, 0.224, 0.225],
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "processor_class": "InternVLProcessor",
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 12,
+            "resample": 3,
+            "size": _SQUARE,
+        },
+        "<IMG_CONTEXT>",
+        {"image_seq_length": 4, "processor_class": "InternVLProcessor"},
+        token="<IMG_CONTEXT>",
+    ),
+    "aya_vision": ProcessorFiles(
+        "CohereLabs/aya-vision-8b",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "processor_class": "AyaVisionProcessor",
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 12,
+            "resample": 3,
+            "size": _SQUARE,
+        },
+        "<image>",
+        {
+            "patch_size": 2 * PATCH,
+            "img_size": SIDE,
+            "image_token": "<image>",
+            "downsample_factor": 1,
+            "processor_class": "AyaVisionProcessor",
+        },
+        token="<|IMG_PATCH|>",
+    ),
+    "paligemma": ProcessorFiles(
+        "google/paligemma2-3b-mix-224",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "SiglipImageProcessor",
+            "processor_class": "PaliGemmaProcessor",
+            "image_seq_length": 16,
+            "resample": 3,
+            "size": _SQUARE,
+        },
+        "<image>",
+        tokenizer=_BEGINS,
+    ),
+}
+
+
+def name_tokens(family: str) -> dict[str, int]:
+    """The values of the config that name the token of an image's feature."""
+    files = PROCESSORS.get(family)
+    return {} if files is None else dict.fromkeys(files.named, TOKEN_ID[files.token])
+
+
+def write_processor(family: str, folder: Path) -> None:
+    """Write the processor files of a family beside its config and weights, with a tokenizer whose template
+    renders its placeholder."""
+    files = PROCESSORS[family]
+    write_json(folder / "preprocessor_config.json", files.images)
+    for name, content in (("processor_config", files.processor), ("video_preprocessor_config", files.video)):
+        if content is not None:
+            write_json(folder / f"{name}.json", content)
+    save_tokenizer(folder, CHATML.replace("IMAGE", files.placeholder), **files.tokenizer)

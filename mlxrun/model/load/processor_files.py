@@ -1,0 +1,88 @@
+"""The processor of images and videos that a model's folder has, as the library loads it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import ModelLoadError
+from mlxrun.model.load.model_files import read_json
+
+
+def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
+    """The library's processor of a vision model. ModelLoadError if the folder's files make none."""
+    from mlx_vlm.utils import get_model_and_args, load_image_processor
+    from mlx_vlm.utils import load_processor as load_by_library
+
+    for path in sorted(folder.glob("*processor*.json")):
+        read_json(path)  # names the file that is wrong, which a library would not
+    try:
+        get_model_and_args(dict(config))  # the model's module registers its own processor
+        processor = load_by_library(
+            folder, add_detokenizer=False, trust_remote_code=settings.trust_remote_code
+        )
+        image_processor = load_image_processor(folder)
+    except Exception as error:  # the libraries raise what they like for damaged files
+        raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
+    if image_processor is not None:
+        processor.image_processor = image_processor
+    for name in ("image_processor", "video_processor"):
+        ignore_text_arguments(getattr(processor, name, None))
+    keep_one_start(getattr(processor, "tokenizer", None))
+    return processor
+
+
+def ignore_text_arguments(component: Any) -> None:
+    """Let a processor of images or videos leave out arguments for texts that it would refuse.
+
+    Many of mlx-vlm's processors hand `padding`, which is for the tokenizer, to both. transformers' processors
+    refuse what their `valid_kwargs` do not name. What has no such list is left alone.
+    """
+    from transformers.processing_utils import TextKwargs
+
+    known = getattr(component, "valid_kwargs", None)
+    if known is None:
+        return
+    refused = TextKwargs.__annotations__.keys() - known.__annotations__.keys()
+    _change_calls(component, lambda args, given: {key: given[key] for key in given if key not in refused})
+
+
+def keep_one_start(tokenizer: Any) -> None:
+    """Let a processor's tokenizer add no token that begins texts to texts that begin with it.
+
+    Many chat templates write it (Gemma 3, Pixtral, Mistral 3). mlx-vlm's processors have it added once more;
+    transformers' own do not, nor do prompts without images have two.
+    """
+    start: str = getattr(tokenizer, "bos_token", None) or ""
+
+    def change(args: Sequence[Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        texts = args[0] if args else given.get("text")
+        texts = [texts] if isinstance(texts, str) else texts or [""]
+        begins = all(isinstance(text, str) and text.startswith(start) for text in texts)
+        return {**given, "add_special_tokens": False} if begins else given
+
+    if start:
+        _change_calls(tokenizer, change)
+
+
+def _change_calls(
+    component: Any, change: Callable[[Sequence[Any], Mapping[str, Any]], Mapping[str, Any]]
+) -> None:
+    """Call a component with other named arguments than those with which it is called."""
+    kind: type[Any] = type(component)
+
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        return kind.__call__(self, *args, **change(args, given))
+
+    component.__class__ = type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+
+
+def digest_processor(folder: Path) -> bytes:
+    """A digest of all files that determine how images become pixels."""
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(folder.glob("*processor*.json")):
+        found.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.digest()

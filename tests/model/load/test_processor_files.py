@@ -1,0 +1,237 @@
+"""Images become the pixels and tokens that the library's own processor makes of the same files.
+
+Each family has the processor files of a real checkpoint (benchmarks/tiny/processor_files.py). The library
+reads the picture's file itself, and mlxrun decodes its bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.tiny.processor_files import PROCESSORS
+from benchmarks.tiny.random_models import read_vision_info, write_vision_model
+from mlxrun.api.text.media.image_decoding import decode_image
+from mlxrun.model.load.processor_files import ignore_text_arguments, keep_one_start
+
+Arrays = Mapping[str, np.ndarray]
+ORIENTATION = 0x0112  # EXIF's tag
+
+
+def make_pixels(width: int, height: int) -> np.ndarray:
+    return np.random.default_rng([5, width, height]).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def write_pictures(folder: Path) -> dict[str, Path]:
+    """Files of many kinds, by name."""
+    rotated = Image.Exif()
+    rotated[ORIENTATION] = 6
+    rgb = {name: Image.fromarray(make_pixels(*size)) for name, size in SIZES.items()}
+    made: dict[str, tuple[Image.Image, str, dict[str, Any]]] = {
+        **{name: (image, "png", {}) for name, image in rgb.items()},
+        "jpeg": (rgb["wide"], "jpeg", {}),
+        "turned by EXIF": (rgb["tall"], "jpeg", {"exif": rotated}),
+        "palette": (rgb["wide"].quantize(16), "png", {}),
+        "grey": (rgb["tall"].convert("L"), "png", {}),
+        "black and white": (rgb["wide"].convert("1"), "png", {}),
+        "opaque alpha": (rgb["wide"].convert("RGBA"), "png", {}),
+        "four inks": (rgb["tall"].convert("CMYK"), "jpeg", {}),
+    }
+    for name, (image, kind, options) in made.items():
+        image.save(folder / f"{name}.{kind}", **options)
+    return {name: folder / f"{name}.{kind}" for name, (_, kind, _) in made.items()}
+
+
+SIZES = {"wide": (90, 50), "tall": (20, 100), "tiny": (9, 9), "square": (64, 64)}
+CASES = [
+    *([name] for name in ("wide", "tall", "tiny", "square", "jpeg", "turned by EXIF", "palette", "grey")),
+    *(["black and white"], ["opaque alpha"], ["four inks"], ["wide", "tall"], ["tiny", "square", "wide"]),
+]
+
+
+class Family:
+    """A tiny model of a family, pictures, and what is made of them."""
+
+    def __init__(self, family: str, root: Path) -> None:
+        self.files = PROCESSORS[family]
+        self.folder = root / "model"
+        write_vision_model(family, self.folder)
+        self.info = read_vision_info(family, self.folder)
+        self.pictures = write_pictures(root)
+
+    def render(self, names: Sequence[str]) -> str:
+        return "see " + " and ".join([self.files.placeholder] * len(names)) + " now"
+
+    def process(self, names: Sequence[str]) -> Arrays:
+        """The arrays that mlxrun makes, with the ids of the tokens."""
+        images = [decode_image(self.pictures[name].read_bytes()) for name in names]
+        made = self.info.process(self.render(names), images)
+        return {"input_ids": np.array([made.ids]), **made.media}
+
+    def prepare_by_library(self, names: Sequence[str]) -> Arrays:
+        """The same by a processor that the library has loaded anew."""
+        from mlx_vlm.utils import load_processor, prepare_inputs
+
+        given = {"images": [str(self.pictures[name]) for name in names], "prompts": [self.render(names)]}
+        processor = load_processor(self.folder, add_detokenizer=False)
+        if type(processor).__name__ == "LlavaProcessor":  # mlx-vlm's hands `padding` to its image processor
+            made = process_by_transformers(processor, self.files.processor or {}, **given)
+        else:
+            made = prepare_inputs(processor, **given)
+        return {key: np.array(made[key]) for key in made if key != "attention_mask"}
+
+
+def process_by_transformers(
+    processor: Any, settings: Mapping[str, Any], images: Sequence[str], prompts: Sequence[str]
+) -> Any:
+    """What transformers' own processor of LLaVA makes."""
+    from mlx_vlm.utils import load_image
+    from transformers.models.llava.processing_llava import LlavaProcessor
+
+    own = {key: settings[key] for key in settings if key != "processor_class"}
+    own_processor = LlavaProcessor(processor.image_processor, processor.tokenizer, **own)
+    return own_processor(images=[load_image(image) for image in images], text=prompts[0], return_tensors="np")
+
+
+def list_differences(found: Arrays, expected: Arrays) -> list[str]:
+    """The names of arrays that differ by a bit."""
+    names = sorted(found.keys() | expected.keys())
+    return [n for n in names if n not in found or n not in expected or not same(found[n], expected[n])]
+
+
+def same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool(np.array_equal(a, b))
+
+
+@pytest.mark.parametrize("family", PROCESSORS)
+def test_pixels_and_tokens_are_the_librarys(tmp_path: Path, family: str) -> None:
+    made = Family(family, tmp_path)
+    different = {str(c): list_differences(made.process(c), made.prepare_by_library(c)) for c in CASES}
+    assert {case: names for case, names in different.items() if names} == {}
+    assert made.info.process(made.render(["wide"]), [Image.fromarray(make_pixels(90, 50))]).image_spans
+
+
+def shift_mean(images: dict[str, Any]) -> None:
+    images["image_mean"] = [value + 0.01 for value in images["image_mean"]]
+
+
+def halve_sizes(images: dict[str, Any]) -> None:
+    """Of images and of tiles."""
+    for key in ("size", "crop_size", "max_image_size"):
+        if key in images:
+            images[key] = {name: value // 2 for name, value in images[key].items()}
+
+
+def turn_tiles(processor: Any) -> None:
+    """The tiles of an image, or the patches of a tile, come in another order."""
+    kind = type(processor)
+
+    def call(self: Any, *args: Any, **given: Any) -> Any:
+        made = kind.__call__(self, *args, **given)
+        pixels = np.array(made["pixel_values"])
+        made["pixel_values"] = np.flip(pixels, 1 if pixels.ndim == 5 else -2).copy()
+        return made
+
+    processor.__class__ = type(kind.__name__, (kind,), {"__call__": call})
+
+
+PLANTED = ("llava", "llava_onevision", "gemma3", "idefics3", "pixtral", "qwen3_vl")
+
+
+@pytest.mark.parametrize("family", PLANTED)
+@pytest.mark.parametrize("change", [shift_mean, halve_sizes])
+def test_a_wrong_parameter_is_found(
+    tmp_path: Path, family: str, change: Callable[[dict[str, Any]], None]
+) -> None:
+    """The mutation twin: mlxrun reads another number than the library."""
+    made = Family(family, tmp_path)
+    expected = made.prepare_by_library(["wide"])
+    file = made.folder / "preprocessor_config.json"
+    images = json.loads(file.read_text())
+    change(images)
+    file.write_text(json.dumps(images))
+    made.info = read_vision_info(family, made.folder)
+    assert "pixel_values" in list_differences(made.process(["wide"]), expected)
+
+
+@pytest.mark.parametrize("family", PLANTED)
+def test_another_order_of_tiles_is_found(tmp_path: Path, family: str) -> None:
+    made = Family(family, tmp_path)
+    turn_tiles(made.info.processor.image_processor)
+    assert list_differences(made.process(["wide"]), made.prepare_by_library(["wide"])) == ["pixel_values"]
+
+
+def test_pixels_of_llava_are_those_of_its_files(tmp_path: Path) -> None:
+    """Not by a library's processor: the shortest side is 32 pixels, the middle is cut out and normalized."""
+    made = Family("llava", tmp_path)
+    image = Image.fromarray(make_pixels(64, 32)).resize((64, 32), Image.Resampling.BICUBIC)
+    middle = np.array(image.crop((16, 0, 48, 32)), dtype=np.float64) / 255
+    expected = (middle - made.files.images["image_mean"]) / made.files.images["image_std"]
+    pixels = made.info.process("<image>", [Image.fromarray(make_pixels(64, 32))]).media["pixel_values"]
+    assert np.abs(pixels[0] - expected.transpose(2, 0, 1)).max() < 1e-5
+
+
+class Strict:
+    """A processor that refuses what `valid_kwargs` does not name."""
+
+    def __init__(self, known: type | None) -> None:
+        if known is not None:
+            self.valid_kwargs = known
+
+    def __call__(self, images: Any, **given: Any) -> dict[str, Any]:
+        return given
+
+
+def test_only_arguments_for_texts_are_left_out() -> None:
+    """What is unknown to both is refused as before, and what the processor knows is handed on."""
+    from transformers.processing_utils import ImagesKwargs
+
+    processor = Strict(ImagesKwargs)
+    ignore_text_arguments(processor)
+    given = {"padding": True, "max_length": 9, "do_pad": True, "return_tensors": "np", "other": 1}
+    assert processor(None, **given) == {"do_pad": True, "return_tensors": "np", "other": 1}
+    assert type(processor).__name__ == "Strict" and isinstance(processor, Strict)
+
+
+def test_a_processor_without_a_list_of_arguments_is_left_alone() -> None:
+    processor = Strict(None)
+    ignore_text_arguments(processor)
+    assert type(processor) is Strict and processor(None, padding=True) == {"padding": True}
+    ignore_text_arguments(None)
+
+
+STARTED = [family for family, files in PROCESSORS.items() if "bos_token" in files.tokenizer]
+
+
+@pytest.mark.parametrize("family", sorted({*STARTED} - {"paligemma"}))  # whose processor places it itself
+def test_a_prompt_begins_once(tmp_path: Path, family: str) -> None:
+    """Whether the chat template writes the token that begins texts or not. With it, all but the image is as
+    in a prompt without images."""
+    made = Family(family, tmp_path)
+    tokenizer, image = made.info.tokenizer, Image.fromarray(make_pixels(40, 40))
+    start, rest = tokenizer.bos_token, made.render(["wide"])
+    prompts = [made.info.process(text, [image]) for text in (start + rest, rest)]
+    assert prompts[0].ids == prompts[1].ids and prompts[0].ids.count(tokenizer.bos_token_id) == 1
+    before = tokenizer.encode(f"{start}see ", add_special_tokens=False)
+    assert list(prompts[0].ids[: len(before)]) == before
+
+
+def test_a_tokenizer_without_a_first_token_is_left_alone() -> None:
+    class Tokenizer:
+        bos_token = None
+
+    tokenizer = Tokenizer()
+    keep_one_start(tokenizer)
+    assert type(tokenizer) is Tokenizer
+    keep_one_start(None)
+
+
+def test_the_families_that_most_people_run_have_files() -> None:
+    wanted = {"llava", "llava_next", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "smolvlm"}
+    assert wanted | {"pixtral", "mistral3", "internvl", "paligemma"} <= PROCESSORS.keys()
