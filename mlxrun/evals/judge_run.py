@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.evals.judge import Judge, find_question
 from mlxrun.evals.judge_verdict import VerdictError, read_limited
@@ -22,7 +23,7 @@ from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors, write_atomically
+from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
 from mlxrun.jobs.run.stop_signals import StopSignals

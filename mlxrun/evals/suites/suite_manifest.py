@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
@@ -21,7 +22,7 @@ from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
-from mlxrun.jobs.records.run_paths import wrap_write_errors, write_atomically
+from mlxrun.jobs.records.run_paths import wrap_write_errors
 from mlxrun.jobs.run.progress import format_now
 from mlxrun.jobs.scoring.perplexity import PERPLEXITY, format_text_sums
 from mlxrun.jobs.scoring.score_groups import NOT_SCORED

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mlxrun.jobs.records.run_paths import write_atomically
+from mlxrun.core.durable_writes import write_atomically
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,12 @@ from typing import Any
 
 from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.line_index import DONE, FAILED, LineIndex
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, RunEnvironment, flatten_settings, list_versions
 from mlxrun.jobs.records.reconciliation import RunTotals
-from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors, write_atomically
+from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 from mlxrun.jobs.run import job_cache
 from mlxrun.jobs.run.progress import ProgressMeter, format_now, pluralize
 from mlxrun.jobs.scoring.score_groups import Scores

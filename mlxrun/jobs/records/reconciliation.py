@@ -20,12 +20,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlxrun.core.durable_writes import sync_file
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import SHORT_BYTES, digest_short
 from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import FORMAT, Journal, JournalEntry, dump_entry, dump_line
-from mlxrun.jobs.records.run_paths import JobPaths, filter_lines, replace_file, sync_file, wrap_write_errors
+from mlxrun.jobs.records.run_paths import JobPaths, filter_lines, replace_file, wrap_write_errors
 from mlxrun.jobs.scoring.score_groups import Scores
 
 _REASONS = {

@@ -17,13 +17,13 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
-from mlxrun.core.durable_writes import sync_handle
+from mlxrun.core.durable_writes import sync_file, sync_folder, sync_handle
 from mlxrun.core.errors import DiskFailed, JobError
 
 # A quota or a limit of the process looks like a full disk to a writer, and is mended like one.
@@ -128,39 +128,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.truncate(handle, 0)
         os.write(handle, f"{os.getpid()}\n".encode())
         yield
-    finally:
-        os.close(handle)
-
-
-def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace the content of `path` by `data`. A reader, or the next start, sees the old content or the new
-    one."""
-    temp = path.with_name(path.name + ".tmp")
-    try:
-        with temp.open("wb") as file:
-            file.write(data)
-            if durable:
-                sync_file(file)
-        temp.replace(path)
-    except OSError:  # a full disk would keep an empty file
-        with suppress(OSError):
-            temp.unlink(missing_ok=True)
-        raise
-    if durable:
-        sync_folder(path.parent)
-
-
-def sync_file(file: BinaryIO) -> None:
-    """Make what was written to an open file durable."""
-    file.flush()
-    sync_handle(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        sync_handle(handle)
     finally:
         os.close(handle)
 

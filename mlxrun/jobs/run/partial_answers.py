@@ -20,10 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import FinishReason, Request, TokenEvent, TokenLogprob
 from mlxrun.jobs.lines.line_index import TODO, LineIndex
-from mlxrun.jobs.records.run_paths import Appender, write_atomically
+from mlxrun.jobs.records.run_paths import Appender
 
 log = logging.getLogger(__name__)
 WRITE_EVERY = 1.0  # seconds

@@ -21,9 +21,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import ConfigError, JobError, MlxrunError
 from mlxrun.core.limited_json import load_json
-from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
+from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 
 log = logging.getLogger(__name__)
 _STATE = "published.json"

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from mlxrun.jobs.records.run_paths import write_atomically
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.jobs.run.progress import ProgressMeter, format_now
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.text_files import read_regular
-from mlxrun.jobs.records.run_paths import write_atomically
 
 T = TypeVar("T")
 _MAX_DOCUMENT = 64_000_000  # bytes

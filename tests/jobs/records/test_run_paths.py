@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
-from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors, write_atomically
+from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from tests.helpers.batch_fakes import MIXED, Bench, by_id, chats, write_job
 
 
@@ -97,7 +98,7 @@ def test_a_file_that_cannot_be_written_leaves_no_other(
     def fail(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("mlxrun.jobs.records.run_paths.sync_handle", fail)
+    monkeypatch.setattr("mlxrun.core.durable_writes.sync_handle", fail)
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, b"22")
     assert [each.name for each in tmp_path.iterdir()] == ["x.json"] and path.read_bytes() == b"1"

@@ -72,8 +72,8 @@ def choose_path(runs: ReportRuns, form: str) -> Path:
 
 
 def _write(path: Path, text: str) -> None:
+    from mlxrun.core.durable_writes import write_atomically
     from mlxrun.core.errors import JobError
-    from mlxrun.jobs.records.run_paths import write_atomically
 
     try:
         write_atomically(path, text.encode("utf-8", "replace"), durable=False)
