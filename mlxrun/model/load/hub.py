@@ -15,7 +15,7 @@ from pathlib import Path
 from mlxrun.config.contradictions import HUB_ID
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.field_errors import suggest
-from mlxrun.model.load.hub_connection import check_hub, is_unreachable
+from mlxrun.core.hub_connection import check_hub, is_unreachable
 from mlxrun.model.load.model_files import SMALL_FILES, WEIGHT_FILES
 
 COMMUNITY = "mlx-community"  # the hub's collection of models in MLX's own form

@@ -13,8 +13,8 @@ from typing import Any
 from mlxrun.config.contradictions import HUB_ID, explain_missing_config
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.core.hub_connection import is_hub_reachable
 from mlxrun.core.text_files import open_regular, read_text_file
-from mlxrun.model.load.hub_connection import is_hub_reachable
 from mlxrun.model.load.load_progress import note_download
 
 log = logging.getLogger(__name__)
