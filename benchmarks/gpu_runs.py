@@ -1,7 +1,7 @@
 """`python -m benchmarks gpu`: all figures of README and docs/ that come from a GPU, one run after the other.
 
-Each run is a command of its own, so that none has the memory or the compiled kernels of another. It writes its
-JSON into the folder of results, from which `python -m benchmarks.tables` makes the tables.
+Each run is a command of its own, so that none has the memory or the compiled kernels of another. It writes
+its JSON into the folder of results, from which `python -m benchmarks.tables` makes the tables.
 """
 
 from __future__ import annotations

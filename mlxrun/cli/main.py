@@ -42,6 +42,7 @@ COMMANDS = {
     "batch": "Run a batch job from a JSONL file, or resume it.",
     "job": "Make job files from CSV, JSONL or Parquet tables.",
     "eval": "Run a suite: models x tasks x seeds, resumable, with one manifest.",
+    "tasks": "List the standard tasks of `mlxrun eval --tasks`.",
     "score": "Score the answers of a run again, by other rules or a judge.",
     "verify": "Check that a run is as it was written, and run lines again.",
     "replay": "Run a job again as its manifest says, and compare the bytes.",

@@ -1,4 +1,4 @@
-"""All runs are made, one that takes too long is interrupted, and each names a preset and a file of results."""
+"""All runs are made, one that takes too long is interrupted, and all files of the tables are made by one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""`mlxrun eval`: runs a suite of models x tasks x seeds on engines in this process."""
+"""`mlxrun eval`: runs a suite of models x tasks x seeds on engines in this process. With `--tasks` it writes
+the suite itself, of tasks that come with mlxrun.
+"""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +39,9 @@ Examples:
   mlxrun eval suite.yaml --dry-run             checks all rows; counts lines, tokens, memory; loads no weights
   mlxrun eval suite.yaml --limit 20            the first 20 lines of each cell; without it, later, the others
   mlxrun eval suite.yaml --only 'small/*' --only '*/sums'
+  mlxrun eval --tasks gsm8k,mmlu --model qwen3-8b-4bit      standard tasks (mlxrun tasks lists them)
+  mlxrun eval --tasks gsm8k --data gsm8k.jsonl --limit 100   the same from a file, where there is no hub
+  mlxrun eval --tasks mmlu,arc --data mmlu=m.parquet --examples mmlu=dev.parquet --data arc=a.parquet
 
 \b
 A suite:
@@ -67,14 +74,29 @@ engine failed; 130 interrupted, resumable.
 
 
 @click.command(epilog=EPILOG)
-@click.argument("suite", type=click.Path(path_type=Path))
+@click.argument("suite", type=click.Path(path_type=Path), required=False)
 @add_config_options
+@click.option("--tasks", metavar="NAMES", help="Standard tasks instead of a suite, with commas between them.")
+@click.option("--model", metavar="MODEL", help="The model of --tasks: a folder, a hub id or its last part.")
+@click.option(
+    "--data",
+    "data",
+    multiple=True,
+    metavar="[TASK=]FILE",
+    help="Rows of a standard task, instead of the hub's: CSV, TSV, JSONL or Parquet, with its columns.",
+)
+@click.option(
+    "--examples",
+    multiple=True,
+    metavar="[TASK=]FILE",
+    help="Examples before its questions, instead of the hub's.",
+)
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Where the cells go. Default: SUITE with the ending .out.",
+    help="Where the cells go. Default: SUITE with the ending .out; with --tasks, MODEL-TASKS.out.",
 )
 @click.option(
     "--only",
@@ -88,36 +110,92 @@ engine failed; 130 interrupted, resumable.
 @click.option("--mixed", is_flag=True, help="Continue cells that began with other versions or devices.")
 @click.option("--dry-run", is_flag=True, help="Check every row, and count lines, tokens, time and memory.")
 def command(
-    suite: Path,
+    suite: Path | None,
     config_path: Path | None,
     sets: tuple[str, ...],
+    tasks: str | None,
+    model: str | None,
+    data: tuple[str, ...],
+    examples: tuple[str, ...],
     output: Path | None,
     only: tuple[str, ...],
     dry_run: bool,
     **flags: Any,
 ) -> int:
-    """Run the suite SUITE, a YAML file; the same command continues an interrupted one."""
+    """Run the suite SUITE, a YAML file, or standard tasks; the same command continues an interrupted one."""
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.suites.cell_jobs import CellJobs
+    from mlxrun.core.durable_writes import write_atomically
 
+    if (suite is None) is (tasks is None):
+        raise click.UsageError("give a suite, or --tasks")
+    if suite is not None and (model is not None or data or examples):
+        raise click.UsageError("--model, --data and --examples are for --tasks; a suite has keys for them")
     base = load_command_config(config_path, sets)
-    file, cells = _read_cells(suite, config_path, sets)
+    raw = None
+    if tasks is not None:
+        name, raw = _write_suite(tasks, model, data, examples)
+        output = output or Path(f"{name}.out")
+        suite = output / "suite.yaml"
+    assert suite is not None
+    file, cells = _read_cells(suite, raw, config_path, sets)
     jobs = CellJobs(file, make_row_report)
     jobs.check(cells)
     file.raise_problems()
     command = _EvalCommand(base, cells, _choose_cells(cells, only), jobs, output or suite.with_suffix(".out"))
     if dry_run:
         return run_async(command.check_cost(flags["limit"]))
+    if raw is not None:
+        suite.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(suite, raw)
     raise_open_files()
     with keep_awake(base.config.batch.keep_awake):
         return run_async(command.run(flags))
 
 
-def _read_cells(path: Path, config_path: Path | None, sets: Sequence[str]) -> tuple[SuiteFile, list[Cell]]:
-    """The suite and its cells; problems are in the suite."""
-    import os
+def _write_suite(
+    tasks: str, model: str | None, data: Sequence[str], examples: Sequence[str]
+) -> tuple[str, bytes]:
+    """The name and the text of a suite of standard tasks. JobError for names that are not known."""
+    from mlxrun.cli.options import find_model
+    from mlxrun.config.yaml_source import render_yaml
+    from mlxrun.evals.tasks.task_box import build_suite, describe_unknown_task, list_task_names
 
+    names = list(dict.fromkeys(name.strip() for name in tasks.split(",")))
+    for name in names:
+        if name not in list_task_names():
+            raise JobError(f"--tasks: {describe_unknown_task(name)}")
+    files = {key: _read_files(key, given, names) for key, given in (("data", data), ("examples", examples))}
+    path = None if model is None else find_model(model)
+    short = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path or "model").name).strip("._-")[:60] or "model"
+    suite = build_suite(short, path, names, **files)
+    text = "".join(
+        f"{section}:\n" + "".join(f"  {key}: {render_yaml(value)}\n" for key, value in entries.items())
+        for section, entries in suite.items()
+    )
+    return f"{short}-{'-'.join(names)}"[:120], text.encode()
+
+
+def _read_files(key: str, given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """The files of an option by the names of their tasks, as absolute paths."""
+    files: dict[str, str] = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if not equals or name not in names:
+            name, path = names[0], text
+            if len(names) > 1:
+                raise JobError(f"--{key} {text}: write TASK=FILE, with one of {', '.join(names)}")
+        if name in files:
+            raise JobError(f"--{key} {text}: {name} has a file already")
+        files[name] = os.path.abspath(path)
+    return files
+
+
+def _read_cells(
+    path: Path, raw: bytes | None, config_path: Path | None, sets: Sequence[str]
+) -> tuple[SuiteFile, list[Cell]]:
+    """The suite and its cells; problems are in the suite. `raw`: its text, if it is not yet written."""
     from mlxrun.cli.options import check_chat_template, check_parsers
     from mlxrun.config.loading import load_config
     from mlxrun.evals.suites.matrix import build_cells
@@ -128,7 +206,7 @@ def _read_cells(path: Path, config_path: Path | None, sets: Sequence[str]) -> tu
         checks = (check_parsers, check_chat_template)
         return load_config(own or config_path, sets, os.environ, checks, trees=trees)
 
-    file = read_suite(path)
+    file = read_suite(path, raw)
     check_suite(file)
     return file, build_cells(file, load)
 

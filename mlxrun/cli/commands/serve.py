@@ -17,9 +17,7 @@ from mlxrun.cli.options import (
     make_config_reader,
     name_model,
 )
-from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_line
-from mlxrun.core.text_files import is_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

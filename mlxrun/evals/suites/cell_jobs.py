@@ -22,8 +22,8 @@ from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
-from mlxrun.evals.suites.suite_settings import SuiteTask
-from mlxrun.evals.suites.task_rows import RowSource, open_rows
+from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
+from mlxrun.evals.suites.task_rows import Prepare, RowSource, open_rows
 from mlxrun.evals.suites.task_template import (
     TaskTemplate,
     choose_examples,
@@ -36,7 +36,7 @@ from mlxrun.jobs.lines.line_template import LineTemplate
 from mlxrun.jobs.lines.table_files import Row, RowError
 from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import replace_file, wrap_write_errors
-from mlxrun.jobs.scoring.custom_scorer import load_scorer
+from mlxrun.jobs.scoring.custom_scorer import import_function, load_scorer
 
 _COLUMNS = ("id", "expected", "group", "images")  # keys of a task that name a column
 _OWN_VARIABLES = ("row", "row_number")
@@ -51,6 +51,7 @@ class CellJobs:
     make_report: Callable[[str], Callable[[int], None]] = lambda name: lambda rows: None
     _sources: dict[tuple[Any, ...], RowSource | str] = field(default_factory=dict)
     _templates: dict[str, TaskTemplate | None] = field(default_factory=dict)
+    _prepares: dict[str, Prepare | None] = field(default_factory=dict)
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Add the problems of templates and rows to those of the suite. Rows of a task that has a problem are
@@ -168,7 +169,12 @@ class CellJobs:
         where = (name, key)
         if where not in self._sources:
             try:
-                self._sources[where] = open_rows(given.data, given.hub, self.file.folder)
+                if isinstance(given, FewShot) and given.rows:
+                    self._sources[where] = RowSource(f"{name}.few_shot.rows", None, dataset=given.rows)
+                else:
+                    self._sources[where] = open_rows(
+                        given.data, given.hub, self.file.folder, self._load_prepare(name, task)
+                    )
             except JobError as error:
                 steps = [each for each in ("tasks", name, key) if each]
                 self.file.report([*steps, "data" if given.hub is None else "hub"], str(error))
@@ -179,9 +185,10 @@ class CellJobs:
         few_shot = task.few_shot
         if few_shot is None:
             return {}
-        own = few_shot.data is None and few_shot.hub is None
-        if few_shot.data is not None and few_shot.hub is not None:  # which was reported
+        given = [each for each in (few_shot.data, few_shot.hub, few_shot.rows) if each]
+        if len(given) > 1:  # which was reported
             return {}
+        own = not given
         found = source if own else self._open(name, task, "few_shot")
         if not isinstance(found, RowSource):
             return {}
@@ -190,6 +197,18 @@ class CellJobs:
         except JobError as error:
             self.file.report(("tasks", name, "few_shot"), str(error))
             return {}
+
+    def _load_prepare(self, name: str, task: SuiteTask) -> Prepare | None:
+        """The function that changes the rows of a task. None if there is none, or if it cannot be loaded,
+        which is reported once."""
+        if task.prepare is not None and name not in self._prepares:
+            self._prepares[name] = None
+            try:
+                place = locate_scorer(task.prepare, self.file.folder)
+                self._prepares[name] = import_function(place, "function")[1]
+            except JobError as error:
+                self.file.report(("tasks", name, "prepare"), str(error))
+        return self._prepares.get(name)
 
     def _check_generation(self, name: str, task: SuiteTask) -> None:
         """Report fields of `generation` that no request has, or whose values are wrong."""

@@ -54,8 +54,10 @@ def _check_sources(task: SuiteTask) -> Iterator[Problem]:
         yield (), "`data` or `hub` is missing"
     if task.data is not None and task.hub is not None:
         yield ("hub",), "`data` is given too; give one of them"
-    if few is not None and few.data is not None and few.hub is not None:
-        yield ("few_shot", "hub"), "`data` is given too; give one of them"
+    if few is not None:
+        given = [name for name in ("data", "hub", "rows") if getattr(few, name)]
+        for name in given[1:]:
+            yield ("few_shot", name), f"`{given[0]}` is given too; give one of them"
 
 
 def _check_template(task: SuiteTask) -> Iterator[Problem]:
@@ -64,7 +66,7 @@ def _check_template(task: SuiteTask) -> Iterator[Problem]:
         yield (), f"one of {', '.join(_TEMPLATES)} is missing"
     for name in given[1:]:
         yield (name,), f"`{given[0]}` is given too; give one of them"
-    for name in ("messages", "system", "images"):
+    for name in ("messages", "images", *(["system"] if task.is_perplexity else [])):
         if task.is_completion and getattr(task, name):
             why = "`choices` need a completion" if task.choices else "`endpoint` is completion"
             why = "`perplexity` is that of a text" if task.is_perplexity else why
@@ -94,11 +96,12 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
     for name in ("choices", "expected", "few_shot", "judge"):
         if task.is_perplexity and getattr(task, name):
             yield (name,), "it would have no effect on `perplexity`, which is that of the prompt"
-    if task.expected is None and task.judge is None and not task.is_perplexity:
+    is_expected = task.expected is not None or "expected" in task.eval
+    if not is_expected and task.judge is None and not task.is_perplexity:
         for name in ("match", "group"):
             if getattr(task, name) is not None:
                 yield (name,), "it needs `expected`"
-    if task.choices and task.expected is None:
+    if task.choices and not is_expected:
         yield ("choices",), "`choices` need `expected`"
     for name in ("expected", "match", "group"):
         if name in task.eval and getattr(task, name) is not None:

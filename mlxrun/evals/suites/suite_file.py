@@ -22,6 +22,7 @@ from mlxrun.core.field_errors import find_closest, suggest_word
 from mlxrun.core.text_files import check_encoding, read_regular
 from mlxrun.evals.suites.suite_schema import build_settings, build_suite_schema
 from mlxrun.evals.suites.suite_settings import Suite
+from mlxrun.evals.tasks.task_box import fill_used_tasks
 
 Step = str | int
 _SECTIONS = ("models", "tasks")  # whose values are wrong alone
@@ -68,14 +69,14 @@ class SuiteFile:
             raise ConfigError.from_problems(texts)
 
 
-def read_suite(path: Path) -> SuiteFile:
+def read_suite(path: Path, raw: bytes | None = None) -> SuiteFile:
     """Read the suite in a file. ConfigError if it is no readable mapping. `suite` has the models and tasks
-    without a problem."""
+    without a problem. `raw`: what the file will have, if it is not yet written."""
     name = str(path)
     problems: list[ConfigProblem] = []
     hint = ""
     try:
-        raw = read_regular(path)
+        raw = read_regular(path) if raw is None else raw
         check_encoding(raw[:4])
         hint = '; values with {{ }} need quotes: "{{ column }}"' if b"{{" in raw else ""
         tree = parse_yaml(raw.decode("utf-8-sig"), name, problems)
@@ -87,6 +88,7 @@ def read_suite(path: Path) -> SuiteFile:
         at = Origin("file", name, error.line, error.column)
         raise ConfigError(f"{at}: this is not YAML: {error}{hint}") from error
     problems = [replace(each, text=each.text + hint) for each in problems]
+    tree = fill_used_tasks(tree, problems)
     harmed: set[str] = set()
     while unknown := _find_errors(tree, unknown=True):  # a key that was mended may have some below it
         for found in unknown:

@@ -51,10 +51,16 @@ class FewShot:
     """Number of examples."""
     seed: Annotated[int, Range(0, None)] = 0
     """Seed that chooses the examples and their order."""
+    order: Literal["random", "first"] = "random"
+    """Whether the `seed` chooses, or the first rows are taken in their order."""
+    by: str | None = None
+    """Column of both tables: a question gets examples that have its own value there."""
     data: str | None = None
-    """Table with the examples, relative to the suite. null, without `hub`: that of the task."""
+    """Table with the examples, relative to the suite. null, without `hub` and `rows`: that of the task."""
     hub: HubSource | None = None
     """Data set of the hub with the examples."""
+    rows: tuple[dict[str, Any], ...] = ()
+    """The examples themselves, as mappings with the columns that the templates use."""
     separator: str = "\n\n"
     """Text after each example of a completion; in chats, examples are messages."""
 
@@ -64,10 +70,15 @@ class SuiteTask:
     """A task: rows, the request that each row becomes, and how its answer is scored. Templates are Jinja;
     their variables are the columns of the row."""
 
+    use: str | None = None
+    """Task that comes with mlxrun (`mlxrun tasks` lists them), whose keys those given here replace."""
     data: str | None = None
     """CSV, TSV, JSONL or Parquet file, relative to the suite; a .txt file is one row with a column `text`."""
     hub: HubSource | None = None
     """Data set of the hub, instead of `data`."""
+    prepare: str | None = None
+    """Python function that gets each row as a dict and returns the one to use, as `FILE.py:function` relative
+    to the suite or `module:function`. Examples from a table pass through it too."""
     prompt: str | None = None
     """Template of the user's message, or of the prompt of a completion."""
     prompts: dict[str, str] = field(default_factory=dict)
@@ -77,7 +88,7 @@ class SuiteTask:
     template: str | None = None
     """File with the template, instead of `prompt`, relative to the suite: as for `mlxrun job make`."""
     system: str | None = None
-    """Template of a system message before the `prompt`."""
+    """Template of a system message before the `prompt`; of a completion, the text before all examples."""
     images: str | None = None
     """Column with an image of each row, or a list of them, which come before the `prompt`. Paths are relative
     to the data file."""
@@ -95,7 +106,8 @@ class SuiteTask:
     id: str | None = None
     """Column with the id of each line. null: `custom_id`, `id`, or row-1, row-2 and so on."""
     expected: str | None = None
-    """Column with the expected answer. With `choices`: the text, the letter, or the number from 0 of one."""
+    """Column with the expected answer. With `choices`: the text, the letter, or the number from 0 of one, or
+    a list of them. `expected` in `eval` is a template of it."""
     match: str | None = None
     """How an answer is compared with it, as in the `eval` of a job line. null: `exact`, or `likeliest` with
     `choices`. `perplexity` expects nothing: it measures how well the model predicts the `prompt`."""

@@ -9,16 +9,18 @@ import importlib
 import io
 import itertools
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
+from mlxrun.core.hub_connection import is_hub_reachable
 from mlxrun.evals.suites.suite_settings import HubSource
 from mlxrun.jobs.lines.table_files import Row, RowError, read_rows
 
 Rows = Iterator[tuple[int, Row | RowError]]
+Prepare = Callable[[Row], Any]
 _IMAGE_TYPES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 
 
@@ -31,23 +33,42 @@ class RowSource:
     folder: Path | None
     path: Path | None = None
     dataset: Any = None
+    prepare: Prepare | None = None
 
     def read(self, limit: int | None = None) -> Rows:
         """Yield the first `limit` rows with their numbers. JobError if the file cannot be read."""
         if self.path is not None:
-            return itertools.islice(read_rows(self.path), limit)
-        return itertools.islice(enumerate(map(_convert_row, self.dataset), 1), limit)
+            rows = read_rows(self.path)
+        else:
+            rows = enumerate(map(_convert_row, self.dataset), 1)
+        rows = itertools.islice(rows, limit)
+        if self.prepare is None:
+            return rows
+        return ((number, _prepare_row(self.prepare, row)) for number, row in rows)
 
 
-def open_rows(data: str | None, hub: HubSource | None, folder: Path) -> RowSource:
+def open_rows(
+    data: str | None, hub: HubSource | None, folder: Path, prepare: Prepare | None = None
+) -> RowSource:
     """Open the rows of a file or a data set. JobError if it is missing or cannot be loaded. `folder`: the
-    suite's folder."""
+    suite's folder; `prepare`: changes each row."""
     if hub is not None:
-        return RowSource(f"{hub.name}[{hub.split}]", None, dataset=_load_dataset(hub, folder))
+        dataset = _load_dataset(hub, folder)
+        return RowSource(f"{hub.name}[{hub.split}]", None, dataset=dataset, prepare=prepare)
     path = folder / Path(str(data)).expanduser()
     if not path.is_file():
         raise JobError(f"{path}: there is no such file")
-    return RowSource(str(path), path.parent, path)
+    return RowSource(str(path), path.parent, path, prepare=prepare)
+
+
+def _prepare_row(prepare: Prepare, row: Row | RowError) -> Row | RowError:
+    if isinstance(row, RowError):
+        return row
+    try:
+        found = prepare(row)
+    except Exception as error:  # of a user's function
+        return RowError(f"`prepare` raised {type(error).__name__}: {error}")
+    return found if isinstance(found, dict) else RowError("`prepare` returned no dict")
 
 
 def _load_dataset(hub: HubSource, folder: Path) -> Any:
@@ -59,11 +80,25 @@ def _load_dataset(hub: HubSource, folder: Path) -> Any:
         logging.getLogger(name).handlers.clear()
     local = folder / Path(hub.name).expanduser()
     name = str(local.resolve()) if local.is_dir() else hub.name
+    offline = not local.is_dir() and _stay_offline(datasets)
     try:
         return datasets.load_dataset(name, hub.subset, split=hub.split, revision=hub.revision)
     except Exception as error:  # the library raises exceptions of many libraries
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        if offline:
+            reason = "the hub does not answer, and the local cache has it not; give a file as `data` (--data)"
         raise JobError(f"the data set {hub.name} cannot be loaded: {reason}") from error
+
+
+def _stay_offline(datasets: Any) -> bool:
+    """Whether the hub does not answer. Then its libraries use only their cache in this process; they would
+    repeat each request for half a minute."""
+    from huggingface_hub import constants
+
+    if is_hub_reachable():
+        return False
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    return True
 
 
 def _convert_row(row: Mapping[str, Any]) -> Row:

@@ -41,20 +41,34 @@ class TaskTemplate:
     def render(self, row: Mapping[str, Any], number: int) -> Json:
         """Render the line of a row. RowError if the row lacks a column, or has a value that does not fit."""
         line = self._render_question(row, number)
-        examples = [each for each in self.examples if not (self.own_examples and each[0] == number)]
-        used = examples[: self.task.few_shot.count] if self.task.few_shot is not None else []
+        used = self._list_examples(row, number)
         if "messages" in line:
             self._add_messages(line, used)
-        elif used:
-            line["prompt"] = "".join([*(self._render_example(each) for each in used), line["prompt"]])
+        else:
+            head = [self.parts["system"].render(row, number)["text"]] if "system" in self.parts else []
+            line["prompt"] = "".join([*head, *map(self._render_example, used), line["prompt"]])
         if self.task.is_perplexity:
             line = {**line, WINDOWS: {}, "echo": True, "logprobs": 0, "max_tokens": 0}
+        found = self.parts["eval"].render(row, number)["eval"] if "eval" in self.parts else {}
         if self.task.choices:
-            line = self._make_choices(line["prompt"], row, number)
-        if "eval" in self.parts:
-            found = self.parts["eval"].render(row, number)["eval"]
+            line = self._make_choices(line["prompt"], row, number, found)
+        if found:
             line["eval"] = {**line.get("eval", {}), **found}
         return line
+
+    def _list_examples(self, row: Mapping[str, Any], number: int) -> list[tuple[int, Row]]:
+        """The examples before the question of a row. RowError if those that fit are too few."""
+        few_shot = self.task.few_shot
+        if few_shot is None:
+            return []
+        found = [each for each in self.examples if not (self.own_examples and each[0] == number)]
+        if few_shot.by is not None:
+            if few_shot.by not in row:
+                raise RowError(f"few_shot.by {few_shot.by}: there is no such column")
+            found = [each for each in found if each[1].get(few_shot.by) == row[few_shot.by]]
+            if len(found) < few_shot.count:
+                raise RowError(f"few_shot.by {few_shot.by}: too few examples have the value of a row")
+        return found[: few_shot.count]
 
     def _render_question(self, row: Mapping[str, Any], number: int) -> Json:
         key = next(name for name in ("prompt", "messages", "template") if name in self.parts)
@@ -116,17 +130,22 @@ class TaskTemplate:
             raise RowError(f"the column {self.task.images!r}: the image file does not exist")
         return value if self.job_folder is None else os.path.relpath(path, self.job_folder)
 
-    def _make_choices(self, context: str, row: Mapping[str, Any], number: int) -> Json:
-        """A completion with a prompt for each choice, of which no token is generated."""
+    def _make_choices(self, context: str, row: Mapping[str, Any], number: int, found: Json) -> Json:
+        """A completion with a prompt for each choice, of which no token is generated. `found`: the `eval` of
+        the row, from which `expected` is taken if it is there."""
         choices = self.parts["choices"].render(row, number)["choices"]
         if not isinstance(choices, list) or len(choices) < 2:
             raise RowError("choices: a list of at least two is needed")
         texts = [str(check_cell(each, "choices")) for each in choices]
-        if str(self.task.expected) not in row:
+        if "expected" not in found and str(self.task.expected) not in row:
             raise RowError(f"expected {self.task.expected}: there is no such column")
+        value = found.pop("expected") if "expected" in found else row[str(self.task.expected)]
+        several = isinstance(value, list)
         wanted: Json = {
             "match": "likeliest",
-            "expected": self._find_choice(row[str(self.task.expected)], texts),
+            "expected": [self._find_choice(each, texts) for each in value]
+            if several
+            else self._find_choice(value, texts),
             "context_chars": len(context),
         }
         if self.task.group is not None:
@@ -153,7 +172,7 @@ class TaskTemplate:
                 found.add(int(value))
         elif isinstance(value, int) and not isinstance(value, bool):
             found = {value}
-        column = f"the column {self.task.expected!r}"
+        column = f"the column {self.task.expected!r}" if self.task.expected is not None else "eval.expected"
         if len(found) > 1:
             raise RowError(f"{column}: a value is the text of one choice and the number of another")
         if not found or not 0 <= min(found) < len(choices):
@@ -190,7 +209,8 @@ def compile_parts(
         yield "template", _read_file(folder / Path(task.template).expanduser(), is_completion)
     if task.system is not None:
         message = {"role": "system", "content": task.system}
-        yield "system", compile("system", {"messages": [message]}, True)
+        system = {"text": task.system} if is_completion else {"messages": [message]}
+        yield "system", compile("system", system, True)
     if task.choices:
         choices = task.choices if isinstance(task.choices, str) else list(task.choices)
         yield "choices", compile("choices", {"choices": choices}, True)
@@ -245,7 +265,7 @@ def build_eval(task: SuiteTask) -> Json:
     found = dict(task.eval)
     if task.judge is not None and (task.expected is None or task.match is None):
         found.setdefault("match", task.match or "judge")
-    if task.is_perplexity:
+    if task.expected is None and task.match is not None:
         found["match"] = task.match
     if task.expected is None and task.group is not None:
         found["group"] = f"{{{{ row[{json.dumps(task.group)}] | string }}}}"
@@ -253,17 +273,21 @@ def build_eval(task: SuiteTask) -> Json:
 
 
 def choose_examples(few_shot: FewShot, source: RowSource) -> list[tuple[int, Row]]:
-    """Choose rows for examples, with their numbers from 1: one more than are used, if there are enough. The
-    seed and the rows alone decide. JobError if there are too few rows, or one cannot be read."""
-    rng = random.Random(few_shot.seed)
-
-    def draw() -> Iterator[tuple[float, int, Row]]:
-        for count, (number, row) in enumerate(source.read(), 1):
-            if isinstance(row, RowError):
-                raise JobError(f"{source.name}:{number}: {row}")
-            yield rng.random(), count, row
-
-    chosen = heapq.nsmallest(few_shot.count + 1, draw(), key=lambda each: each[:2])
-    if len(chosen) < few_shot.count:
-        raise JobError(f"few_shot.count is {few_shot.count}, but {source.name} has {len(chosen)} rows")
-    return [(at, row) for _, at, row in chosen]
+    """Choose rows for examples, with their numbers from 1: one more than are used, if there are enough, of
+    each value of `by`. The seed and the rows alone decide. JobError if there are too few rows, or one cannot
+    be read."""
+    rng, wanted = random.Random(few_shot.seed), few_shot.count + 1
+    chosen: dict[str, list[tuple[float, int, Row]]] = {}
+    for count, (number, row) in enumerate(source.read(), 1):
+        if isinstance(row, RowError):
+            raise JobError(f"{source.name}:{number}: {row}")
+        group = chosen.setdefault(repr(row.get(few_shot.by)) if few_shot.by is not None else "", [])
+        group.append((rng.random() if few_shot.order == "random" else 0, count, row))
+        if len(group) > 2 * wanted:  # the table may be large
+            group[:] = heapq.nsmallest(wanted, group, key=lambda each: each[:2])
+    most = max(map(len, chosen.values()), default=0)
+    if most < few_shot.count:
+        raise JobError(f"few_shot.count is {few_shot.count}, but {source.name} has {most} rows")
+    for group in chosen.values():
+        group[:] = heapq.nsmallest(wanted, group, key=lambda each: each[:2])
+    return [(at, row) for group in chosen.values() for _, at, row in group]

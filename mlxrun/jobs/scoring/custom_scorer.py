@@ -106,7 +106,7 @@ def _call_function(place: ScorerPlace, arguments: Mapping[str, Any]) -> Verdict:
 def _load_in_child(place: ScorerPlace) -> Callable[..., Any]:
     os.chdir(place.folder)
     sys.path[:] = place.paths
-    module, function = _import_function(place.name)
+    module, function = import_function(place.name)
     if _digest_source(module) != place.digest:
         raise JobError(f"the scorer {place.name} has changed since it was loaded")
     return function
@@ -145,19 +145,21 @@ def _read_score(value: Any, name: Any) -> float:
 
 def load_scorer(name: str) -> CustomScorer:
     """Import a scorer; modules in the working directory are found. JobError that names what is missing."""
-    module, function = _import_function(name)
+    module, function = import_function(name)
     takes = _read_parameters(name, function)
     return CustomScorer(ScorerPlace(name, _digest_source(module), os.getcwd(), list(sys.path)), takes)
 
 
-def _import_function(name: str) -> tuple[ModuleType, Callable[..., Any]]:
+def import_function(name: str, kind: str = "scorer") -> tuple[ModuleType, Callable[..., Any]]:
+    """Import a function and its module, by module:function or file.py:function. JobError that names what is
+    missing. `kind`: what the function is, for messages."""
     place, colon, function_name = name.rpartition(":")
     if not colon or not place or not function_name.isidentifier():
-        raise JobError(f"scorer {name!r}: write module:function, or path/to/file.py:function")
-    module = _import_module(name, place)
+        raise JobError(f"{kind} {name!r}: write module:function, or path/to/file.py:function")
+    module = _import_module(f"{kind} {name!r}", place)
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise JobError(f"scorer {name!r}: {place} has no function {function_name!r}")
+        raise JobError(f"{kind} {name!r}: {place} has no function {function_name!r}")
     return module, function
 
 
@@ -184,9 +186,9 @@ def _import_module(name: str, place: str) -> ModuleType:
     except FileNotFoundError as error:
         missing = Path(error.filename or place)
         what = "there is no such file" if missing == Path(place) else f"{missing}: {error.strerror}"
-        raise JobError(f"scorer {name!r}: cannot be imported: {what}") from error
+        raise JobError(f"{name}: cannot be imported: {what}") from error
     except (Exception, SystemExit) as error:
-        raise JobError(f"scorer {name!r}: cannot be imported: {type(error).__name__}: {error}") from error
+        raise JobError(f"{name}: cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def _digest_source(module: ModuleType) -> str:

@@ -2,13 +2,14 @@
 
 The line is a completion of a list of prompts, each the context with one continuation, with `echo`, `logprobs`
 and `max_tokens: 0`. Its response has the logprobs of the prompts' tokens. `acc` compares the sums of the
-continuations' logprobs, as in lm-evaluation-harness. `acc_norm` compares the sums per character, without
-white space before the continuation; `acc_bytes` the sums per byte of UTF-8.
+continuations' logprobs, as in lm-evaluation-harness. `acc_norm` compares the sums per character, without the
+white space that all continuations begin with; `acc_bytes` the sums per byte of UTF-8.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,10 +36,13 @@ def sum_continuations(
     starts = [context_chars] * len(choices) if isinstance(context_chars, int) else list(context_chars)
     if len(starts) != len(choices):
         raise ValueError(f"there are {len(choices)} choices, and eval.context_chars has {len(starts)}")
-    return [_sum_continuation(choice, start) for choice, start in zip(choices, starts, strict=True)]
+    pairs = list(zip(choices, starts, strict=True))
+    common = os.path.commonprefix([choice["text"][start:] for choice, start in pairs])
+    skipped = len(common) - len(common.lstrip())
+    return [_sum_continuation(choice, start, skipped) for choice, start in pairs]
 
 
-def _sum_continuation(choice: Mapping[str, Any], start: int) -> ContinuationScore:
+def _sum_continuation(choice: Mapping[str, Any], start: int, skipped: int) -> ContinuationScore:
     text, logprobs = choice["text"], choice.get("logprobs") or {}
     offsets, values = logprobs.get("text_offset") or [], logprobs.get("token_logprobs") or []
     if len(text) <= start or not offsets or len(offsets) != len(values):
@@ -48,7 +52,7 @@ def _sum_continuation(choice: Mapping[str, Any], start: int) -> ContinuationScor
     inside = [p for p, at, end in zip(values, offsets, ends, strict=True) if at >= start or end > start]
     if any(p is None for p in inside):
         raise ValueError("the first token has no logprob; the context must have at least one token")
-    continuation = text[start:].lstrip()
+    continuation = text[start + skipped :]
     return ContinuationScore(math.fsum(inside), len(continuation), len(continuation.encode()))
 
 

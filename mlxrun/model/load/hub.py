@@ -15,7 +15,8 @@ from pathlib import Path
 from mlxrun.config.contradictions import HUB_ID
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.field_errors import suggest
-from mlxrun.model.load.model_files import SMALL_FILES, WEIGHT_FILES, check_hub, is_unreachable
+from mlxrun.core.hub_connection import check_hub, is_unreachable
+from mlxrun.model.load.model_files import SMALL_FILES, WEIGHT_FILES
 
 COMMUNITY = "mlx-community"  # the hub's collection of models in MLX's own form
 _SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")

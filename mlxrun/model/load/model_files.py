@@ -18,6 +18,7 @@ from typing import Any
 from mlxrun.config.contradictions import HUB_ID, explain_missing_config
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
+from mlxrun.core.hub_connection import is_hub_reachable
 from mlxrun.core.text_files import open_regular, read_text_file
 from mlxrun.model.load.load_progress import note_download
 
@@ -27,7 +28,6 @@ _MAX_JSON = 1 << 28  # bytes: more is no file of settings, nor an index of weigh
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "model"
 SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.py", "*.tiktoken"]
 WEIGHT_FILES = ["*.safetensors"]
-REACH_SECONDS = 3.0  # for a connection to the hub, and for the first byte of the answer
 
 
 def find_model_folder(settings: ModelSettings, weights: bool = True) -> Path:
@@ -179,33 +179,3 @@ def read_json_list(path: Path) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise ModelLoadError(f"{path}: not a list of JSON objects")
     return value
-
-
-def check_hub() -> None:
-    """Send the hub one request. What the library raises if there is no answer, `is_unreachable` knows. From
-    then on the library's warnings are shown once, by the handler of mlxrun."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
-
-    logging.getLogger("huggingface_hub").handlers.clear()
-    get_session().head(constants.ENDPOINT, timeout=REACH_SECONDS)
-
-
-def is_unreachable(error: Exception) -> bool:
-    """Whether an error of the hub's library says that the hub did not answer, or may not be asked."""
-    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
-
-    if isinstance(error, LocalEntryNotFoundError | OfflineModeIsEnabled | ConnectionError):
-        return True
-    return type(error).__module__.startswith(("httpx", "httpcore"))
-
-
-def is_hub_reachable() -> bool:
-    """Whether the hub answers a request."""
-    try:
-        check_hub()
-    except Exception as error:
-        if not is_unreachable(error):
-            raise
-        return False
-    return True

@@ -86,6 +86,45 @@ def test_a_suite(
     assert len(json.loads((tmp_path / "suite.out/suite.json").read_text())["runs"]) == 2
 
 
+def test_standard_tasks(
+    tmp_path: Path,
+    fake_engine: list[Config],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are a suite that the command writes beside its cells; what it needs may be given as files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "It is 2.\\n#### 2"}\n')
+    command = ["eval", "--tasks", "gsm8k", "--model", "org/Some-Model", "--data", "rows.jsonl"]
+    assert main([*command, "--dry-run"]) == 0 and not list(tmp_path.glob("*.out"))
+    assert main(command) == 0
+    folder = tmp_path / "Some-Model-gsm8k.out"
+    assert (folder / "Some-Model/gsm8k/seed-0/job.out.jsonl").is_file()
+    capsys.readouterr()
+    assert main(["eval", str(folder / "suite.yaml"), "-o", str(folder)]) == 0, "it runs as any suite"
+    assert [config.model.path for config in fake_engine] == ["org/Some-Model"]
+    assert len(read_cells(folder / "suite.yaml")[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "give a suite, or --tasks"),
+        (["s.yaml", "--tasks", "arc"], "give a suite, or --tasks"),
+        (["s.yaml", "--model", "m"], "a suite has keys for them"),
+        (["--tasks", "arc,gsm9k"], "--tasks: there is no task 'gsm9k' (did you mean 'gsm8k'?)"),
+        (["--tasks", "arc,mmlu", "--data", "a.csv"], "--data a.csv: write TASK=FILE, with one of arc, mmlu"),
+        (["--tasks", "arc", "--data", "a.csv", "--data", "arc=b.csv"], "arc has a file already"),
+        (["--tasks", "arc", "--data", "none.csv"], "none.csv: there is no such file"),
+    ],
+)
+def test_standard_tasks_that_are_wrong(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["eval", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_options(tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]) -> None:
     suite = write_suite(tmp_path, SUITE)
     (tmp_path / "base.yaml").write_text("scheduler: {max_running: 3}\n")

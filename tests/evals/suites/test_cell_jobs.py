@@ -170,6 +170,14 @@ def test_a_column_that_some_rows_lack(tmp_path: Path, missing: int) -> None:
             "tasks.capitals.few_shot.data: no.csv: there is no such file",
         ),
         (
+            ("expected: capital", "prepare: 'no_such_module:change'"),
+            "6:14: tasks.capitals.prepare: function 'no_such_module:change': cannot be imported",
+        ),
+        (
+            ("expected: capital", "use: gsm9k"),
+            "6:10: tasks.capitals.use: there is no task 'gsm9k' (did you mean 'gsm8k'?); mlxrun has arc, ",
+        ),
+        (
             ("expected: capital", "eval: {scorer: 'no_such_module:score'}"),
             "6:20: tasks.capitals.eval.scorer: scorer 'no_such_module:score': cannot be imported",
         ),

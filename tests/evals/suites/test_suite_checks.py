@@ -37,8 +37,12 @@ def test_a_good_suite_has_none(tmp_path: Path) -> None:
             "tasks.t.messages: `prompt` is given too; give one of them",
         ),
         (
-            "data: cities.csv, endpoint: completion, prompt: '{{ area }}', system: Hello",
-            "tasks.t.system: only chats have system, and `endpoint` is completion",
+            "data: cities.csv, match: perplexity, prompt: '{{ area }}', system: Hello",
+            "tasks.t.system: only chats have system, and `perplexity` is that of a text",
+        ),
+        (
+            "data: cities.csv, prompt: '{{ area }}', few_shot: {answer: '{{ a }}', rows: [{a: 1}], data: x}",
+            "tasks.t.few_shot.rows: `data` is given too; give one of them",
         ),
         (
             "data: cities.csv, prompt: '{{ area }}', choices: [a, b], expected: area, images: area",

@@ -8,11 +8,14 @@ import io
 import logging
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from huggingface_hub import constants
 from PIL import Image
 
 from mlxrun.core.errors import JobError
+from mlxrun.evals.suites import task_rows
 from mlxrun.evals.suites.suite_settings import HubSource
 from mlxrun.evals.suites.task_rows import RowSource, make_data_url, open_rows
 from mlxrun.jobs.lines.table_files import RowError
@@ -41,9 +44,42 @@ def test_a_data_set_whose_library_says_what_is_wrong(tmp_path: Path, monkeypatch
     own = logging.getLogger("datasets")
     monkeypatch.setattr(own, "handlers", [logging.StreamHandler()])
     monkeypatch.setattr(importlib, "import_module", lambda name: Broken())
+    monkeypatch.setattr(task_rows, "is_hub_reachable", lambda: True)
     with pytest.raises(JobError, match="the data set org/x cannot be loaded: Unknown split 'tset'$"):
         open_rows(None, HubSource("org/x"), tmp_path)
     assert own.handlers == [], "its messages would be there twice"
+
+
+def test_without_the_hub_only_the_cache_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The libraries are told before they are asked, as they would repeat requests for half a minute."""
+    cached = {"org/x": [{"a": 1}]}
+
+    class Library:
+        config = SimpleNamespace(HF_HUB_OFFLINE=False)
+
+        def load_dataset(self, name: str, *args: object, **given: object) -> list[dict[str, int]]:
+            assert self.config.HF_HUB_OFFLINE and constants.HF_HUB_OFFLINE
+            return cached[name]
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(importlib, "import_module", lambda name: Library())
+    monkeypatch.setattr(task_rows, "is_hub_reachable", lambda: False)
+    assert list(open_rows(None, HubSource("org/x"), tmp_path).read()) == [(1, {"a": 1})]
+    with pytest.raises(JobError, match=r"org/y cannot be loaded: the hub does not answer, .* \(--data\)"):
+        open_rows(None, HubSource("org/y"), tmp_path)
+
+
+def test_rows_that_a_function_prepares(tmp_path: Path) -> None:
+    """What it raises, or another kind of value, is a problem of that row."""
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n[]\n{"b": 2}\n{"a": 0}\n')
+    source = open_rows("a.jsonl", None, tmp_path, lambda row: row["a"] and {**row, "b": row["a"] + 1})
+    first, bad, raised, other = (row for _, row in source.read())
+    assert first == {"a": 1, "b": 2}
+    assert [str(each) for each in (bad, raised, other)] == [
+        "not a JSON object",
+        "`prepare` raised KeyError: 'a'",
+        "`prepare` returned no dict",
+    ]
 
 
 def test_a_local_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

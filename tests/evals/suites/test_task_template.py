@@ -46,6 +46,9 @@ def test_a_message() -> None:
     assert find_texts(line) == [("system", "About France."), ("user", "France?")]
     line = make(replace(ASK, endpoint="completion")).render(ROW, 1)
     assert line == {"prompt": "France?"}
+    task = replace(ASK, endpoint="completion", system="On {{ country }}.\n\n", few_shot=FEW)
+    line = make(task, examples=[(2, {"country": "Peru", "capital": "Lima"})]).render(ROW, 1)
+    assert line == {"prompt": "On France.\nPeru? Lima!\n\nFrance?"}, "before the examples"
 
 
 def test_templates_of_other_kinds(tmp_path: Path) -> None:
@@ -101,6 +104,30 @@ def test_examples_are_chosen_by_their_seed(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{}\n[]\n")
     with pytest.raises(JobError, match="bad.jsonl:2: not a JSON object"):
         choose_examples(FEW, open_rows("bad.jsonl", None, tmp_path))
+
+
+def test_the_first_examples_of_each_value(tmp_path: Path) -> None:
+    """`by` gives a question the examples of its own value, in the order of the table."""
+    rows = [f"{kind},{kind}{n}\n" for n in range(9) for kind in "xyz"]
+    (tmp_path / "c.csv").write_text("kind,capital\n" + "".join(rows) + "w,w0\n")
+    few = replace(FEW, order="first", by="kind")
+    source = open_rows("c.csv", None, tmp_path)
+    examples = choose_examples(few, source)
+    names = ["x0", "x1", "x2", "y0", "y1", "y2", "z0", "z1", "z2", "w0"]
+    assert [row["capital"] for _, row in examples] == names
+    task = replace(ASK, endpoint="completion", prompt="{{ row.kind | default('?') }}?", few_shot=few)
+    template = make(task, examples=examples)
+    assert template.render({"kind": "y"}, 1)["prompt"] == "y? y0!\n\ny? y1!\n\ny?"
+    own = replace(template, own_examples=True)
+    assert own.render({"kind": "y"}, 2)["prompt"] == "y? y1!\n\ny? y2!\n\ny?", "a row is no example of itself"
+    with pytest.raises(RowError, match="few_shot.by kind: too few examples have the value of a row"):
+        template.render({"kind": "w"}, 1)
+    with pytest.raises(RowError, match="few_shot.by kind: there is no such column"):
+        template.render({}, 1)
+    random = choose_examples(replace(few, order="random", seed=1), source)
+    assert random != examples and {row["kind"] for _, row in random} == set("wxyz")
+    with pytest.raises(JobError, match="few_shot.count is 10, but .*c.csv has 9 rows"):
+        choose_examples(replace(few, count=10), source)
 
 
 def test_one_question_about_many_images() -> None:
@@ -174,6 +201,18 @@ def test_the_expected_choice(value: Any, choices: list[str], found: int | str) -
     else:
         with pytest.raises(RowError, match=found):
             make(CHOICES).render(row, 1)
+
+
+def test_the_expected_choice_by_a_template() -> None:
+    """`eval.expected` may compute it; a list has several that are right."""
+    task = replace(CHOICES, expected=None, eval={"expected": "{{ options.index(capital) }}"})
+    found = make(task).render(ROW, 1)["eval"]
+    assert (found["expected"], found["group"], found["match"]) == (1, "France", "likeliest")
+    several = replace(task, eval={"expected": "{{ [capital, 0] }}", "normalize": "chars"})
+    found = make(several).render(ROW, 1)["eval"]
+    assert (found["expected"], found["normalize"]) == ([1, 0], "chars")
+    with pytest.raises(RowError, match="^eval.expected: a value is neither the text"):
+        make(replace(task, eval={"expected": "{{ country }}"})).render(ROW, 1)
 
 
 def test_choices_that_are_no_list() -> None:

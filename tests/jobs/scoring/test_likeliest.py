@@ -36,6 +36,14 @@ def test_sums_and_lengths() -> None:
     assert [(each.logprob, each.chars, each.bytes) for each in found] == [(-0.75, 5, 5), (-2, 1, 3)]
 
 
+def test_white_space_that_only_some_begin_with_counts() -> None:
+    """It belongs to a choice, and what all begin with to the context."""
+    found = sum_continuations(options((["  ab"], [-1.0]), ([" c"], [-1.0])), len(CONTEXT))
+    assert [(each.chars, each.bytes) for each in found] == [(3, 3), (1, 1)]
+    found = sum_continuations(options((["\n\nab"], [-1.0]), (["\n\nc"], [-1.0])), len(CONTEXT))
+    assert [each.chars for each in found] == [2, 1]
+
+
 def test_a_token_across_the_border_counts() -> None:
     """A context that ends with a space shares a token with its continuation."""
     found = sum_continuations(options(([" Paris"], [-0.5])), [len(CONTEXT) + 1])

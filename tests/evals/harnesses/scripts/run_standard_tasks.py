@@ -1,0 +1,94 @@
+"""Runs mlxrun's standard tasks and, beside them, lm-evaluation-harness' own ones on the same rows. Prints
+what the harness asked and found for each row as JSON in its last line; mlxrun's runs stay in the folder."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+import lm_eval
+from lm_eval import tasks
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
+from lm_eval.tasks import TaskManager
+
+from mlxrun.cli.main import main as run_mlxrun
+from mlxrun.evals.harnesses.lm_eval_model import LmEvalModel
+
+HARNESS = Path(tasks.__file__).parent
+
+
+class Answers(LM):
+    """A model whose answers are given, one for each row."""
+
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        return [self.answers[each.doc_id or 0] for each in requests]
+
+    def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
+        raise NotImplementedError
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> Any:
+        raise NotImplementedError
+
+
+def write_config(name: str, task: dict[str, Any], folder: Path) -> None:
+    """A task that is the harness' own but for its rows, which are in files."""
+    files = json.dumps(task["data"])
+    lines = [f"include: {HARNESS / task['file']}", f"task: own_{name}", "dataset_path: json", "tag: null"]
+    lines += ["dataset_name: null", f"dataset_kwargs: {{data_files: {files}}}"]
+    if "shots" in task:
+        lines.append(f"num_fewshot: {task['shots']}")
+    (folder / f"{name}.yaml").write_text("\n".join(lines) + "\n")
+
+
+def evaluate(model: LM, name: str, manager: TaskManager, **options: Any) -> list[dict[str, Any]]:
+    """Each row with what the model is asked, its answer, and its scores: metrics, or filters if there are
+    several."""
+    task = f"own_{name}"
+    found = lm_eval.simple_evaluate(
+        model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, **options
+    )
+    rows: dict[int, dict[str, Any]] = {}
+    for sample in found["samples"][task]:
+        row = rows.setdefault(sample["doc_id"], {"scores": {}})
+        row["arguments"] = [list(each) for each in sample["arguments"]]
+        row["answer"] = sample["resps"]
+        for metric in sample["metrics"]:
+            row["scores"][metric if sample["filter"] == "none" else sample["filter"]] = sample[metric]
+    return [rows[at] for at in sorted(rows)]
+
+
+def main() -> None:
+    given = json.loads(Path(sys.argv[1]).read_text())
+    code = run_mlxrun(["eval", *given["arguments"], "-o", "out"])
+    folder = Path("configs")
+    folder.mkdir()
+    for name, task in given["tasks"].items():
+        write_config(name, task, folder)
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    model = LmEvalModel(given["model"])
+    found: dict[str, Any] = {"code": code, "run": {}, "given": {}, "scored": {}}
+    for name, task in given["tasks"].items():
+        options = {"apply_chat_template": True} if task.get("is_chat") else {}
+        found["run"][name] = evaluate(model, name, manager, **options)
+        if "answers" in task:
+            found["given"][name] = evaluate(Answers(task["answers"]), name, manager)
+            module, _, function = task["scorer"].partition(":")
+            score = getattr(importlib.import_module(module), function)
+            pairs = zip(task["answers"], task["expected"], strict=True)
+            found["scored"][name] = [score(answer=answer, expected=expected) for answer, expected in pairs]
+    print(json.dumps(found, default=str))
+
+
+if __name__ == "__main__":
+    main()

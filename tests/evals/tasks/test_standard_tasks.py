@@ -1,0 +1,168 @@
+"""The tasks of the box beside lm-evaluation-harness' own, with the same model on the same rows: prompts,
+answers and scores are equal. The rows of data/ were written for these tests in the data sets' schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxrun.evals.tasks.task_box import read_task
+from mlxrun.jobs.scoring.likeliest import sum_continuations
+from tests.helpers.harness_scripts import run_harness_script
+
+pytestmark = pytest.mark.slow
+
+DATA = Path(__file__).parent / "data"
+SUBJECTS = ("anatomy", "astronomy", "high_school_geography", "us_foreign_policy")
+LIKELIEST = ("arc", "hellaswag", "truthfulqa")
+GENERATED = ("gsm8k", "ifeval")
+FILES = {
+    "arc": ("arc/arc_challenge.yaml", "test"),
+    "gsm8k": ("gsm8k/gsm8k-cot.yaml", "test"),
+    "hellaswag": ("hellaswag/hellaswag.yaml", "validation"),
+    "ifeval": ("ifeval/ifeval.yaml", "train"),
+    "truthfulqa": ("truthfulqa/truthfulqa_mc1.yaml", "validation"),
+}
+# Answers that the model of the test does not give: right, wrong, and written in many ways.
+NUMBERS = ("The answer is {}.", "It is {}.\nThe answer is {}. The end", "The answer is ${}", "I get {}", "")
+TEXTS = (
+    "Sure, gladly.\nrain falls",
+    "A bridge and a bridge over the moss and stone. That is all.",
+    '{"name": "Tom", "age": 3}',
+    '"Oslo"',
+    "<<Soup>>\n* one\n* two\n* three\n\nP.S. [name] and [town]",
+    "SNOW FELL ON THE ROOFS",
+    "one\n******\ntwo",
+    "Sure!\nzebras zoom and buzz *so* *well*\n***\nmore",
+    "",
+)
+
+
+def read_rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def write_subjects(folder: Path) -> dict[str, Any]:
+    """The task of the harness for each subject of mmlu, with its rows in files of their own."""
+    found = {}
+    for subject in SUBJECTS:
+        files = {}
+        for name, split in (("mmlu", "test"), ("mmlu_dev", "dev")):
+            rows = [row for row in read_rows(name) if row["subject"] == subject]
+            path = folder / f"{name}-{subject}.jsonl"
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            files[split] = str(path)
+        found[f"mmlu_{subject}"] = {
+            "file": f"mmlu/default/mmlu_{subject}.yaml",
+            "data": files,
+            "shots": 5,
+        }
+    return found
+
+
+def list_answers(name: str) -> dict[str, Any]:
+    """Given answers to all rows of a task, and what its scorer expects."""
+    rows = read_rows(name)
+    if name == "gsm8k":
+        right = [row["answer"].split("####")[-1].strip() for row in rows]
+        answers = [
+            NUMBERS[at % len(NUMBERS)].format(*[number if at % 3 else "7"] * 2)
+            for at, number in enumerate(right)
+        ]
+        return {"answers": answers, "expected": right}
+    return {"answers": [TEXTS[at % len(TEXTS)] for at in range(len(rows))], "expected": rows}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("standard")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Any:
+    """What scripts/run_standard_tasks.py has found."""
+    tasks: dict[str, Any] = write_subjects(folder)
+    for name, (file, split) in FILES.items():
+        path = str(DATA / f"{name}.jsonl")
+        splits = dict.fromkeys({split, "train"} if name in ("arc", "hellaswag") else {split}, path)
+        tasks[name] = {"file": file, "data": splits}
+    tasks["ifeval"]["is_chat"] = True
+    for name in GENERATED:
+        scorer = read_task(name).node.strip_origins()["eval"]["scorer"]
+        tasks[name] |= {"scorer": scorer, **list_answers(name)}
+    names = ["mmlu", *FILES]
+    arguments = ["--tasks", ",".join(names), "--model", "embedded"]
+    for name in names:
+        arguments += ["--data", f"{name}={DATA / name}.jsonl"]
+    arguments += ["--examples", f"mmlu={DATA / 'mmlu_dev'}.jsonl"]
+    given = {"model": "embedded", "arguments": arguments, "tasks": tasks}
+    found = run_harness_script("run_standard_tasks.py", given, folder)
+    assert found["code"] == 0
+    mmlu = iter(zip(*(found["run"].pop(f"mmlu_{subject}") for subject in SUBJECTS), strict=True))
+    order = [row["subject"] for row in read_rows("mmlu")[: len(SUBJECTS)]]
+    found["run"]["mmlu"] = [rows[SUBJECTS.index(subject)] for rows in mmlu for subject in order]
+    return found
+
+
+def read_run(folder: Path, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The lines of the run of a task with their records."""
+    cell = folder / f"out/embedded/{name}/seed-0"
+    lines = [json.loads(line) for line in (cell / "job.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in (cell / "job.out.jsonl").read_text().splitlines()]
+    assert len(lines) == 20
+    return list(zip(lines, records, strict=True))
+
+
+def get_answer(record: Mapping[str, Any]) -> str:
+    choice = record["response"]["body"]["choices"][0]
+    return str(choice["message"]["content"] if "message" in choice else choice["text"])
+
+
+@pytest.mark.parametrize("name", ["mmlu", *LIKELIEST])
+def test_choices_are_equal(name: str, found: Any, folder: Path) -> None:
+    """The harness is asked for the same continuations of the same contexts, and gets the same likelihoods."""
+    differences = 0
+    for (line, record), theirs in zip(read_run(folder, name), found["run"][name], strict=True):
+        assert line["prompt"] == ["".join(pair) for pair in theirs["arguments"]]
+        contexts = {len(pair[0]) for pair in theirs["arguments"]}
+        assert contexts == {line["eval"]["context_chars"]}
+        body = record["response"]["body"]
+        ours = [each.logprob for each in sum_continuations(body["choices"], *contexts)]
+        likelihoods = [float(each[0][0]) for each in theirs["answer"]]
+        assert ours == pytest.approx(likelihoods, abs=1e-3)
+        scores = record["eval"]["scores"]
+        assert {key: scores[key] for key in theirs["scores"]} == theirs["scores"]
+        differences += len(set(scores.values())) > 1
+    assert differences or name in ("mmlu", "truthfulqa"), "lengths of choices matter for some rows"
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_answers_are_equal(name: str, found: Any, folder: Path) -> None:
+    for (line, record), theirs in zip(read_run(folder, name), found["run"][name], strict=True):
+        ((context, options),) = theirs["arguments"]
+        if name == "gsm8k":
+            assert line["prompt"] == context
+            assert line["stop"] == options["until"]
+        else:
+            assert line["messages"][0]["content"] in context
+            assert line["max_tokens"] == options["max_gen_toks"]
+        assert line["temperature"] == options.get("temperature", 0) == 0
+        assert [[get_answer(record)]] == theirs["answer"]
+        scores = record["eval"]["scores"]
+        assert scores == {key: theirs["scores"][key] for key in scores}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_scorers_are_equal(name: str, found: Any) -> None:
+    """Answers of all kinds get the scores of the harness."""
+    seen: set[tuple[Any, ...]] = set()
+    for ours, theirs in zip(found["scored"][name], found["given"][name], strict=True):
+        scores = ours["scores"]
+        assert scores == {key: theirs["scores"][key] for key in scores}
+        assert ours["score"] == next(iter(scores.values()))
+        seen.add(tuple(scores.values()))
+    assert len(seen) >= 3, "right by both rules, by one, and wrong"
