@@ -125,8 +125,8 @@ def command(
     """Run the suite SUITE, a YAML file, or standard tasks; the same command continues an interrupted one."""
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.signal_loop import run_async
-    from mlxrun.evals.suites.cell_jobs import CellJobs
     from mlxrun.core.durable_writes import write_atomically
+    from mlxrun.evals.suites.cell_jobs import CellJobs
 
     if (suite is None) is (tasks is None):
         raise click.UsageError("give a suite, or --tasks")
