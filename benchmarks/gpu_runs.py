@@ -40,6 +40,13 @@ RUNS = (
         600,
     ),
     GPURun(
+        "engine-h200-reproducible",
+        MLXRUN,
+        "--model qwen3-0.6b --workload uniform --workload few --workload single --workload ragged --no-peer "
+        "--repeat 2 --set engine.reproducible=true",
+        120,
+    ),
+    GPURun(
         "engine-h200-interactive",
         MLXRUN,
         "--model qwen3-0.6b --workload interactive --no-peer --repeat 3",
