@@ -32,11 +32,12 @@ MEASURES = {
     "peak_bytes": "peak memory",
 }
 ENGINE = {
-    "engine-h200": ("engine-h200",),
+    "engine-h200": ("engine-h200", "engine-h200-staggered"),
     "engine-h200-8b-4bit": ("engine-h200-8b-4bit",),
     "engine-h200-30b-a3b-4bit": ("engine-h200-30b-a3b-4bit",),
     "engine-cpu": ("engine-cpu",),
 }
+MODES = ("engine-h200-slow-host", "engine-h200-reproducible")  # of one host
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
 SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
 
@@ -108,6 +109,9 @@ def make_table(name: str) -> list[str]:
     if name == "decode-layers":
         head = ["| model | rows | the library's layers | fused layers | × |", "|---|---|---|---|---|"]
         return [*head, *(row for file in LAYERS for row in _list_layer_rows(file))]
+    if name == MODES[1]:
+        head = ["| workload | measure | usual mode | reproducible | × |", "|---|---|---|---|---|"]
+        return [*head, *_list_mode_rows()]
     if name == PROMPT_SIZES:
         head = [
             "| agent | endpoint | tools | system prompt and tools | first prompt |",
@@ -130,6 +134,20 @@ def _list_engine_rows(name: str) -> list[str]:
                 )
                 title = ""
     return rows
+
+
+def _list_mode_rows() -> Iterator[str]:
+    usual, reproducible = (read(name)["workloads"] for name in MODES)
+    for workload in (name for name in PROMPTS if name in reproducible):
+        title = PROMPTS[workload]
+        for measure in ("wall_s", "decode_tps", "ttft_mean_s"):
+            before, now = (
+                each[workload]["sides"]["mlxrun"]["median"][measure] for each in (usual, reproducible)
+            )
+            ratio = now / before if measure == "decode_tps" else before / now
+            cells = " | ".join(format_figure(value, measure) for value in (before, now))
+            yield f"| {title} | {MEASURES[measure]} | {cells} | {format_ratio(ratio)} |"
+            title = ""
 
 
 def _list_layer_rows(name: str) -> Iterator[str]:

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for theme in THEMES:
         with themed(theme):
             figures = {
-                "ragged": ragged.draw(read("engine-h200"), theme),
+                "ragged": ragged.draw(read("engine-h200", "engine-h200-staggered"), theme),
                 "ragged-cpu": ragged.draw(read("engine-cpu"), theme),
                 "server": server.draw(read(*SERVER), theme),
             }
