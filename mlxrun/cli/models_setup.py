@@ -161,12 +161,14 @@ def check_shares(slots: Sequence[ModelSlot], limit: int) -> None:
 
 async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
     """Serve several models until a signal ends it; the exit code."""
-    from mlxrun.cluster.models.messages import DescribeModels
+    from mlxrun.cluster.models.messages import DescribeModels, DigestModels
+    from mlxrun.cluster.models.model_lines import ModelsJobService
     from mlxrun.cluster.models.model_pool import ModelPool
-    from mlxrun.cluster.models.model_process import describe_models
-    from mlxrun.cluster.models.model_relay import make_models_front
+    from mlxrun.cluster.models.model_process import describe_models, digest_models
+    from mlxrun.cluster.models.model_relay import ModelRelay, make_models_front
     from mlxrun.config.server_settings import read_served_model
     from mlxrun.engine.client import EngineClient
+    from mlxrun.server.batches.batch_queue import make_batch_queue
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
     from mlxrun.server.running_servers import make_note
@@ -181,15 +183,22 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
         say(f"{slot.name}: {slot.error or f'{format_rounded(slot.memory)} while it is loaded'}")
     pool = ModelPool(slots, facts.limit, config.scheduler.max_queue, config.server.request_timeout)
 
+    relay, queue = ModelRelay(pool, secret), make_batch_queue(config, os.environ)
+    front, note = make_models_front(relay, config, queue), make_note(config, os.environ)
+
+    async def digest() -> str:
+        return await digest_models(DigestModels(list(configs.values())))
+
     async def load() -> LoadedEngine:
         try:
             await pool.start()
+            if queue is not None:
+                await queue.start(ModelsJobService(config, loaded.digest, pool, relay.send_line, digest))
         except BaseException:
             await pool.close()
             raise
         return LoadedEngine(cast(EngineClient, pool), cast(Any, None), {})
 
-    front, note = make_models_front(config, pool, secret), make_note(config, os.environ)
     return await run(
         front,
         load,

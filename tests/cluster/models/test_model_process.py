@@ -10,11 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from tests.helpers.batches_server import CHAT, RunningServer
 from tests.helpers.command_processes import RunningCommand, read_log, run_serve, start_command, wait_until
 
 pytestmark = pytest.mark.thorough
@@ -98,6 +99,33 @@ def test_stored_responses_survive_the_swap(server: RunningCommand) -> None:
     assert kept["output"] == first["output"] and kept["model"] == "chat"
     more = {"model": "chat", "input": "What is my name?", "previous_response_id": first["id"]}
     assert fetch(server.url + "/v1/responses", more)["previous_response_id"] == first["id"]
+
+
+def test_lines_of_a_batch_reach_their_models(server: RunningCommand) -> None:
+    """Two models that do not fit together; each answer is that of a request with the seed of the line."""
+    names = ("chat", "other")
+    lines = [
+        {"custom_id": f"{at}", "method": "POST", "url": CHAT, "body": make_body(names[at % 2], at)}
+        for at in range(8)
+    ]
+    before = [each["loads"] for each in read_models(server).values()]
+    records = asyncio.run(run_batch(server.url, lines))
+    assert [record["response"]["body"]["model"] for record in records] == [*names * 4]
+    loads = [each["loads"] for each in read_models(server).values()]
+    assert sum(loads) - sum(before) <= 2
+    alone = asyncio.run(ask_all(server.url, [line["body"] for line in lines]))
+    assert [record["response"]["body"]["choices"][0]["message"]["content"] for record in records] == alone
+
+
+async def run_batch(url: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of a batch, in the order of its lines."""
+    async with aiohttp.ClientSession(url) as http:
+        site = RunningServer(url, http, cast(Any, None), cast(Any, None), cast(Any, None))
+        made = await site.create(await site.upload(lines))
+        done = await site.wait_until_ended(made["id"])
+        assert done["status"] == "completed" and done["request_counts"]["failed"] == 0, done
+        records = await site.records(done["output_file_id"])
+    return sorted(records, key=lambda record: int(record["custom_id"]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the children of a process")
