@@ -174,7 +174,9 @@ def test_models_that_cannot_have_their_memory_are_refused_at_start(tmp_path: Pat
     too_much = ["--set", "models.other.memory=2GB"]
     process = start_command(tmp_path, "serve", "--port", "0", *sets, *too_much)
     assert process.wait(240) == 2
-    assert "models: other: its memory is 2000000000, more than scheduler.memory_limit" in read_log(tmp_path)
+    assert "models.other.memory: its memory is 2000000000, more than scheduler.memory_limit" in read_log(
+        tmp_path
+    )
 
 
 def test_a_model_gets_more_than_its_weights(tmp_path: Path) -> None:
@@ -230,4 +232,4 @@ async def _stop_within(server: RunningCommand, body: dict[str, Any]) -> str:
 def test_a_model_with_a_wrong_folder_is_refused_at_start(tmp_path: Path) -> None:
     process = start_command(tmp_path, "serve", "--set", "models.other=./nowhere")
     assert process.wait(240) == 2
-    assert "models: other: " in read_log(tmp_path) and "nowhere" in read_log(tmp_path)
+    assert "models.other.path: " in read_log(tmp_path) and "nowhere" in read_log(tmp_path)
