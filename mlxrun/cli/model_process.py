@@ -14,12 +14,18 @@ import threading
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mlxrun.core.errors import MlxrunError
 
 if TYPE_CHECKING:
-    from mlxrun.cluster.models.messages import DescribeModels, ModelFacts, ModelsFacts, ServeModel
+    from mlxrun.cluster.models.messages import (
+        DescribeModels,
+        DigestModels,
+        ModelFacts,
+        ModelsFacts,
+        ServeModel,
+    )
     from mlxrun.config.settings import Config
     from mlxrun.model.load.model_info import LoadedModelInfo
 
@@ -31,13 +37,16 @@ def main() -> int:
     """Read a message and do what it asks for."""
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.signal_loop import run_async
-    from mlxrun.cluster.models.messages import DescribeModels, read_message, write_message
+    from mlxrun.cluster.models.messages import DescribeModels, DigestModels, read_message, write_message
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     message = read_message(sys.stdin.buffer)
     if isinstance(message, DescribeModels):
         write_message(answers, describe_models(message))
+        return 0
+    if isinstance(message, DigestModels):
+        write_message(answers, digest_models(message))
         return 0
     return run_async(serve_model(message, answers))
 
@@ -82,6 +91,21 @@ def _describe_model(config: Config) -> ModelFacts | MlxrunError:
         return error
 
 
+def digest_models(message: DigestModels) -> str:
+    """Digest the settings and the files of models; for one that cannot be read, what is wrong with it."""
+    from mlxrun.cli.run_setup import read_model
+    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+
+    found: dict[str, Any] = {}
+    for config in message.configs:
+        try:
+            model = read_model(config.model, weights=False, announce=False)
+            found[config.model.names[0]] = collect_settings(config, model)
+        except MlxrunError as error:
+            found[config.model.names[0]] = str(error)
+    return digest_settings(found)
+
+
 def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int]:
     """The bytes with which a model serves ROWS rows of TOKENS tokens, or of its context if that is shorter.
     And the bytes of its weights."""
@@ -105,6 +129,7 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
     """Serve a model until standard input ends, or its engine dies."""
     from mlxrun.cli.options import set_up_logging
     from mlxrun.cli.run_setup import load_engine
+    from mlxrun.cluster.models.line_desk import LineDesk
     from mlxrun.cluster.models.messages import write_message
     from mlxrun.cluster.models.shared_limits import LimitReporter
     from mlxrun.cluster.servers.server_actor import make_worker_app
@@ -126,7 +151,8 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
             write_message(answers, error)
             return error.exit_code
         stack.push_async_callback(loaded.client.close)
-        app = make_worker_app(spec.config, spec.number, spec.secret, spec.responses_path)
+        lines = [LineDesk(loaded, spec.config).surface]
+        app = make_worker_app(spec.config, spec.number, spec.secret, spec.responses_path, lines)
         app[LIVE_REQUESTS].limits = LimitReporter(partial(write_message, answers))
         app[ENGINE].attach(loaded)
         settings = replace(spec.config.server, host="127.0.0.1", port=0)

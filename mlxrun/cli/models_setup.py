@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import zlib
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from mlxrun.cluster.models.messages import ModelFacts, ModelsFacts
     from mlxrun.cluster.models.model_slot import ModelSlot
     from mlxrun.config.loading import LoadedConfig
+    from mlxrun.config.nodes import ConfigNode, Origin
     from mlxrun.config.server_settings import ServedModelSettings
     from mlxrun.config.settings import Config
     from mlxrun.server.engine_state import LoadedEngine
@@ -30,30 +30,89 @@ Options = Sequence[tuple[str, str, str]]
 
 
 def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> dict[str, Config]:
-    """Load the config of each of several models, by its name. ConfigError names the model."""
+    """Load the config of each of several models, by its name. ConfigError with all problems, each at its
+    place."""
     from mlxrun.config.loading import load_config
-    from mlxrun.config.server_settings import read_served_model
-    from mlxrun.config.sources import escape_references
 
-    found = {}
-    for name, value in loaded.config.models.items():
-        model = read_served_model(value)
-        own = {
-            **model.settings,
-            "model.path": model.path,
-            "model.names": [name, *model.names],
-            "model.adapters": model.adapters,
-        }
-        values = [f"{key}={escape_references(json.dumps(each))}" for key, each in own.items()]
+    found, problems = {}, list[str]()
+    for name in loaded.config.models:
         try:
-            sources = (loaded.path, (*sets, *values), os.environ)
-            config = load_config(*sources, options=options, without=("models",)).config
+            trees = [(make_tree(loaded, name), Path())]
+            sources = (loaded.path, sets, os.environ)
+            config = load_config(*sources, options=options, trees=trees, without=("models",)).config
         except ConfigError as error:
-            raise ConfigError(f"models.{name}: {error}") from error
+            problems += [f"{each} (models.{name})" for each in error.problems or (str(error),)]
+            continue
         # The front checks keys and hosts.
         server = replace(config.server, api_keys={}, allowed_hosts=("*",))
         found[name] = replace(config, server=server, apis=replace(config.apis, batches=False, ui=False))
+    if problems:
+        raise ConfigError.from_problems(problems)
     return found
+
+
+def make_tree(loaded: LoadedConfig, name: str) -> ConfigNode:
+    """Make the tree of the sections of one model, whose values know their places in the config."""
+    from mlxrun.config.nodes import ConfigNode
+    from mlxrun.config.server_settings import read_served_model
+    from mlxrun.config.sources import escape_references
+
+    model, place = read_served_model(loaded.config.models[name]), ("models", name)
+    entry = loaded.tree.find(place)
+    assert entry is not None
+    own = {
+        "model.path": (model.path, ("path",)),
+        "model.names": ([name, *model.names], ("names",)),
+        "model.adapters": (model.adapters, ("adapters",)),
+        **{key: (value, ("settings", key)) for key, value in model.settings.items()},
+    }
+
+    def make_node(value: Any, origin: Origin) -> ConfigNode:
+        if isinstance(value, dict):
+            return ConfigNode({key: make_node(each, origin) for key, each in value.items()}, origin, origin)
+        if isinstance(value, list):
+            return ConfigNode([make_node(each, origin) for each in value], origin)
+        return ConfigNode(escape_references(value) if isinstance(value, str) else value, origin, origin)
+
+    sections: dict[str, dict[str, ConfigNode]] = {}
+    for key, (value, at) in own.items():
+        section, _, field = key.partition(".")
+        origin = (loaded.tree.find((*place, *at)) or entry).origin
+        sections.setdefault(section, {})[field] = make_node(value, origin)
+    nodes = {section: ConfigNode(fields, entry.origin, entry.origin) for section, fields in sections.items()}
+    return ConfigNode(nodes, entry.origin)
+
+
+async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None:
+    """ConfigError for models of this machine whose `memory` is less than their weights."""
+    from mlxrun.cluster.models.messages import DescribeModels
+    from mlxrun.cluster.models.model_process import describe_models
+    from mlxrun.config.server_settings import read_served_model
+
+    entries = {name: read_served_model(value) for name, value in loaded.config.models.items()}
+    own = [name for name, each in entries.items() if each.memory is not None and is_local(each.path)]
+    facts = await describe_models(DescribeModels([configs[name] for name in own])) if own else None
+    problems = []
+    for name, found in zip(own, facts.models if facts else (), strict=True):
+        if not isinstance(found, Exception):
+            problems += list_memory_problems(loaded, name, entries[name].memory or 0, found.weights)
+    if problems:
+        raise ConfigError.from_problems(problems)
+
+
+def is_local(path: str) -> bool:
+    """Whether the files of a model are on this machine without a hub."""
+    return path == "embedded" or Path(path).exists()
+
+
+def list_memory_problems(loaded: LoadedConfig, name: str, memory: int, weights: int) -> list[str]:
+    """What is wrong with what a model gets, if it is less than its weights. Both are bytes."""
+    from mlxrun.config.model_entries import place_problem
+
+    if memory >= weights:
+        return []
+    text = f"{format_rounded(memory)} are less than its weights, {format_rounded(weights)}"
+    return [place_problem(loaded.tree, ("models", name, "memory"), text).text]
 
 
 def share_memory(
@@ -112,8 +171,7 @@ def make_responses_path(folder: Path | None, name: str) -> Path | None:
 def make_slots(
     configs: dict[str, Config], models: dict[str, ServedModelSettings], facts: ModelsFacts, secret: str
 ) -> list[ModelSlot]:
-    """Make the places of the models. ConfigError for models that cannot have their memory, MlxrunError if
-    none can be described."""
+    """Make the places of the models. ModelLoadError if none can be described."""
     from mlxrun.cluster.models.messages import ServeModel
     from mlxrun.cluster.models.model_process import ModelProcess
     from mlxrun.cluster.models.model_slot import ModelSlot
@@ -138,17 +196,23 @@ def make_slots(
         slots.append(slot)
     if not any(known):
         raise ModelLoadError("; ".join(f"{slot.name}: {slot.error}" for slot in slots))
-    check_shares(slots, facts.limit)
     return slots
 
 
-def check_shares(slots: Sequence[ModelSlot], limit: int) -> None:
+def check_shares(loaded: LoadedConfig, slots: Sequence[ModelSlot], limit: int) -> None:
     """ConfigError if a model gets less than its weights, if pinned models do not fit together, or if another
     model does not fit beside them."""
-    for slot in slots:
-        if slot.facts is not None and limit and slot.memory < slot.facts.weights:
-            given, weights = format_rounded(slot.memory), format_rounded(slot.facts.weights)
-            raise ConfigError(f"models.{slot.name}.memory: {given} are less than its weights, {weights}")
+    from mlxrun.config.model_entries import place_problem
+
+    known = [slot for slot in slots if slot.facts is not None and limit]
+    problems = [
+        problem
+        for slot in known
+        if slot.facts is not None
+        for problem in list_memory_problems(loaded, slot.name, slot.memory, slot.facts.weights)
+    ]
+    if problems:
+        raise ConfigError.from_problems(problems)
     kept = sum(slot.memory for slot in slots if slot.pinned)
     for slot in slots:
         needed = kept + (0 if slot.pinned else slot.memory)
@@ -156,17 +220,20 @@ def check_shares(slots: Sequence[ModelSlot], limit: int) -> None:
             beside = f", {format_rounded(needed)} with the pinned models" if needed > slot.memory else ""
             text = f"it needs {format_rounded(slot.memory)}{beside}, and {format_rounded(limit)} may be used"
             hint = "fewer bytes in its `memory` leave less for prompts and answers"
-            raise ConfigError(f"models.{slot.name}: {text}; {hint}")
+            place = ("models", slot.name, "memory")
+            raise ConfigError(place_problem(loaded.tree, place, f"{text}; {hint}").text)
 
 
 async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
     """Serve several models until a signal ends it; the exit code."""
-    from mlxrun.cluster.models.messages import DescribeModels
+    from mlxrun.cluster.models.messages import DescribeModels, DigestModels
+    from mlxrun.cluster.models.model_lines import ModelsJobService
     from mlxrun.cluster.models.model_pool import ModelPool
-    from mlxrun.cluster.models.model_process import describe_models
-    from mlxrun.cluster.models.model_relay import make_models_front
+    from mlxrun.cluster.models.model_process import describe_models, digest_models
+    from mlxrun.cluster.models.model_relay import ModelRelay, make_models_front
     from mlxrun.config.server_settings import read_served_model
     from mlxrun.engine.client import EngineClient
+    from mlxrun.server.batches.batch_queue import make_batch_queue
     from mlxrun.server.engine_state import LoadedEngine
     from mlxrun.server.lifecycle import run
     from mlxrun.server.running_servers import make_note
@@ -177,19 +244,27 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     models = {name: read_served_model(value) for name, value in config.models.items()}
     facts = await describe_models(DescribeModels(list(configs.values())))
     slots = make_slots(configs, models, facts, secret)
+    check_shares(loaded, slots, facts.limit)
     for slot in slots:
         say(f"{slot.name}: {slot.error or f'{format_rounded(slot.memory)} while it is loaded'}")
     pool = ModelPool(slots, facts.limit, config.scheduler.max_queue, config.server.request_timeout)
 
+    relay, queue = ModelRelay(pool, secret), make_batch_queue(config, os.environ)
+    front, note = make_models_front(relay, config, queue), make_note(config, os.environ)
+
+    async def digest() -> str:
+        return await digest_models(DigestModels(list(configs.values())))
+
     async def load() -> LoadedEngine:
         try:
             await pool.start()
+            if queue is not None:
+                await queue.start(ModelsJobService(config, loaded.digest, pool, relay.send_line, digest))
         except BaseException:
             await pool.close()
             raise
         return LoadedEngine(cast(EngineClient, pool), cast(Any, None), {})
 
-    front, note = make_models_front(config, pool, secret), make_note(config, os.environ)
     return await run(
         front,
         load,

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlxrun.cluster.messages import LineCounts, LineResult, SentLine, WorkerReport
 from mlxrun.config.settings import Config
@@ -117,25 +117,34 @@ class LineWorker:
         self._table.remove_line(line.sent.key)
 
     async def _run(self, line: _RunningLine) -> None:
-        body, failure = None, None
         try:
-            body = await self._answerer.answer(line.sent.line, line.sent.key, line.tokens)
+            result = await answer_line(self._answerer, line.sent, line.tokens)
         except EngineDead as error:
             self._dead = str(error)
             self._news.set()
             return  # the driver gives the line to another worker
-        except MlxrunError as error:
-            failure = error
-        except Exception as error:
-            log.exception("line %d: a bug in mlxrun", line.sent.line.number)
-            failure = InternalError(describe_error(error), error)
         self._remove(line)
-        times = line.tokens.times
-        computed, answered = (at and at - times.started for at in (times.computed, times.answered))
-        took = time.monotonic() - times.started
-        result = LineResult(line.sent.number, body, failure, _count(line.tokens), took, computed, answered)
         self._finished.append(result)
         self._news.set()
+
+
+async def answer_line(answerer: LineAnswerer[Any], sent: SentLine, tokens: LineTokens) -> LineResult:
+    """Answer a line, or describe its error. `tokens`: counts its tokens, and knows when it was started.
+    EngineDead if the engine has ended."""
+    body, failure = None, None
+    try:
+        body = await answerer.answer(sent.line, sent.key, tokens)
+    except EngineDead:
+        raise
+    except MlxrunError as error:
+        failure = error
+    except Exception as error:
+        log.exception("line %d: a bug in mlxrun", sent.line.number)
+        failure = InternalError(describe_error(error), error)
+    times = tokens.times
+    computed, answered = (at and at - times.started for at in (times.computed, times.answered))
+    took = time.monotonic() - times.started
+    return LineResult(sent.number, body, failure, _count(tokens), took, computed, answered)
 
 
 def _count(tokens: LineTokens) -> LineCounts:

@@ -48,19 +48,20 @@ class DispatchedAnswerer:
         bare = line if line.eval is None else replace(line, eval=None)  # answers are scored by the driver
         ticket = LineTicket(bare, key, hash_prefix(line), lambda: self.answers.dump_line(key), count)
         result = await self._dispatcher.answer(ticket)
-        self._set_times(tokens, result)
+        set_times(tokens, result, self._meter.clock())
         if result.error is not None:
             raise result.error
         assert result.body is not None
         return result.body
 
-    def _set_times(self, tokens: LineTokens, result: LineResult) -> None:
-        """Replace the times of reports, which come late, by those that the last worker has measured."""
-        arrived, times = self._meter.clock() - result.took, tokens.times
-        if result.computed is not None:
-            times.computed = min(times.computed or math.inf, arrived + result.computed)
-        if result.answered is not None:
-            times.answered = min(times.answered or math.inf, arrived + result.answered)
+
+def set_times(tokens: LineTokens, result: LineResult, now: float) -> None:
+    """Replace the times of reports, which come late, by those that the last worker has measured."""
+    arrived, times = now - result.took, tokens.times
+    if result.computed is not None:
+        times.computed = min(times.computed or math.inf, arrived + result.computed)
+    if result.answered is not None:
+        times.answered = min(times.answered or math.inf, arrived + result.answered)
 
 
 class DispatchedPool:

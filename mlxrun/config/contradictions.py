@@ -8,11 +8,9 @@ of this module and of rules.py (the server, sparse prefill, speculation, keys wi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 from mlxrun.config.rules import NAME, RULES, reads
-from mlxrun.config.server_settings import ServedModelSettings, read_served_model
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 
@@ -52,62 +50,6 @@ def explain_missing_config(folder: Path) -> str:
     files = sorted(folder.glob("*.gguf"))
     hint = f"; give the path of its GGUF file, such as {files[0]}" if files else ""
     return f"{folder} has no config.json, so it is not the folder of a model{hint}"
-
-
-@reads("models")
-def check_models(config: Config) -> str | None:
-    """Each of several models has a path and a name of its own."""
-    owners: dict[str, str] = {}
-    found = []
-    for name, value in config.models.items():
-        model = read_served_model(value)
-        found += [f"{name or repr(name)}: {problem}" for problem in _list_entry_problems(name, model)]
-        for each in (name, *model.names):
-            if owners.setdefault(each, name) != name:
-                found.append(f"{name}: {each!r} is a name of {owners[each]} too")
-    return "; ".join(found) or None
-
-
-def _list_entry_problems(name: str, model: ServedModelSettings) -> Iterator[str]:
-    if not NAME.fullmatch(name) or name.startswith("."):
-        yield "its name is not 1 to 64 letters, digits, '.', '_' and '-'"
-    for key in model.settings:
-        if key not in list_fields() or not key.startswith(_OF_ONE_MODEL):
-            yield f"settings: {key!r} is not a setting of one model, such as sampling.temperature"
-        elif key in _ENTRY_KEYS:
-            yield f"settings: {key} belongs in {_ENTRY_KEYS[key]}"
-    problem = find_path_problem(model.path) if model.path else "it has no path"
-    if problem is not None:
-        yield problem
-
-
-@reads("models", "scheduler.memory_limit")
-def check_models_memory(config: Config) -> str | None:
-    """Each model fits beside the pinned ones, as far as the config says how large they are."""
-    limit = config.scheduler.memory_limit
-    models = {name: read_served_model(value) for name, value in config.models.items()}
-    kept = sum(model.memory or 0 for model in models.values() if model.pinned)
-    for name, model in models.items():
-        needed = kept + (0 if model.pinned else model.memory or 0)
-        if limit is not None and needed > limit:
-            beside = " with the pinned models" if needed > (model.memory or 0) else ""
-            return f"{name}: its memory{beside} is {needed}, more than scheduler.memory_limit {limit}"
-    return None
-
-
-_ENTRY_KEYS = {
-    "model.path": "`path`",
-    "model.names": "`names`",
-    "model.adapters": "`adapters`",
-    "scheduler.memory_limit": "`memory`",
-}  # which an entry of `models` has itself
-_OF_ONE_MODEL = tuple(
-    f"{name}."
-    for name in (
-        *("model", "engine", "scheduler", "cache", "prefill"),
-        *("speculation", "sampling", "parsers", "structured", "media"),
-    )
-)
 
 
 @reads("models", "model.path", "model.names", "model.adapters", "model.adapter", "model.revision")

@@ -7,11 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
 from mlxrun.config.contradictions import RULES
+from mlxrun.config.model_entries import find_entry_problems
 from mlxrun.config.nodes import DEFAULT, ConfigNode, ConfigProblem, Origin
 from mlxrun.config.setting_fields import build_config, hash_config, list_fields
 from mlxrun.config.settings import Config
@@ -31,6 +32,7 @@ class LoadedConfig:
     origins: Mapping[str, Origin]
     digest: str
     path: Path | None  # the file that it was read from; None: built-in defaults
+    tree: ConfigNode = field(default=ConfigNode({}, DEFAULT), compare=False)  # values with their origins
 
 
 def load_config(
@@ -70,7 +72,9 @@ def load_config(
     wrong = {item.key for item in problems}
     config = build_config(tree.strip_origins(), wrong)
     problems += _find_contradictions(config, origins, wrong)
-    loaded = LoadedConfig(config, origins, hash_config(config), chosen)
+    if not any(key.startswith("models") for key in wrong):
+        problems += find_entry_problems(config, tree)
+    loaded = LoadedConfig(config, origins, hash_config(config), chosen, tree)
     wrong = {item.key for item in problems}
     problems += [item for check in extra_checks for item in check(loaded) if item.key not in wrong]
     if problems:

@@ -59,12 +59,13 @@ class StatusCollector(Collector):
         info = GaugeMetricFamily("mlxrun_info", "What is served; always 1.", labels=list(labels))
         info.add_metric(list(labels.values()), 1)
         yield info
-        yield from _collect_storage(app)
+        yield from collect_storage(app)
         yield from _collect_cache(engine.read_cache_counts())
         yield from _collect_engine(*engine.read_stats())
 
 
-def _collect_storage(app: web.Application) -> Iterable[Metric]:
+def collect_storage(app: web.Application) -> Iterable[Metric]:
+    """The gauges of files and batches."""
     batches, files = describe_batches(app), describe_files(app)
     states = {"running": int(batches["running"] is not None), "waiting": batches["waiting"]}
     yield _make_gauge("batches", "Batches that have not ended.", states, "state")

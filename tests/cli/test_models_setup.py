@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from mlxrun.cli.commands.config import check
 from mlxrun.cli.model_process import measure_need
 from mlxrun.cli.models_setup import load_model_configs, number_models, share_memory
 from mlxrun.config.loading import load_config
@@ -49,10 +51,32 @@ def test_each_model_has_the_config_with_its_own_settings(tmp_path: Path) -> None
     assert not coder.apis.batches and not coder.apis.ui
 
 
-def test_an_error_names_the_model(tmp_path: Path) -> None:
-    path = write(tmp_path, "models: {chat: {path: embedded, settings: {sampling.temperature: -1}}}")
-    with pytest.raises(ConfigError, match=r"models\.chat: .*sampling\.temperature: -1 is less than 0"):
+def test_the_errors_of_all_models_have_their_places(tmp_path: Path) -> None:
+    text = """models:
+  chat: {path: embedded, settings: {sampling.temperature: -1}}
+  other:
+    path: embedded
+    settings:
+      scheduler.prefill_budget: 256
+      scheduler.chunk: 512
+"""
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError) as error:
         load_model_configs(load_config(path), [], [])
+    assert error.value.problems == (
+        f"{path}:2:59: sampling.temperature: -1 is less than 0 (models.chat)",
+        f"{path}:7:24: scheduler.chunk: chunk 512 is more than prefill_budget 256 (models.other)",
+    )
+
+
+def test_memory_for_less_than_the_weights_is_found_by_the_check_of_a_config(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "models:\n  chat:\n    path: embedded\n    memory: 1MB\n  hub: {path: A/b, memory: 1}\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
+    (problem,) = error.value.problems
+    assert problem.startswith(f"{path}:4:13: models.chat.memory: 1.0 MB are less than its weights")
 
 
 @pytest.mark.parametrize(

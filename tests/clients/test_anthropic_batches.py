@@ -283,7 +283,7 @@ async def run_with_engine(
     config = server_config(data_path=str(folder))
     engine = FakeEngine(FakeModelInfo(**model), make_script(*script))
     queue = BatchQueue(Storage(folder, 10**9))
-    await queue.start(JobService(engine, config, hash_config(config), dict, FORMATS))  # type: ignore[arg-type]
+    await queue.start(JobService.for_engine(engine, config, hash_config(config), dict, FORMATS))  # type: ignore[arg-type]
     try:
         async with (
             run_server(config, engine=engine, formats=FORMATS, batches=queue) as server,

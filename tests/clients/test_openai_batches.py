@@ -187,7 +187,7 @@ async def live_and_batch(tmp_path: Path) -> tuple[dict[str, Any], dict[str, Any]
     formats = detect_formats(client.model_info.chat_template, client.model_info.tokenizer, config.parsers)
     context = ApiContext(client.model_info, config, MediaLoader(config.media, None), formats)
     queue = BatchQueue(Storage(tmp_path / "data", config.server.files_max_bytes))
-    await queue.start(JobService(client, config, hash_config(config), dict, formats))
+    await queue.start(JobService.for_engine(client, config, hash_config(config), dict, formats))
     app = make_app(config, queue)
     app[ENGINE].attach(LoadedEngine(client, context, {}))
     try:

@@ -252,27 +252,47 @@ def test_defaults_do_not_contradict_each_other() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{chat: nowhere}", "models: chat: 'nowhere' is neither 'embedded' nor a folder nor a hub id"),
-        ("{chat: {names: [x]}}", "models: chat: it has no path"),
-        ("{'a b': embedded}", "models: a b: its name is not 1 to 64 letters"),
-        ("{a: embedded, b: {path: embedded, names: [a]}}", "models: b: 'a' is a name of a too"),
+        ("{chat: nowhere}", "models.chat.path: 'nowhere' is neither 'embedded' nor a folder nor a hub id"),
+        ("{chat: {names: [x]}}", "models.chat.path: it has no path"),
+        ("{'a b': embedded}", "models.a b: the name 'a b' is not 1 to 64 letters"),
+        ("{a: embedded, b: {path: embedded, names: [a]}}", "models.b.names: 'a' is a name of a too"),
         ("{a: {path: embedded, pined: true}}", "models.a.pined: unknown key (did you mean 'pinned'?)"),
         ("{a: {path: embedded, keep_alive: -1}}", "models.a.keep_alive: -1 is less than 0"),
         ("{a: {path: embedded, memory: much}}", "models.a.memory: 'much' is not a byte size such as 4GB"),
-        ("{a: {path: embedded, settings: {server.port: 1}}}", "'server.port' is not a setting of one model"),
-        ("{a: {path: embedded, settings: {sampling.heat: 1}}}", "'sampling.heat' is not a setting of one"),
-        ("{a: {path: embedded, settings: {model.names: 1}}}", "settings: model.names belongs in `names`"),
-        ("{'': embedded}", "models: '': its name is not 1 to 64 letters"),
         (
-            "{'a b': embedded, '.': 3x}",
-            "models: a b: its name is not 1 to 64 letters, digits, '.', '_' and '-'; .: its name",
+            "{a: {path: embedded, settings: {server.port: 1}}}",
+            "settings.server.port: is not a setting of one model",
         ),
+        (
+            "{a: {path: embedded, settings: {sampling.heat: 1}}}",
+            "settings.sampling.heat: is not a setting of one",
+        ),
+        ("{a: {path: embedded, settings: {model.names: 1}}}", "settings.model.names: belongs in `names`"),
+        ("{'': embedded}", "models.: the name '' is not 1 to 64 letters"),
         ("[embedded]", 'models: ["embedded"] is not a mapping'),
     ],
 )
 def test_several_models(text: str, said: str) -> None:
     (error,) = load_errors(f"models: {text}")
     assert said in error
+
+
+def test_each_mistake_of_several_models_has_its_place() -> None:
+    text = """models:
+  chat: nowhere
+  'a b': embedded
+  coder:
+    path: embedded
+    names: [chat]
+    memory: 2GB
+    settings:
+      server.port: 1
+scheduler: {memory_limit: 1GB}
+"""
+    errors = load_errors(text)
+    assert [error.split(": ")[0].rpartition("/")[2] for error in errors] == [
+        *("a.yaml:2:9", "a.yaml:3:3", "a.yaml:6:12", "a.yaml:7:13", "a.yaml:9:20")
+    ]
 
 
 def test_one_model_or_several() -> None:
@@ -283,10 +303,10 @@ def test_one_model_or_several() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{a: {path: embedded, memory: 2GB}}", "a: its memory is 2000000000, more than"),
+        ("{a: {path: embedded, memory: 2GB}}", "models.a.memory: its memory is 2000000000, more than"),
         (
             "{a: {path: embedded, memory: 600MB, pinned: true}, b: {path: embedded, memory: 500MB}}",
-            "b: its memory with the pinned models is 1100000000, more than",
+            "models.b.memory: its memory with that of pinned models is 1100000000, more than",
         ),
     ],
 )

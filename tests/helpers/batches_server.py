@@ -111,7 +111,7 @@ class ServerSetup:
         """One server from start to end."""
         client = client or FakeClient(FakeModelInfo(), self.pause)
         config = replace(self.config, server=replace(self.config.server, data_path=str(self.root)))
-        jobs = JobService(client, config, hash_config(config), lambda: {"name": "fake"})
+        jobs = JobService.for_engine(client, config, hash_config(config), lambda: {"name": "fake"})
         queue = BatchQueue(Storage(self.root, config.server.files_max_bytes, self.clock), retry_seconds=0.01)
         if self.engine:
             await queue.start(jobs)

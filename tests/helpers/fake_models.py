@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
@@ -13,15 +14,19 @@ import aiohttp
 from mlxrun.api.ollama.models import list_tags
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
+from mlxrun.cluster.models.line_desk import LineDesk
 from mlxrun.cluster.models.messages import ModelFacts
+from mlxrun.cluster.models.model_lines import ModelsJobService
 from mlxrun.cluster.models.model_pool import ModelPool
-from mlxrun.cluster.models.model_relay import make_models_front
+from mlxrun.cluster.models.model_relay import ModelRelay, make_models_front
 from mlxrun.cluster.models.model_slot import ModelSlot, Record
 from mlxrun.cluster.models.shared_limits import LimitReporter
 from mlxrun.cluster.servers.server_actor import make_worker_app
-from mlxrun.config.settings import ServerSettings
+from mlxrun.config.settings import BatchSettings, ServerSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.engine.client import EngineClient
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.batches.storage import Storage
 from mlxrun.server.endpoints.openai import describe_listed
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.lifecycle import listen
@@ -48,6 +53,7 @@ class FakeModels:
     held: asyncio.Event = field(default_factory=asyncio.Event)
     lives: list[FakeModel] = field(default_factory=list)
     tasks: dict[str, str] = field(default_factory=dict)
+    digest: str = "as ever"
 
     def make_pool(self, limit: int = 1, max_waiting: int = 100, timeout: float | None = None) -> ModelPool:
         """A pool in which `limit` bytes fit. Busy models are drained after a tenth of a second."""
@@ -86,7 +92,7 @@ class FakeModel:
         self.number = number
         self.info = info
         self.record = record
-        self.engine = FakeEngine(script=models.script(info.name))
+        self.engine = FakeEngine(info, models.script(info.name))
         self.closed = self.is_draining = False
         self._died = asyncio.Event()
         self._stack = AsyncExitStack()
@@ -98,9 +104,10 @@ class FakeModel:
         if not self.models.http:
             return f"http://{self.info.name}"
         config = server_config()
-        app = make_worker_app(config, self.number, SECRET)
         context = ApiContext(self.info, config, MediaLoader(config.media, None))
-        app[ENGINE].attach(LoadedEngine(cast(EngineClient, self.engine), context, {}))
+        loaded = LoadedEngine(cast(EngineClient, self.engine), context, {})
+        app = make_worker_app(config, self.number, SECRET, more=[LineDesk(loaded, config).surface])
+        app[ENGINE].attach(loaded)
         app[LIVE_REQUESTS].limits = LimitReporter(self.record)
         return await self._stack.enter_async_context(listen(app, ServerSettings(port=0)))
 
@@ -128,15 +135,31 @@ class ModelsFront(Serving):
 
 
 @asynccontextmanager
-async def run_models_front(models: FakeModels, limit: int = 1, **settings: Any) -> AsyncIterator[ModelsFront]:
-    """A front of several models, none of which is loaded yet."""
+async def run_models_front(
+    models: FakeModels,
+    limit: int = 1,
+    data: Path | None = None,
+    batch: BatchSettings = BatchSettings(),  # noqa: B008
+    **settings: Any,
+) -> AsyncIterator[ModelsFront]:
+    """A front of several models, none of which is loaded yet. `data`: the folder of files and batches."""
     models.http = True
-    pool = models.make_pool(limit)
-    app = make_models_front(server_config(**settings), pool, SECRET)
+    pool, config = models.make_pool(limit), replace(server_config(**settings), batch=batch)
+    relay = ModelRelay(pool, SECRET)
+    queue = None if data is None else BatchQueue(Storage(data, 10**9), retry_seconds=0.01)
+    app = make_models_front(relay, config, queue)
     await pool.start()
     app[ENGINE].attach(LoadedEngine(cast(EngineClient, pool), cast(ApiContext, None), {}))
+
+    async def digest() -> str:
+        return models.digest
+
     try:
         async with listen(app) as url, aiohttp.ClientSession() as http:
+            if queue is not None:
+                await queue.start(ModelsJobService(config, "0" * 64, pool, relay.send_line, digest))
             yield ModelsFront(url, app, pool, http, pool=pool, models=models)
     finally:
+        if queue is not None:
+            await queue.close()
         await pool.close()

@@ -44,7 +44,7 @@ async def serve(config: Config, folder: Path) -> AsyncIterator[Serving]:
     client = await EngineClient.start(config, load_model_info(config.model, weights=True))
     queue = BatchQueue(Storage(folder, config.server.files_max_bytes))
     try:
-        await queue.start(JobService(client, config, hash_config(config), lambda: {"name": "cpu"}))
+        await queue.start(JobService.for_engine(client, config, hash_config(config), lambda: {"name": "cpu"}))
         timeout = aiohttp.ClientTimeout(total=WITHIN)
         async with (
             run_server(config, engine=client, batches=queue) as s,

@@ -42,6 +42,7 @@ from mlxrun.api.structured.matcher import (
     quote_literal,
     try_answer,
 )
+from mlxrun.api.structured.number_digits import NumberDigits
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import check_type, reject, shorten
@@ -71,7 +72,8 @@ class GrammarError(Exception):
 @dataclass(frozen=True, slots=True, eq=False)
 class CompiledGrammar:
     """A compiled grammar: a Grammar of core/request.py. `warnings`: the keywords of a lenient schema that are
-    not enforced. `param`: the grammar's field, which errors of its rows name."""
+    not enforced. `param`: the grammar's field, which errors of its rows name. `is_json`: whether an answer is
+    JSON from its beginning, so that the digits of its numbers are bounded."""
 
     tokens: GrammarTokens
     source: str
@@ -79,6 +81,7 @@ class CompiledGrammar:
     warnings: tuple[str, ...] = ()
     reasoning: ReasoningBounds | None = None
     param: str | None = None
+    is_json: bool = False
 
     def begin_after(self, reasoning: ReasoningBounds) -> CompiledGrammar:
         """Return the same grammar for an answer that begins with reasoning. It holds behind the reasoning."""
@@ -86,9 +89,8 @@ class CompiledGrammar:
 
     def start(self, output: Sequence[int], stop_ids: frozenset[int]) -> RowMatcher:
         """Make the matcher of a row that has these output tokens already. RequestError if they do not fit."""
-        matcher = RowMatcher(
-            self.tokens, self.matcher.deep_copy(), stop_ids, self.reasoning, self._make_row_error
-        )
+        own, digits = self.matcher.deep_copy(), NumberDigits() if self.is_json else None
+        matcher = RowMatcher(self.tokens, own, stop_ids, self.reasoning, self._make_row_error, digits)
         for token in output:
             matcher.accept(token)
         return matcher
@@ -154,7 +156,7 @@ def compile_grammar(
                 source = llguidance.LLMatcher.grammar_from_lark(check_text(value, param))
             case "ebnf":
                 source = any_to_lark(check_rules(value, param))
-        return _compile(source, model, param)
+        return _compile(source, model, param, is_json=kind.startswith("json"))
 
 
 def compile_calls(
@@ -188,7 +190,9 @@ def compile_calls(
         start = f"start: call ({' '.join(filter(None, (tokens.write_literal(separator), 'call')))})*"
     try:
         with _reject_errors(param):
-            return _compile("\n".join([start, f"call: {calls}", *rules]), model, param)
+            source = "\n".join([start, f"call: {calls}", *rules])
+            # A free text may have quotes without partners.
+            return _compile(source, model, param, is_json=not opener)
     except RequestError:
         for pattern in patterns:  # names the schema if it is one of them by itself
             compile_grammar("json_schema", pattern.schema, model, param=pattern.param, strict=strict)
@@ -263,14 +267,15 @@ def _reject_errors(param: str) -> Iterator[None]:
         reject(param, f"cannot be read: {shorten(str(error))}", code="invalid_grammar")
 
 
-def _compile(source: str, model: ModelInfo, param: str) -> CompiledGrammar:
+def _compile(source: str, model: ModelInfo, param: str, is_json: bool) -> CompiledGrammar:
     if len(source) > MAX_CHARACTERS:
         raise GrammarError(f"a grammar of {len(source)} characters; at most {MAX_CHARACTERS} are allowed")
     tokens = get_grammar_tokens(model)
     with _cache_lock:
         grammar = compiled_grammars.get((tokens, source, param))
     if grammar is None:
-        grammar = replace(call_on_deep_stack(lambda: _compile_source(tokens, source)), param=param)
+        made = call_on_deep_stack(lambda: _compile_source(tokens, source))
+        grammar = replace(made, param=param, is_json=is_json)
         with _cache_lock:
             compiled_grammars[tokens, source, param] = grammar
     return grammar

@@ -19,6 +19,7 @@ from typing import Any
 import llguidance
 import numpy as np
 
+from mlxrun.api.structured.number_digits import NumberDigits
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import shorten
 
@@ -46,6 +47,7 @@ class GrammarTokens:
     end_ids: frozenset[int]  # all tokens that end an answer
     special_ids: dict[str, int]  # the special tokens, which are no text, by their names
     whitespace_mask: bytes  # of tokens that are white space only
+    digit_mask: bytes  # of tokens that begin with a digit
     full_mask: bytes  # of all tokens
 
     @classmethod
@@ -59,12 +61,13 @@ class GrammarTokens:
         tokenizer = llguidance.LLTokenizer(plain.to_str(), eos_token=end_ids or None)
         added = plain.get_added_tokens_decoder()
         special_ids = {t.content: i for i, t in added.items() if tokenizer.is_special_token(i)}
-        blank = llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex(r"[ \n\r\t]+"))
+        blank, digit = (
+            llguidance.LLMatcher(tokenizer, llguidance.LLMatcher.grammar_from_regex(regex)).compute_bitmask()
+            for regex in (r"[ \n\r\t]+", r"[0-9](.|\n)*")
+        )
         all_bits = (1 << tokenizer.vocab_size) - 1
         full_mask = all_bits.to_bytes((tokenizer.vocab_size + 7) // 8, "little")
-        return cls(
-            tokenizer, frozenset(tokenizer.eos_tokens), special_ids, blank.compute_bitmask(), full_mask
-        )
+        return cls(tokenizer, frozenset(tokenizer.eos_tokens), special_ids, blank, digit, full_mask)
 
     def write_literal(self, text: str) -> str:
         """Write a text in Lark: special tokens by their ids, the rest in quotes. Empty for no text."""
@@ -95,7 +98,8 @@ class _Phase(enum.Enum):
 
 class RowMatcher:
     """The state of one row. `matcher`: this row's own. `make_error`: makes the error for a reason; its second
-    argument says whether llguidance has failed, so that the grammar is of no more use."""
+    argument says whether llguidance has failed, so that the grammar is of no more use. `digits`: bounds the
+    numbers of an answer that is JSON."""
 
     def __init__(
         self,
@@ -104,6 +108,7 @@ class RowMatcher:
         stop_ids: frozenset[int],
         reasoning: ReasoningBounds | None = None,
         make_error: Callable[[str, bool], RequestError] = lambda reason, _: RequestError(reason),
+        digits: NumberDigits | None = None,
     ) -> None:
         self._tokens = tokens
         self._matcher = matcher
@@ -113,6 +118,7 @@ class RowMatcher:
         self._closer = reasoning.closer.encode() if reasoning is not None else b""
         self._opener_ids = reasoning.opener_ids if reasoning is not None else ()
         self._make_row_error = make_error
+        self._digits = digits
         self._tail = b""  # the end of the reasoning, where the closer may have begun
         self._opened = 0  # how many of `opener_ids` have come
         self._gap = 0
@@ -152,12 +158,19 @@ class RowMatcher:
         allow = set(self._stop_ids) if complete else set[int]()
         if self._phase is _Phase.OPENING:
             allow.add(self._opener_ids[0])
-        return change_mask(bits, forbid=forbid, allow=allow)
+        mask = change_mask(bits, forbid=forbid, allow=allow)
+        return self._end_number(mask) if self._digits is not None and self._digits.is_full else mask
+
+    def _end_number(self, mask: bytes) -> bytes:
+        """Forbid further digits of a number, unless nothing else may follow."""
+        digits = int.from_bytes(self._tokens.digit_mask, "little")
+        left = int.from_bytes(mask, "little") & ~digits
+        return left.to_bytes(len(mask), "little") if left else mask
 
     def fork(self) -> RowMatcher:
         """Make an independent copy."""
         made = copy.copy(self)
-        made._matcher = self._matcher.deep_copy()
+        made._matcher, made._digits = self._matcher.deep_copy(), copy.copy(self._digits)
         return made
 
     # -- what has come --------------------------------------------------------------------------------------
@@ -200,6 +213,8 @@ class RowMatcher:
         self._phase = _Phase.ANSWER
         if not fits or not self._matcher.consume_token(token):
             raise self._make_error(f"does not allow token {token}")
+        if self._digits is not None:
+            self._digits.feed(self._tokens.tokenizer.decode_bytes([token]))
 
     def _make_error(self, what: str) -> RequestError:
         spoilt = self._matcher.is_error()

@@ -34,6 +34,9 @@ and the exit code is then 2. No model is loaded.
 @add_config_options
 def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ...]) -> None:
     """Find all errors in config files."""
+    import asyncio
+
+    from mlxrun.cli.models_setup import check_memory, load_model_configs
     from mlxrun.config.loading import load_config
     from mlxrun.config.server_settings import find_weak_keys
 
@@ -44,6 +47,8 @@ def check(files: tuple[Path, ...], config_path: Path | None, sets: tuple[str, ..
     for path in paths:
         try:
             loaded = load_config(path, sets, os.environ, (check_parsers, check_chat_template))
+            if loaded.config.models:
+                asyncio.run(check_memory(loaded, load_model_configs(loaded, sets, ())))
         except ConfigError as error:
             problems += error.problems or [str(error)]
         else:

@@ -105,20 +105,16 @@ async def serve_until_signal(
     config is read again."""
     from mlxrun.config.server_settings import has_response_file
     from mlxrun.server.app import make_app
-    from mlxrun.server.batches.batch_queue import BatchQueue
-    from mlxrun.server.batches.storage import Storage
+    from mlxrun.server.batches.batch_queue import make_batch_queue
     from mlxrun.server.data_folder import claim_data_folder
     from mlxrun.server.lifecycle import run
     from mlxrun.server.responses.response_file import FILE_NAME
     from mlxrun.server.running_servers import make_note
 
     config = loaded.config
-    queue, responses_path = None, None
-    stores_responses = has_response_file(config.apis, config.server)
-    if config.apis.batches or stores_responses:
-        folder = claim_data_folder(config.server, os.environ)
-        queue = BatchQueue(Storage(folder, config.server.files_max_bytes)) if config.apis.batches else None
-        responses_path = folder / FILE_NAME if stores_responses else None
+    queue, responses_path = make_batch_queue(config, os.environ), None
+    if has_response_file(config.apis, config.server):
+        responses_path = claim_data_folder(config.server, os.environ) / FILE_NAME
     note = make_note(config, os.environ)
 
     return await run(
@@ -142,7 +138,7 @@ async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
     if queue is not None:
         formats = engine.context.formats
         describe = partial(describe_device, loaded.config.engine)
-        service = JobService(engine.client, loaded.config, loaded.digest, describe, formats)
+        service = JobService.for_engine(engine.client, loaded.config, loaded.digest, describe, formats)
         try:
             await queue.start(service)
         except BaseException:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from mlxrun.cluster.messages import SentLine
 from mlxrun.config.settings import Config
+from mlxrun.jobs.records.output_records import BatchStamp
 
 _LENGTH = struct.Struct("<I")
 
@@ -55,6 +57,14 @@ class DescribeModels:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestModels:
+    """The request for a text that changes when one of these configs, or the files of its model, would give
+    other answers. It may take seconds."""
+
+    configs: Sequence[Config]
+
+
+@dataclass(frozen=True, slots=True)
 class ServeModel:
     """The request to serve a model until the pipe ends. `number`: of the model, for the ids that it makes;
     `secret`: what it demands from the front; `responses_path`: as in `make_app`. The answers: its URL, or an
@@ -89,6 +99,15 @@ class BackgroundEnded:
     """What it reports when the response in the background with this number has ended."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """A line of a batch on its way to a process, which answers with a LineResult. The contents of files are
+    in its body. `stamp`: of its batch."""
+
+    sent: SentLine
+    stamp: BatchStamp | None
 
 
 KeyReport = TokensUsed | BackgroundBegun | BackgroundEnded

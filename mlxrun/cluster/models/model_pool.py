@@ -6,6 +6,9 @@ not fit beside the loaded ones, those that are idle are unloaded, the least rece
 on until they are idle, or for PATIENCE seconds. Then they get no new requests, finish those that they have,
 and are unloaded. So a model that everybody uses delays another one by a bounded time, and both get turns.
 
+Lines of batches wait for spare capacity. A model that only they want is loaded once those in its way have had
+no request for PATIENCE seconds. Lines that run let a request's model have its turn at once.
+
 This module is pure asyncio: `model_slot.ModelWorker` decides how a model is started and reached.
 """
 
@@ -100,6 +103,11 @@ class ModelPool:
             raise NotFound(text, param="model", code="model_not_found")
         return found
 
+    def find_first(self, task: str) -> ModelSlot:
+        """Find the model of requests that name none: the first one for a task, as `list_tasks` names them."""
+        known = (slot for slot in self.slots if slot.facts is not None and task in slot.facts.tasks)
+        return next(known, self.slots[0])
+
     def has(self, name: str) -> bool:
         """Whether a model has this name."""
         return name in self._names
@@ -117,21 +125,32 @@ class ModelPool:
             slot.used = loop.time()
             self._wake.set()
 
-    async def wait_loaded(self, slot: ModelSlot) -> None:
+    @contextmanager
+    def hold_line(self, slot: ModelSlot) -> Iterator[None]:
+        """The same for a line of a batch, which makes room at once for a model that a request waits for."""
+        try:
+            with slot.active.hold(), slot.lines.hold():
+                yield
+        finally:
+            self._wake.set()
+
+    async def wait_loaded(self, slot: ModelSlot, *, is_line: bool = False) -> None:
         """Wait until a model is loaded. Overloaded if too many requests wait for it, TimedOut if it is not
-        loaded in time, ModelLoadError if it cannot be. Draining if the server stops before."""
+        loaded in time, ModelLoadError if it cannot be. Draining if the server stops before. Any number of
+        lines of batches may wait, for any time."""
         if slot.state == "ready":
             return
         began = asyncio.get_running_loop().time()
         self._check_failure(slot, began)
-        if len(slot.waiting) >= self._max_waiting:
+        waiting = slot.waiting_lines if is_line else slot.waiting
+        if not is_line and len(waiting) >= self._max_waiting:
             raise Overloaded(f"{slot.name}: {self._max_waiting} requests wait for it (scheduler.max_queue)")
         task = asyncio.current_task()
         assert task is not None
-        slot.waiting[task] = began
+        waiting[task] = began
         self._wake.set()
         try:
-            async with asyncio.timeout(self._timeout), self._changed:
+            async with asyncio.timeout(None if is_line else self._timeout), self._changed:
                 await self._changed.wait_for(
                     lambda: self.is_draining or slot.state == "ready" or slot.failed >= began
                 )
@@ -139,7 +158,7 @@ class ModelPool:
             text = f"{slot.name} was not loaded within {self._timeout:g} s (server.request_timeout)"
             raise TimedOut(text) from None
         finally:
-            del slot.waiting[task]
+            del waiting[task]
             self._wake.set()
         if self.is_draining:
             raise Draining()
@@ -195,7 +214,7 @@ class ModelPool:
         pauses = [pause for slot in self.slots if (pause := self._expire(slot, now)) is not None]
         pauses += [left for slot in self.slots if slot.pinned and (left := slot.compute_backoff(now)) > 0]
         wanted = [slot for slot in self.slots if slot.state == "unloaded" and slot.is_wanted(now)]
-        for slot in sorted(wanted, key=lambda slot: slot.oldest):
+        for slot in sorted(wanted, key=lambda slot: (not slot.is_urgent, slot.oldest)):
             pause = self._make_room(slot, now)
             if pause is not None:  # the next ones wait behind it, or it would wait for ever
                 pauses.append(pause)
@@ -226,13 +245,19 @@ class ModelPool:
         for slot in sorted(removable, key=lambda slot: (slot.running > 0, slot.used)):
             if missing <= 0:
                 break
-            left = max(wanted.oldest, slot.since) + self.patience - now
-            if slot.running and left > 0:
+            left = self._compute_turn(slot, wanted) - now
+            if left > 0:
                 pause = min(pause, left)
                 continue
             self._drain(slot)
             missing -= slot.memory
         return pause
+
+    def _compute_turn(self, slot: ModelSlot, wanted: ModelSlot) -> float:
+        """When a loaded model makes room for another one at the latest."""
+        if wanted.is_urgent:
+            return max(wanted.oldest, slot.since) + self.patience if slot.is_busy else 0.0
+        return math.inf if slot.running else slot.used + self.patience
 
     def _load(self, slot: ModelSlot) -> None:
         slot.to_end.clear()

@@ -10,9 +10,11 @@ import contextlib
 import io
 import sys
 from asyncio.subprocess import PIPE, Process
+from typing import Any
 
 from mlxrun.cluster.models.messages import (
     DescribeModels,
+    DigestModels,
     ModelsFacts,
     ServeModel,
     receive_message,
@@ -25,7 +27,7 @@ PROGRAM = (sys.executable, "-m", "mlxrun.cli.model_process")
 ENDING = 10.0  # seconds beyond the time limit of its requests that a process has to end
 
 
-async def _start(message: DescribeModels | ServeModel) -> Process:
+async def _start(message: DescribeModels | DigestModels | ServeModel) -> Process:
     """Start a process with a message. It has a session of its own, so that Ctrl-C reaches the front only."""
     process = await asyncio.create_subprocess_exec(
         *PROGRAM, stdin=PIPE, stdout=PIPE, start_new_session=True, limit=1 << 24
@@ -40,17 +42,26 @@ async def _start(message: DescribeModels | ServeModel) -> Process:
 
 
 async def describe_models(message: DescribeModels) -> ModelsFacts:
-    """Describe models in a process that ends afterwards, so that the front needs none of their memory."""
+    """Describe models, as `_ask` does."""
+    found: ModelsFacts = await _ask(message)
+    return found
+
+
+async def digest_models(message: DigestModels) -> str:
+    """Digest models, as `_ask` does."""
+    return str(await _ask(message))
+
+
+async def _ask(message: DescribeModels | DigestModels) -> Any:
+    """Get an answer of a process that ends afterwards, so that the front needs none of its memory."""
     process = await _start(message)
     assert process.stdout is not None
     try:
-        found = await receive_message(process.stdout)
+        return await receive_message(process.stdout)
     except EOFError as error:
         raise ModelLoadError("the process that looks at the models has died; the log says why") from error
     finally:
         await _end(process, ENDING)
-    assert isinstance(found, ModelsFacts)
-    return found
 
 
 class ModelProcess:

@@ -2,12 +2,14 @@
 that is loaded.
 
 What all models share is answered here: the lists of models, status and metrics. A request that names no model
-goes to the first one of the config that does what its path is for. Files and batches are refused.
+goes to the first one of the config that does what its path is for. Files and batches are the front's own; see
+model_lines.py for the lines.
 """
 
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -39,6 +41,10 @@ from mlxrun.api.openai.pooled import (
     RERANK_V2_URL,
 )
 from mlxrun.api.prompt_prefix import RESPONSES_URL
+from mlxrun.api.stored_files import find_file_parts
+from mlxrun.cluster.messages import LineResult
+from mlxrun.cluster.models.line_desk import LINE_PATH
+from mlxrun.cluster.models.messages import BatchLine
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.cluster.models.models_state import ModelsState
@@ -55,16 +61,25 @@ from mlxrun.cluster.servers.server_relay import (
     parse_fields,
 )
 from mlxrun.config.settings import Config
-from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, RequestError
+from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, NotReady, RequestError
 from mlxrun.core.field_errors import check_type, reject, reject_unknown
+from mlxrun.server.batches.batch_queue import BatchQueue
+from mlxrun.server.batches.queue_access import inline_stored_files
 from mlxrun.server.endpoints import ollama
 from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ActiveCount
 from mlxrun.server.http.access import CONFIG, NO_KEY, key_name, may_end, request_id
-from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes, read_json
+from mlxrun.server.http.json_bodies import (
+    encode_json,
+    get_max_body_bytes,
+    json_response,
+    read_bytes,
+    read_json,
+)
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.live_requests import LIVE_REQUESTS
+from mlxrun.server.status import collect_storage, describe_batches, describe_files
 
 COUNTS_SECONDS = 2.0  # that a process has to say what it has counted, before it ends
 _TASKS = {
@@ -74,31 +89,30 @@ _TASKS = {
 }  # of the paths whose requests count in the limits of API keys
 
 
-def make_models_front(config: Config, pool: ModelPool, secret: str) -> web.Application:
-    """Make the application of the front of several models. `secret`: what their processes demand."""
-    relay = ModelRelay(pool, secret)
-    app = make_relay_app(config, relay, ModelsState(pool))
+def make_models_front(relay: ModelRelay, config: Config, batch_queue: BatchQueue | None) -> web.Application:
+    """Make the application of the front of several models."""
+    app = make_relay_app(config, relay, ModelsState(relay.models), batch_queue)
     relay.limits = SharedLimits(app[LIVE_REQUESTS].limits)
-    pool.follow = relay.limits.follow_process
+    relay.models.follow = relay.limits.follow_process
     return app
 
 
 class ModelRelay(Relay):
-    """The handlers of the front."""
+    """The handlers of the front. `secret`: what the processes of the models demand."""
 
     label = "model"
-    why_no_batches = (
-        "with several models: files and batches belong to one engine. Run jobs with `mlxrun batch`, or a "
-        "server of one model"
-    )
+    unchanged = ("ui", "batches", "anthropic_batches")
 
     limits: SharedLimits
 
     def __init__(self, pool: ModelPool, secret: str) -> None:
         super().__init__(pool.slots, secret)
         pool.before_end = self.keep_counts
-        self._models = pool
+        self.models = pool
         self._waiting: dict[str, tuple[str, ActiveCount]] = {}  # by request's id: its key's name, its end
+
+    def is_refused(self, surface: Surface) -> bool:
+        return False
 
     def wrap_surface(self, surface: Surface) -> Surface:
         found = super().wrap_surface(surface)
@@ -128,6 +142,8 @@ class ModelRelay(Relay):
         body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
         fields = parse_fields(body)
         slot = self.choose_model(request, fields)
+        if find_file_parts(fields):
+            body = encode_json(await inline_stored_files(request, fields)).encode()
         held: AbstractContextManager[None] = nullcontext()
         if request.path in _TASKS:
             held = self.limits.hold(request_id(request), key_name(request))
@@ -138,8 +154,8 @@ class ModelRelay(Relay):
         self, request: web.Request, slot: ModelSlot, fields: Mapping[str, Any], body: bytes
     ) -> web.StreamResponse:
         with self._let_cancel(request):
-            await self._models.wait_loaded(slot)
-        with self._models.hold(slot):
+            await self.models.wait_loaded(slot)
+        with self.models.hold(slot):
             if _is_ollama(request) and "keep_alive" in fields:
                 slot.keep_alive = read_keep_alive(fields["keep_alive"])
             try:
@@ -156,21 +172,17 @@ class ModelRelay(Relay):
         if request.path == WARM_PATH and isinstance(inner := fields.get("body"), dict):
             fields = inner
         found = self.find_owner(request, fields)
-        owner = next((slot for slot in self._models.slots if slot is found), None)
+        owner = next((slot for slot in self.models.slots if slot is found), None)
         name = fields.get("model") or fields.get("name") or request.query.get("model")
         if not isinstance(name, str) or not name:
-            return owner or self._find_default(request.path)
-        if _is_ollama(request) and not self._models.has(name):
+            return owner or self.models.find_first(_TASKS.get(request.path, "generate"))
+        if _is_ollama(request) and not self.models.has(name):
             name = name.removesuffix(LATEST)
-        named = self._models.find(name)
+        named = self.models.find(name)
         if owner is not None and named is not owner:
             text = f"model: the stored response or conversation is of {owner.name}, not of {named.name}"
             raise RequestError(text, param="model")
         return named
-
-    def _find_default(self, path: str) -> ModelSlot:
-        slots, task = self._models.slots, _TASKS.get(path, "generate")
-        return next((slot for slot in slots if slot.facts is not None and task in slot.facts.tasks), slots[0])
 
     @contextmanager
     def _let_cancel(self, request: web.Request) -> Iterator[None]:
@@ -204,12 +216,13 @@ class ModelRelay(Relay):
             return []
 
     async def get_status(self, request: web.Request) -> web.Response:
-        used = sum(slot.memory for slot in self._models.slots if slot.is_loaded)
-        memory = {"limit": self._models.limit or None, "used": used}
-        return json_response({**await self.describe_status(request), "models_memory": memory})
+        used = sum(slot.memory for slot in self.models.slots if slot.is_loaded)
+        stored = {"batches": describe_batches(request.app), "files": describe_files(request.app)}
+        memory = {"limit": self.models.limit or None, "used": used}
+        return json_response({**await self.describe_status(request), **stored, "models_memory": memory})
 
-    def add_own_metrics(self, merged: MergedMetrics) -> None:
-        """Add the counters of models that are not loaded, and the state of all."""
+    def add_own_metrics(self, app: web.Application, merged: MergedMetrics) -> None:
+        """Add the counters of models that are not loaded, the state of all, and files and batches."""
         label = [self.label]
         ready = GaugeMetricFamily("mlxrun_ready", "Whether requests are served.", labels=label)
         ready.add_metric([FRONT], 1)
@@ -217,13 +230,14 @@ class ModelRelay(Relay):
         text = "Requests that wait until their model is loaded."
         waiting = GaugeMetricFamily("mlxrun_model_waiting", text, labels=label)
         loads = CounterMetricFamily("mlxrun_model_loads", "How often a model was loaded.", labels=label)
-        for slot in self._models.slots:
+        for slot in self.models.slots:
             if not slot.url:
                 merged.add_ended(slot.label)
             loaded.add_metric([slot.label], slot.state == "ready")
             waiting.add_metric([slot.label], len(slot.waiting))
             loads.add_metric([slot.label], slot.loads)
         merged.add_families((ready, loaded, waiting, loads))
+        merged.add_samples(FRONT, collect_storage(app))
 
     async def keep_counts(self, slot: ModelSlot) -> None:
         """Keep the counters of a process that is about to end, or has ended."""
@@ -231,6 +245,21 @@ class ModelRelay(Relay):
         with suppress(aiohttp.ClientError, TimeoutError):
             text = await self._read_metrics(slot)
         self.past.add(slot.label, text)
+
+    async def send_line(self, slot: ModelSlot, line: BatchLine) -> LineResult:
+        """Have a loaded model answer a line. NotReady if its process ends before."""
+        headers = {SECRET_HEADER: self._secret, KEY_HEADER: NO_KEY}
+        try:
+            sent = self._session.post(slot.url + LINE_PATH, data=pickle.dumps(line), headers=headers)
+            async with sent as upstream:
+                body = await upstream.read()
+        except aiohttp.ClientError as error:
+            raise NotReady(f"{slot.name}: its process has ended: try again soon") from error
+        if upstream.status != 200:  # it is ending
+            raise NotReady(f"{slot.name}: status {upstream.status}: try again soon")
+        found = pickle.loads(body)
+        assert isinstance(found, LineResult)
+        return found
 
     async def _read_metrics(self, slot: ModelSlot) -> str:
         headers = {SECRET_HEADER: self._secret, KEY_HEADER: NO_KEY}
@@ -240,12 +269,12 @@ class ModelRelay(Relay):
 
     async def list_models(self, request: web.Request) -> web.Response:
         """List the names of all models, each with its state."""
-        slots = self._models.slots
+        slots = self.models.slots
         found = [
             each
             for slot in slots
             for each in _describe_names(slot)
-            if self._models.find(each["id"]) is slot  # two entries of one path have its name
+            if self.models.find(each["id"]) is slot  # two entries of one path have its name
         ]
         if is_anthropic(request):
             return json_response(build_models_page([each["id"] for each in found]))
@@ -254,24 +283,24 @@ class ModelRelay(Relay):
     async def get_model(self, request: web.Request) -> web.Response:
         """Describe a model by one of its names."""
         name = "/".join(request.match_info.values())
-        found = _describe_names(self._models.find(name))
+        found = _describe_names(self.models.find(name))
         return json_response(next((each for each in found if each["id"] == name), found[0]))
 
     async def list_tags(self, request: web.Request) -> web.Response:
         """List the names of all models, as Ollama does."""
-        slots = self._models.slots
+        slots = self.models.slots
         found = [
             tag
             for slot in slots
             if slot.facts is not None
             for tag in slot.facts.tags
-            if self._models.find(tag["name"].removesuffix(LATEST)) is slot  # as in list_models
+            if self.models.find(tag["name"].removesuffix(LATEST)) is slot  # as in list_models
         ]
         return json_response({"models": found})
 
     async def list_loaded(self, request: web.Request) -> web.Response:
         """List the models that are loaded, as Ollama does."""
-        slots = [slot for slot in self._models.slots if slot.state == "ready" and slot.facts is not None]
+        slots = [slot for slot in self.models.slots if slot.state == "ready" and slot.facts is not None]
         return json_response({"models": [_describe_loaded(slot) for slot in slots]})
 
     async def show_model(self, request: web.Request) -> web.Response:
@@ -286,13 +315,13 @@ class ModelRelay(Relay):
     async def load_model(self, request: web.Request) -> web.Response:
         """Load a model now: `{"model": NAME}`."""
         slot = await self._read_model(request)
-        await self._models.wait_loaded(slot)
+        await self.models.wait_loaded(slot)
         return json_response(slot.describe())
 
     async def unload_model(self, request: web.Request) -> web.Response:
         """Unload a model once its requests have ended: `{"model": NAME}`."""
         slot = await self._read_model(request)
-        await self._models.unload(slot)
+        await self.models.unload(slot)
         return json_response(slot.describe())
 
     async def _read_model(self, request: web.Request) -> ModelSlot:
@@ -301,7 +330,7 @@ class ModelRelay(Relay):
             reject_unknown(key, ["model"])
         if "model" not in body:
             reject("model", "is required", code="missing_field")
-        return self._models.find(check_type(body["model"], str, "model"))
+        return self.models.find(check_type(body["model"], str, "model"))
 
 
 def _is_ollama(request: web.Request) -> bool:

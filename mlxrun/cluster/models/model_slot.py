@@ -52,9 +52,11 @@ class ModelSlot:
     failures: int = 0  # in a row
     loads: int = 0
     since: float = 0.0  # when it got its state
-    used: float = 0.0  # when its last request began or ended
+    used: float = 0.0  # when its last request, no line of a batch, began or ended
     active: ActiveCount = field(default_factory=ActiveCount)  # of its requests
+    lines: ActiveCount = field(default_factory=ActiveCount)  # of lines of batches, which are in `active` too
     waiting: dict[asyncio.Task[Any], float] = field(default_factory=dict)  # requests, since when they wait
+    waiting_lines: dict[asyncio.Task[Any], float] = field(default_factory=dict)
     to_end: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -68,13 +70,23 @@ class ModelSlot:
         return self.state != "unloaded"
 
     @property
+    def is_urgent(self) -> bool:
+        """Whether it is wanted for more than lines of batches, which wait for spare capacity."""
+        return self.pinned or bool(self.waiting)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has requests besides lines of batches."""
+        return self.running > self.lines.count
+
+    @property
     def oldest(self) -> float:
         """Since when its first waiting request waits; without one, since when it is in its state."""
         return min(self.waiting.values(), default=self.since)
 
     def is_wanted(self, now: float) -> bool:
-        """Whether it should be loaded: for a request, or because it is pinned."""
-        return (self.pinned or bool(self.waiting)) and self.compute_backoff(now) <= 0
+        """Whether it should be loaded: for a request or a line, or because it is pinned."""
+        return (self.is_urgent or bool(self.waiting_lines)) and self.compute_backoff(now) <= 0
 
     def compute_backoff(self, now: float) -> float:
         """The seconds in which it is not tried again after a failure; 0 or less: it may be."""
@@ -101,6 +113,7 @@ class ModelSlot:
             "state": self.state,
             "running": self.running,
             "waiting": len(self.waiting),
+            "lines": {"running": self.lines.count, "waiting": len(self.waiting_lines)},
         }
         found |= {"pinned": self.pinned, "keep_alive": self.keep_alive, "memory": self.memory}
         return found | {"loads": self.loads, **({} if self.error is None else {"error": str(self.error)})}

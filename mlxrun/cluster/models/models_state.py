@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlxrun.cluster.models.model_pool import ModelPool
+from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.server.engine_state import EngineState
 
 
 @dataclass(frozen=True, slots=True)
-class CommonFacts:
-    """What `ModelsState.find_model` says. `pooled`: None if no model only gives vectors or scores."""
+class JointModel:
+    """The models together, where a server has one `ModelInfo`. `pooled`: None if no model only gives vectors
+    or scores; `digests`: change when a model or a setting for it does."""
 
+    name: str
     context_length: int
     vision: bool
     pooled: bool | None
+    tasks: Sequence[str] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    adapters: Sequence[Any] = ()
+    eos_ids: frozenset[int] = frozenset()
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    processor_digest: bytes = b""
+    video_sampling: None = None
+
+
+def join_models(slots: Sequence[ModelSlot]) -> JointModel:
+    """Join what is known of several models."""
+    facts = [slot.facts for slot in slots if slot.facts is not None]
+    return JointModel(
+        name=", ".join(slot.name for slot in slots),
+        context_length=max((each.context_length for each in facts), default=0),
+        vision=any(each.vision for each in facts),
+        pooled=any("generate" not in each.tasks for each in facts) or None,
+        tasks=list(dict.fromkeys(task for each in facts for task in each.tasks)),
+    )
 
 
 class ModelsState(EngineState):
@@ -25,16 +47,11 @@ class ModelsState(EngineState):
     def __init__(self, pool: ModelPool) -> None:
         super().__init__()
         self._pool = pool
-        self._name = ", ".join(slot.name for slot in pool.slots)
-        self._facts = [slot.facts for slot in pool.slots if slot.facts is not None]
+        self._joint = join_models(pool.slots)
 
     def find_model(self) -> Any:
-        """What the limits of bodies and the lines at start need to know of the models together."""
-        return CommonFacts(
-            context_length=max((each.context_length for each in self._facts), default=0),
-            vision=any(each.vision for each in self._facts),
-            pooled=any("generate" not in each.tasks for each in self._facts) or None,
-        )
+        """What limits of bodies and the lines at start need to know of the models together."""
+        return self._joint
 
     def start_draining(self) -> None:
         """Refuse new requests, here and in the processes, which let running ones finish."""
@@ -43,7 +60,6 @@ class ModelsState(EngineState):
 
     def describe_model(self) -> Mapping[str, Any]:
         """Describe the models together; /v1/status has a list of them besides."""
-        common = self.find_model()
-        tasks = dict.fromkeys(task for each in self._facts for task in each.tasks)
-        sizes = {"context_length": common.context_length, "vision": common.vision, "tasks": list(tasks)}
-        return {"name": self._name, **sizes}
+        joint = self._joint
+        sizes = {"context_length": joint.context_length, "vision": joint.vision, "tasks": joint.tasks}
+        return {"name": joint.name, **sizes}

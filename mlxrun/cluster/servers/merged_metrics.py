@@ -75,6 +75,11 @@ class MergedMetrics:
         for family in families:
             self._get(family).samples.extend(family.samples)
 
+    def add_samples(self, worker: str, families: Iterable[Any]) -> None:
+        """Add families whose samples are of a worker."""
+        for family in families:
+            self._extend(family, worker, family.samples)
+
     def encode(self) -> bytes:
         """Encode all in Prometheus' text format."""
         return generate_latest(self)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from mlxrun.server.engine_state import LoadedEngine
-    from mlxrun.server.http.surface import Handler
+    from mlxrun.server.http.surface import Handler, Surface
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,18 @@ class ServerSpec:
 
 
 def make_worker_app(
-    config: Config, number: int, secret: str, responses_path: Path | None = None
+    config: Config,
+    number: int,
+    secret: str,
+    responses_path: Path | None = None,
+    more: Sequence[Surface] = (),
 ) -> web.Application:
     """Make the application of a worker: a server's application, for requests that have the secret.
-    `responses_path`: as in `make_app`."""
+    `responses_path`: as in `make_app`; `more`: surfaces for the front alone."""
     from aiohttp import web
 
     from mlxrun.api.openai.response import build_error
-    from mlxrun.server.app import make_app
+    from mlxrun.server.app import list_surfaces, make_app
     from mlxrun.server.http.access import adopt_key, is_same_secret
     from mlxrun.server.http.json_bodies import json_response
     from mlxrun.server.responses.response_runs import RESPONSES
@@ -60,7 +64,7 @@ def make_worker_app(
         adopt_key(request, request.headers[KEY_HEADER])
         return await handler(request)
 
-    app = make_app(config, responses_path=responses_path)
+    app = make_app(config, responses_path=responses_path, surfaces=[*list_surfaces(), *more])
     app.middlewares.insert(0, check_secret)
     app[RESPONSES].token_prefix = f"{number:0{OWNER_DIGITS}x}"
     return app

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -30,6 +30,7 @@ from mlxrun.cluster.servers.server_pool import ServerPool, ServerSlot
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
 from mlxrun.server.app import list_surfaces, make_app
+from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id, write_key
@@ -66,9 +67,12 @@ def make_front(config: Config, pool: ServerPool, secret: str) -> web.Application
     return make_relay_app(config, WorkerRelay(pool, secret), PoolState(pool))
 
 
-def make_relay_app(config: Config, relay: Relay, state: EngineState) -> web.Application:
+def make_relay_app(
+    config: Config, relay: Relay, state: EngineState, batch_queue: BatchQueue | None = None
+) -> web.Application:
     """Make an application whose endpoints are those of a relay. `state`: of what stands for its engine."""
-    app = make_app(config, surfaces=[relay.wrap_surface(surface) for surface in list_surfaces()])
+    surfaces = [relay.wrap_surface(surface) for surface in list_surfaces()]
+    app = make_app(config, batch_queue, surfaces=surfaces)
     app[ENGINE] = state
     app.cleanup_ctx.append(relay.open_session)
     return app
@@ -91,10 +95,7 @@ class Relay:
     """The handlers of the front. `label`: of metrics, for what answers the requests."""
 
     label = "worker"
-    why_no_batches = (
-        "with --ray: files and batches belong to one engine. Run jobs with `mlxrun batch --ray`, or a server "
-        "without --ray"
-    )
+    unchanged: Collection[str] = ("ui",)  # surfaces that the front answers as one server does
 
     def __init__(self, slots: Sequence[RelayedSlot], secret: str) -> None:
         self._slots = slots
@@ -123,16 +124,16 @@ class Relay:
         return replace(surface, endpoints=tuple(endpoints))
 
     def _choose_handler(self, surface: Surface, endpoint: Endpoint) -> Handler:
-        if _is_refused(surface):
+        if self.is_refused(surface):
             return self._refuse
-        if surface.name == "ui":
+        if surface.name in self.unchanged:
             return endpoint.handler
         return self.list_own().get(endpoint.path, self.relay)
 
     def list_own(self) -> dict[str, Handler]:
         """The handlers of paths that the front answers itself, from what all workers say."""
         return {
-            OPENAPI_PATH: get_openapi,
+            OPENAPI_PATH: self.get_openapi,
             "/v1/status": self.get_status,
             "/metrics": self.get_metrics,
             "/v1/cache": self.collect,
@@ -142,8 +143,15 @@ class Relay:
             "/v1/requests/{id}/cancel": self.cancel,
         }
 
+    def is_refused(self, surface: Surface) -> bool:
+        """Whether the front has no such API: files and batches, which belong to one engine."""
+        return "batches" in surface.switches
+
     async def _refuse(self, request: web.Request) -> web.StreamResponse:
-        raise NotFound(f"{request.path} is not available {self.why_no_batches}")
+        raise NotFound(
+            f"{request.path} is not available with --ray: files and batches belong to one engine. Run jobs "
+            "with `mlxrun batch --ray`, or a server without --ray"
+        )
 
     # One worker
 
@@ -196,6 +204,11 @@ class Relay:
 
     # All workers
 
+    async def get_openapi(self, request: web.Request) -> web.StreamResponse:
+        """The document of what is available here."""
+        surfaces = [each for each in request.app[ROUTES].surfaces if not self.is_refused(each)]
+        return json_response(make_document(surfaces, needs_keys=bool(request.app[API_KEYS])))
+
     async def ask_all(self, request: web.Request) -> list[tuple[RelayedSlot, int, bytes]]:
         """The answers of all workers that serve: status and body."""
         body = await request.read()
@@ -239,11 +252,11 @@ class Relay:
         for (surface, status), number in self._failed.items():
             failed.add_metric([surface, status, FRONT], number)
         merged.add_families([failed])
-        self.add_own_metrics(merged)
+        self.add_own_metrics(request.app, merged)
         headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         return web.Response(body=merged.encode(), headers=headers)
 
-    def add_own_metrics(self, merged: MergedMetrics) -> None:
+    def add_own_metrics(self, app: web.Application, merged: MergedMetrics) -> None:
         """Add what the front knows besides."""
 
     async def collect(self, request: web.Request) -> web.Response:
@@ -308,16 +321,6 @@ def choose_answer(answers: Sequence[tuple[Any, int, bytes]]) -> web.Response:
     """The answer of the worker that has what a request is about: the one with the lowest status."""
     _, status, body = min(answers, key=lambda answer: answer[1])
     return web.Response(body=body, status=status, content_type="application/json")
-
-
-async def get_openapi(request: web.Request) -> web.StreamResponse:
-    """The document of what is available here."""
-    surfaces = [each for each in request.app[ROUTES].surfaces if not _is_refused(each)]
-    return json_response(make_document(surfaces, needs_keys=bool(request.app[API_KEYS])))
-
-
-def _is_refused(surface: Surface) -> bool:
-    return "batches" in surface.switches
 
 
 def parse_fields(body: bytes) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from mlxrun.jobs.lines.lookahead import hash_prefix
 from mlxrun.jobs.scoring.eval_spec import EvalReader
 
 TODO, DONE, FAILED = 0, 1, 2
-_ROW = struct.Struct(f"<IQ?Q{KEY_BYTES}s{SHORT_BYTES}s")
+_ROW = struct.Struct(f"<IQ?Q{KEY_BYTES}s{SHORT_BYTES}sH")
 _BAD_OFFSET = 12  # of the flag in a row
 
 
@@ -37,7 +37,7 @@ class IndexedLine:
 
 class IndexRow(NamedTuple):
     """The index's record of one line. `bad`: `load` returns a BadLine; `eval`: digest of what its answer is
-    compared with."""
+    compared with; `group`: lines of one group run together."""
 
     number: int
     offset: int
@@ -45,20 +45,33 @@ class IndexRow(NamedTuple):
     prefix_hash: int
     key: bytes
     eval: bytes
+    group: int = 0
+
+    @property
+    def grouped_prefix(self) -> int:
+        """The hash of the prefix, which no lines of different groups share."""
+        return self.prefix_hash ^ self.group << 48
 
 
 class LineIndex:
     """All lines of one job file by position (from 0, without empty lines). `url`: the only URL that lines may
-    have, None for any; `evals`: reads their `eval`."""
+    have, None for any; `evals`: reads their `eval`; `find_group`: finds the group of a line, below 65536."""
 
     def __init__(
-        self, path: Path, keys: LineKeys, url: str | None = None, evals: EvalReader = NO_SCORERS
+        self,
+        path: Path,
+        keys: LineKeys,
+        url: str | None = None,
+        evals: EvalReader = NO_SCORERS,
+        find_group: Callable[[JobLine], int] = lambda line: 0,
     ) -> None:
         self.path = path
         self.sha256 = ""
         self.state = bytearray()
         self._url = url
         self._evals = evals
+        self._find_group = find_group
+        self._groups: set[int] = set()
         self._keys = keys
         self._rows = bytearray()
         self._hashes: Any = array("q")  # of custom_ids; sorted after the scan
@@ -114,6 +127,13 @@ class LineIndex:
             return 0
         return self.get_row(position + 1).offset - self.get_row(position).offset
 
+    def iterate_todo(self, end: int) -> Iterator[int]:
+        """Yield the positions before `end` of lines to run, one group after the other."""
+        for group in sorted(self._groups):
+            for position in range(end):
+                if self.state[position] == TODO and self.get_row(position).group == group:
+                    yield position
+
     def find(self, custom_id: str) -> int | None:
         """Return the position of the first line with this custom_id."""
         at = self._hashes.searchsorted(hash(custom_id))
@@ -135,9 +155,10 @@ class LineIndex:
 
     def _add(self, raw: RawLine) -> None:
         line, key = self._parse(raw)
-        bad, name, prefix = True, hash(("bad", raw.number)), 0
+        bad, name, prefix, group = True, hash(("bad", raw.number)), 0, 0
         if isinstance(line, JobLine):
-            bad, name, prefix = False, hash(line.custom_id), hash_prefix(line)
+            bad, name, prefix, group = False, hash(line.custom_id), hash_prefix(line), self._find_group(line)
+        self._groups.add(group)
         self._hashes.append(name)
-        self._rows += _ROW.pack(raw.number, raw.offset, bad, prefix, key, digest_eval(line.eval))
+        self._rows += _ROW.pack(raw.number, raw.offset, bad, prefix, key, digest_eval(line.eval), group)
         self.state.append(TODO)

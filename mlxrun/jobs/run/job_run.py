@@ -20,7 +20,7 @@ from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError, JobError, MlxrunError, ModelLoadError
 from mlxrun.jobs.lines.job_check import check_chats, check_evals, check_lines
-from mlxrun.jobs.lines.job_file import NO_SCORERS
+from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys, collect_settings, digest_settings
 from mlxrun.jobs.records.manifest import Manifest
@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class JobSetup:
     """What a job runs on. `start`: starts the engine if a line is left to run; `device`: describes the
-    machine; `evals`: reads the `eval` of lines; `pool`: answers the lines in place of the engine of `start`.
+    machine; `evals`: reads the `eval` of lines; `pool`: answers the lines in place of the engine of `start`;
+    `find_group`: as in LineIndex.
     With `shared_engine`, requests yield to those of other clients, and the engine stays open. With
     `keep_engine`, it stays open for later jobs."""
 
@@ -62,6 +63,7 @@ class JobSetup:
     keep_engine: bool = False
     evals: EvalReader = NO_SCORERS
     pool: WorkerPool | None = None
+    find_group: Callable[[JobLine], int] = lambda line: 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,8 @@ class JobRun:
         digest, batch_id = digest_settings(settings), preparer.stamp.batch_id if preparer.stamp else ""
         limits = {"max_image": media.max_bytes, "max_video": media.video_max_bytes}
         keys = LineKeys(digest, preparer.folder, batch_id=batch_id, **limits)
-        index = LineIndex(self.paths.job, keys, evals=self.setup.evals)
+        setup = self.setup
+        index = LineIndex(self.paths.job, keys, evals=setup.evals, find_group=setup.find_group)
         try:
             with self.stop.handle_signals(), lock_folder(self.paths.folder):
                 await asyncio.to_thread(index.scan, lambda: self.stop.requested)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.prepared import check_message_counts, check_prompt_lengths
@@ -22,7 +22,7 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError
 from mlxrun.core.workers import wait_until_done
-from mlxrun.jobs.lines.job_check import check_lines
+from mlxrun.jobs.lines.job_check import Report, check_lines
 from mlxrun.jobs.lines.job_file import URLS as URLS
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
 from mlxrun.jobs.lines.line_index import LineIndex
@@ -88,27 +88,39 @@ class ServerLinePreparer(LinePreparer):
 
 
 class JobService:
-    """Runs job files on the engine of `client`. Each job has a folder of its own, and one call at a time."""
+    """Runs job files on one setup. Each job has a folder of its own, and one call at a time."""
 
-    def __init__(
-        self,
+    def __init__(self, setup: JobSetup) -> None:
+        config = setup.config
+        lines = config.batch.concurrency or config.scheduler.max_running
+        batch = replace(config.batch, on_invalid="skip", concurrency=lines)
+        self._is_strict = config.batch.on_invalid == "fail"  # `check` applies it
+        self._setup = replace(setup, config=replace(config, batch=batch))
+
+    @classmethod
+    def for_engine(
+        cls,
         client: EngineClient,
         config: Config,
         config_hash: str,
         device: Callable[[], Mapping[str, Any]],
         formats: ModelFormats | None = None,
-    ) -> None:
+    ) -> Self:
+        """Make a service that runs jobs on the engine of `client`."""
+
         async def get_client() -> EngineClient:
             return client
 
-        self._config = config
         preparer = ServerLinePreparer(client.model_info, config, formats)
-        self._preparer = preparer
-        lines = config.batch.concurrency or config.scheduler.max_running
-        batch = replace(config.batch, on_invalid="skip", concurrency=lines)  # `check` applies on_invalid
-        self._setup = JobSetup(
-            replace(config, batch=batch), config_hash, client.model_info, preparer, get_client, device, True
-        )
+        return cls(JobSetup(config, config_hash, client.model_info, preparer, get_client, device, True))
+
+    async def make_setup(self, stamp: BatchStamp | None, read_file: ReadFile | None) -> JobSetup:
+        """Make the setup of one job. `stamp`, `read_file`: as for `run`."""
+        return replace(self._setup, preparer=self._setup.preparer.for_batch(stamp, read_file))
+
+    async def check_requests(self, index: LineIndex, read_file: ReadFile | None, report: Report) -> None:
+        """Report each line whose request is refused, with its number."""
+        await check_lines(index, (await self.make_setup(None, read_file)).preparer, len(index), report)
 
     async def check(self, path: Path, url: str, read_file: ReadFile | None = None) -> CheckedJob:
         """Validate a file whose lines must all be for `url`. JobError if it cannot be read. `read_file`:
@@ -121,15 +133,14 @@ class JobService:
                 await asyncio.to_thread(index.scan)
             if not len(index):
                 return CheckedJob(0, (LineProblem("empty_file", "the file has no lines"),))
-            strict = self._config.batch.on_invalid == "fail"
-            problems = await asyncio.to_thread(_list_bad_lines, index, strict)
-            if strict and not problems:
+            problems = await asyncio.to_thread(_list_bad_lines, index, self._is_strict)
+            if self._is_strict and not problems:
 
                 def report(number: int, reason: str) -> None:
                     if len(problems) < MOST_PROBLEMS:
                         problems.append(LineProblem("invalid_request", reason, number))
 
-                await check_lines(index, self._preparer.for_batch(None, read_file), len(index), report)
+                await self.check_requests(index, read_file, report)
             return CheckedJob(len(index), tuple(problems))
         finally:
             index.close()
@@ -145,13 +156,13 @@ class JobService:
         the files that lines may name. With another `stamp`, finished lines would run again. Cancelling keeps
         finished lines; the next call continues. EngineDead if the engine ends, JobError if the job's files
         cannot be written."""
-        setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, read_file))
+        setup = await self.make_setup(stamp, read_file)
         return await self._run_job(path, setup, JobOptions(), on_progress)
 
     async def repair(self, path: Path, stamp: BatchStamp | None = None) -> JobCounts:
         """Complete files that a kill left incomplete, and count their lines; run no lines. `stamp`: the stamp
         of the run."""
-        setup = replace(self._setup, preparer=self._preparer.for_batch(stamp, None))
+        setup = await self.make_setup(stamp, None)
         return await self._run_job(path, setup, JobOptions(limit=0), lambda counts: None)
 
     async def _run_job(

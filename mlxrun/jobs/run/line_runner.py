@@ -18,7 +18,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, JobError, MlxrunError, RequestError
 from mlxrun.core.workers import find_first_error
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
-from mlxrun.jobs.lines.line_index import TODO, IndexedLine, LineIndex
+from mlxrun.jobs.lines.line_index import IndexedLine, LineIndex
 from mlxrun.jobs.lines.lookahead import look_ahead
 from mlxrun.jobs.records import output_records
 from mlxrun.jobs.records.journal import LineTimes
@@ -57,8 +57,8 @@ class LineRunner:
     async def run(self, end: int, update: Callable[[], None]) -> None:
         """Run the lines before position `end`. `update` is called several times a second. EngineDead or
         JobError if the lines cannot all be finished."""
-        todo = (at for at in range(end) if self.index.state[at] == TODO)
-        positions = look_ahead(todo, lambda position: self.index.get_row(position).prefix_hash)
+        todo = self.index.iterate_todo(end)
+        positions = look_ahead(todo, lambda position: self.index.get_row(position).grouped_prefix)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._commit_regularly())

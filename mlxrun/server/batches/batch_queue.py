@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
+from mlxrun.config.settings import Config
 from mlxrun.core.errors import Draining, EngineDead, JobError, RequestError, describe_error
 from mlxrun.core.visible_text import describe_trace
 from mlxrun.core.workers import Lane
@@ -25,6 +27,7 @@ from mlxrun.server.batches.batch import FINAL_STATUSES, Batch
 from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.batches.results import publish_files
 from mlxrun.server.batches.storage import Storage
+from mlxrun.server.data_folder import claim_data_folder
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 30.0  # before a batch whose files cannot be written is tried again
@@ -263,6 +266,14 @@ class BatchQueue:
 
     async def _save(self, batch: Batch) -> None:
         await WRITERS.run(self.storage.batches.save, batch)
+
+
+def make_batch_queue(config: Config, environ: Mapping[str, str]) -> BatchQueue | None:
+    """Make the queue of a server, in its folder for data; None if it has no batches."""
+    if not config.apis.batches:
+        return None
+    folder = claim_data_folder(config.server, environ)
+    return BatchQueue(Storage(folder, config.server.files_max_bytes))
 
 
 BATCH_QUEUE = web.AppKey("batch_queue", BatchQueue)

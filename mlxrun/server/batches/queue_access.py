@@ -49,7 +49,12 @@ async def read_body_with_files(request: web.Request) -> Any:
     """Read a JSON body, and put the contents of the files that it names in place of their ids. If there is no
     storage, the body stays as it is, and later checks refuse the ids."""
     body = await read_json(request)
-    if BATCH_QUEUE not in request.app or not find_file_parts(body):
+    return await inline_stored_files(request, body) if find_file_parts(body) else body
+
+
+async def inline_stored_files(request: web.Request, body: Any) -> Any:
+    """Put the contents of files in place of their ids in a body, as `read_body_with_files` does."""
+    if BATCH_QUEUE not in request.app:
         return body
     queue = await get_open_queue(request)
     return await inline_files(

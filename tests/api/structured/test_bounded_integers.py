@@ -11,7 +11,7 @@ import pytest
 from benchmarks.tiny.byte_tokenizer import EOS
 from mlxrun.api.structured import grammar
 from mlxrun.api.structured.bounded_integers import LIMIT, SHARED, bound_integers
-from mlxrun.api.structured.grammar import compile_grammar
+from mlxrun.api.structured.grammar import CallPattern, compile_calls, compile_grammar
 from mlxrun.api.structured.grammar_checks import ANNOTATIONS
 from tests.api.structured.test_grammar import model as model  # a fixture
 from tests.helpers.schema_cases import PERSON
@@ -98,6 +98,55 @@ def complete(made: Any, text: str) -> bool:
     return bool(row.mask()[EOS // 8] >> EOS % 8 & 1) or row.done
 
 
+NUMBERS = [0.5, -1.5, 1e300, 6.62607015e-34, 5e-324, 0.1 + 0.2, -123456789.000001, 10**18]
+
+
+@pytest.mark.parametrize("field", [{}, {"minimum": 0.25}])
+def test_every_number_that_json_writes_is_allowed_and_its_digits_end(
+    model: Any, field: dict[str, Any]
+) -> None:
+    """With bounds too, which leave fractions endless."""
+    made = compile_grammar("json_schema", {"type": "number", **field}, model, param="field")
+    for value in NUMBERS:
+        text = json.dumps(value)
+        if not field or ("e" not in text and value >= 0.25):
+            assert complete(made, text), text
+    assert count_ones(made, "0.3" if field else "-0.") < 40
+    if not field:
+        assert count_ones(made, "") < 40 and count_ones(made, "1.5e") == count_ones(made, "1.5e-") == 3
+
+
+def count_ones(made: Any, begin: str) -> int:
+    """How many ones a row writes behind a beginning if it writes them wherever they may come."""
+    row = made.start((), STOP)
+    for byte in begin.encode():
+        row.accept(byte)
+    for count in range(100):
+        if not row.fork().mask()[ord("1") // 8] >> ord("1") % 8 & 1:
+            return count
+        row.accept(ord("1"))
+    return 100
+
+
+def test_digits_in_texts_are_not_counted(model: Any) -> None:
+    """Nor where nothing else fits."""
+    text = compile_grammar("json_schema", {"type": "string"}, model, param="field")
+    for begin in ('"0.', '"a\\"0.', '"\\\\ 0.'):
+        assert count_ones(text, begin) == 100
+    schema = {"type": "number", "exclusiveMinimum": 0.5, "maximum": 0.6}
+    made = compile_grammar("json_schema", schema, model, param="field")
+    assert complete(made, "0.5" + "0" * 40 + "1") and not complete(made, "0.5" + "0" * 20 + "1" * 20)
+
+
+def test_numbers_of_calls_end_and_free_text_is_left_alone(model: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]}
+    pattern = CallPattern('{"name": "f", "arguments": ', schema, "}", "tools")
+    forced = compile_calls([pattern], model, param="tools")
+    assert count_ones(forced, '{"name": "f", "arguments": {"a":0.') < 40
+    free = compile_calls([pattern], model, param="tools", opener='{"name"')
+    assert count_ones(free, 'pi is "3.') == 100
+
+
 VALUES = [0, -1, 7, SAFE, -SAFE, SNOWFLAKE, LIMIT, -LIMIT, 10**18]
 
 
@@ -120,7 +169,7 @@ def test_every_integer_that_people_use_is_allowed(model: Any, field: dict[str, A
 
 
 def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that writes 9 wherever it may comes to an end; without the bounds it does not."""
+    """A row that writes 9 wherever it may comes to an end; without the bounds it is a later one."""
 
     def count_digits() -> int:
         grammar.compiled_grammars.clear()
@@ -134,7 +183,7 @@ def test_an_answer_of_digits_ends(model: Any, monkeypatch: pytest.MonkeyPatch) -
 
     assert count_digits() == 18
     monkeypatch.setattr(grammar, "bound_integers", dict)
-    assert count_digits() == 100
+    assert count_digits() == 25, "as of any number"
     grammar.compiled_grammars.clear()
 
 

@@ -10,11 +10,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
 
+from tests.helpers.batches_server import CHAT, RunningServer
 from tests.helpers.command_processes import RunningCommand, read_log, run_serve, start_command, wait_until
 
 pytestmark = pytest.mark.thorough
@@ -100,6 +101,33 @@ def test_stored_responses_survive_the_swap(server: RunningCommand) -> None:
     assert fetch(server.url + "/v1/responses", more)["previous_response_id"] == first["id"]
 
 
+def test_lines_of_a_batch_reach_their_models(server: RunningCommand) -> None:
+    """Two models that do not fit together; each answer is that of a request with the seed of the line."""
+    names = ("chat", "other")
+    lines = [
+        {"custom_id": f"{at}", "method": "POST", "url": CHAT, "body": make_body(names[at % 2], at)}
+        for at in range(8)
+    ]
+    before = [each["loads"] for each in read_models(server).values()]
+    records = asyncio.run(run_batch(server.url, lines))
+    assert [record["response"]["body"]["model"] for record in records] == [*names * 4]
+    loads = [each["loads"] for each in read_models(server).values()]
+    assert sum(loads) - sum(before) <= 2
+    alone = asyncio.run(ask_all(server.url, [line["body"] for line in lines]))
+    assert [record["response"]["body"]["choices"][0]["message"]["content"] for record in records] == alone
+
+
+async def run_batch(url: str, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of a batch, in the order of its lines."""
+    async with aiohttp.ClientSession(url) as http:
+        site = RunningServer(url, http, cast(Any, None), cast(Any, None), cast(Any, None))
+        made = await site.create(await site.upload(lines))
+        done = await site.wait_until_ended(made["id"])
+        assert done["status"] == "completed" and done["request_counts"]["failed"] == 0, done
+        records = await site.records(done["output_file_id"])
+    return sorted(records, key=lambda record: int(record["custom_id"]))
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for the children of a process")
 def test_a_killed_process_is_replaced(server: RunningCommand) -> None:
     fetch(server.url + "/v1/models/load", {"model": "chat"})
@@ -146,7 +174,9 @@ def test_models_that_cannot_have_their_memory_are_refused_at_start(tmp_path: Pat
     too_much = ["--set", "models.other.memory=2GB"]
     process = start_command(tmp_path, "serve", "--port", "0", *sets, *too_much)
     assert process.wait(240) == 2
-    assert "models: other: its memory is 2000000000, more than scheduler.memory_limit" in read_log(tmp_path)
+    assert "models.other.memory: its memory is 2000000000, more than scheduler.memory_limit" in read_log(
+        tmp_path
+    )
 
 
 def test_a_model_gets_more_than_its_weights(tmp_path: Path) -> None:
@@ -202,4 +232,4 @@ async def _stop_within(server: RunningCommand, body: dict[str, Any]) -> str:
 def test_a_model_with_a_wrong_folder_is_refused_at_start(tmp_path: Path) -> None:
     process = start_command(tmp_path, "serve", "--set", "models.other=./nowhere")
     assert process.wait(240) == 2
-    assert "models: other: " in read_log(tmp_path) and "nowhere" in read_log(tmp_path)
+    assert "models.other.path: " in read_log(tmp_path) and "nowhere" in read_log(tmp_path)

@@ -218,12 +218,6 @@ async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again() -> Non
         assert read_text(await front.post("/v1/chat/completions", make_chat_body(model="a"))) == "beginend"
 
 
-async def test_files_and_batches_are_refused_by_name() -> None:
-    async with run_models_front(FakeModels(script=say_name)) as front:
-        reply = await front.get("/v1/batches")
-        assert reply.status == 404 and "with several models" in reply.json["error"]["message"]
-
-
 async def test_counters_never_go_back_when_models_come_and_go() -> None:
     """Nor do refusals at the front get lost."""
     async with run_models_front(FakeModels(script=say_name)) as front:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
-from mlxrun.jobs.lines.line_index import LineIndex
+from mlxrun.jobs.lines.line_index import DONE, LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys
 from mlxrun.jobs.records.reconciliation import Reconciler
 from mlxrun.jobs.records.run_paths import JobPaths
@@ -119,3 +119,16 @@ def test_what_a_rerun_needs_of_each_line_is_bounded_too(tmp_path: Path) -> None:
     index.close()
     assert state.runs[1].done == count
     assert peak < 100 * count
+
+
+def test_lines_of_a_group_come_together(tmp_path: Path) -> None:
+    """In their order. Done ones are left out, and a prefix is the same only within a group."""
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps(chat(f"{n}", "hello", model="ba"[n % 2])) + "\n" for n in range(6)))
+    index = LineIndex(path, LineKeys("", None, 0), find_group=lambda line: ord(line.body["model"]))
+    index.scan()
+    index.state[2] = DONE
+    assert list(index.iterate_todo(5)) == [1, 3, 0, 4]
+    rows = [index.get_row(position) for position in range(6)]
+    assert len({row.prefix_hash for row in rows}) == 1 and len({row.grouped_prefix for row in rows}) == 2
+    index.close()

@@ -37,7 +37,7 @@ CHAT = "/v1/chat/completions"
 
 
 def service(client: FakeClient, config: Config | None = None) -> JobService:
-    return JobService(client, config or make_config(), "0" * 64, lambda: {"name": "fake"})
+    return JobService.for_engine(client, config or make_config(), "0" * 64, lambda: {"name": "fake"})
 
 
 async def test_run_tells_and_counts(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from mlxrun.engine.client import EngineClient
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import ServerSetup
 from tests.helpers.browser_pages import BROWSER, open_page, wait_for
+from tests.helpers.fake_models import FakeModels, run_models_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config
 
@@ -281,6 +282,41 @@ async def test_live_requests_can_be_cancelled() -> None:
         await wait_for(page, rows, [])
 
 
+async def find_violations(page: BrowserPage) -> object:
+    """What axe-core finds wrong with the page as it is."""
+    await page.run(AXE.read_text(encoding="utf-8") + "; 0")
+    return await page.run(
+        "axe.run().then(({violations}) => violations.map(each =>"
+        " [each.id, each.impact, each.nodes.map(node => node.html)]))"
+    )
+
+
+async def test_models_are_loaded_and_unloaded() -> None:
+    """With what a click cannot do said until the next one."""
+    models = FakeModels(broken={"b"}, pinned=("c",), names=("a", "b", "c"))
+    async with run_models_front(models, limit=3) as front, open_ui(front.url, refused=(503,)) as page:
+        rows = (
+            "[...document.querySelectorAll('#model-table tbody tr')].map(row => row.children[1].textContent)"
+        )
+        await show(page, "server")
+        await wait_for(page, rows, ["unloaded", "unloaded", "ready"])
+        await click(page, "Load a")
+        await wait_for(page, rows, ["ready", "unloaded", "ready"])
+        assert front.pool.slots[0].loads == 1
+        labels = "[...document.querySelectorAll('#model-table button')].filter(each => !each.hidden)"
+        assert await page.run(f"{labels}.map(each => each.ariaLabel)") == ["Unload a", "Load b"]
+        await click(page, "Load b")
+        notice = "document.getElementById('server-notice').textContent"
+        await wait_for(page, f"{notice}.includes('its files are broken')", True)
+        await wait_for(page, f"{rows}[1].includes('its files are broken')", True)
+        assert "its files are broken" in await page.run(notice)
+        if AXE.is_file():
+            assert await find_violations(page) == []
+        await click(page, "Unload a")
+        await wait_for(page, f"{rows}[0]", "unloaded")
+        assert await page.run(notice) == ""
+
+
 async def test_batches_and_their_files(tmp_path: Path) -> None:
     setup = ServerSetup(tmp_path)  # its model is never attached: its list is a 404
     async with setup.run() as site, open_ui(site.url.rstrip("/"), refused=(404,)) as page:
@@ -383,15 +419,10 @@ async def test_every_control_has_a_name() -> None:
 @pytest.mark.parametrize("dark", [False, True])
 async def test_axe_finds_nothing(dark: bool) -> None:
     async with open_full_page() as (_, page):
-        await page.run(AXE.read_text(encoding="utf-8") + "; 0")
         for width in (390, 1440):
             await page.resize(width, 844, dark=dark)
             for view in ("chat", "server", "batches"):
                 await show(page, view)
                 if view == "server":
                     await wait_for(page, "document.querySelectorAll('#request-table tbody tr').length", 1)
-                found = await page.run(
-                    "axe.run().then(({violations}) => violations.map(each =>"
-                    " [each.id, each.impact, each.nodes.map(node => node.html)]))"
-                )
-                assert found == [], (width, view)
+                assert await find_violations(page) == [], (width, view)

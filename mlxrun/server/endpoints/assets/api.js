@@ -1,6 +1,6 @@
 // Calls the server. Paths are relative to the page, so a proxy may serve all of it below a path of its own.
 
-import { byId } from "./dom.js";
+import { byId, el, showNotice } from "./dom.js";
 
 const STORE = "mlxrun-key";
 let asking = null; // the promise of the open dialog
@@ -102,23 +102,49 @@ export async function* readEvents(response) {
   }
 }
 
-/** Calls `refresh` at once, and then again `seconds` after its end while the view and the tab are shown. */
-export function poll(view, seconds, refresh) {
-  let timer = null;
-  let busy = false;
-  const run = async () => {
-    clearTimeout(timer);
-    if (busy || view.hidden || document.hidden) return;
-    busy = true;
+/** A view that shows the server again, `seconds` after the last time, while it and the tab are shown. `show`
+    returns what there is to say besides. */
+export class View {
+  constructor(name, seconds, show) {
+    Object.assign(this, { seconds, show, busy: false, problem: "" });
+    [this.view, this.content, this.notice] = ["view", "content", "notice"].map((part) => byId(`${name}-${part}`));
+    document.addEventListener("visibilitychange", () => this.refresh());
+    addEventListener("hashchange", () => setTimeout(() => this.refresh()));
+    this.refresh();
+  }
+
+  async refresh() {
+    clearTimeout(this.timer);
+    if (this.busy || this.view.hidden || document.hidden) return;
+    this.busy = true;
     try {
-      await refresh();
+      const text = await this.show();
+      this.content.hidden = false;
+      showNotice(this.notice, this.problem || text || "");
+    } catch (error) {
+      showNotice(this.notice, error.message);
     } finally {
-      busy = false;
-      timer = setTimeout(run, seconds * 1000);
+      this.busy = false;
+      this.timer = setTimeout(() => this.refresh(), this.seconds * 1000);
     }
-  };
-  document.addEventListener("visibilitychange", run);
-  addEventListener("hashchange", () => setTimeout(run));
-  run();
-  return run;
+  }
+
+  /** Runs what a button does, and shows what is wrong until the next one. What has ended meanwhile is not. */
+  async act(action, button = {}) {
+    this.problem = "";
+    button.disabled = true;
+    try {
+      await action();
+    } catch (error) {
+      if (error.status !== 404) this.problem = error.message;
+    }
+    button.disabled = false;
+    showNotice(this.notice, this.problem);
+    await this.refresh();
+  }
+
+  makeButton(label, name, action) {
+    const button = el("button", { type: "button", "aria-label": `${label} ${name}`, onclick: () => this.act(action, button) }, label);
+    return button;
+  }
 }

@@ -1,7 +1,7 @@
 // The view of batches and files.
 
-import { call, getJson, poll } from "./api.js";
-import { byId, el, formatBytes, formatCount, formatTime, makeCells, setText, showNotice, Table } from "./dom.js";
+import { call, getJson, View } from "./api.js";
+import { byId, el, formatBytes, formatCount, formatTime, makeCells, setText, Table } from "./dom.js";
 
 const POLL_SECONDS = 5;
 const PAGE = 20;
@@ -15,49 +15,26 @@ const batchTable = new Table(byId("batch-table"), BATCH, makeBatchRow, updateBat
 const fileTable = new Table(byId("file-table"), FILE, makeFileRow, () => {});
 
 let wanted = PAGE;
-let refresh = () => {};
+let view = null;
 
 export function setUpBatches() {
   byId("new-batch").addEventListener("submit", (event) => {
     event.preventDefault();
-    act(startBatch);
+    view.act(startBatch);
   });
   byId("more-batches").addEventListener("click", () => {
     wanted = Math.min(MOST, wanted + PAGE);
-    refresh();
+    view.refresh();
   });
-  refresh = poll(byId("batches-view"), POLL_SECONDS, showAll);
+  view = new View("batches", POLL_SECONDS, showAll);
 }
 
 async function showAll() {
-  try {
-    const options = { background: true };
-    const [batches, files] = await Promise.all([
-      getJson(`v1/batches?limit=${wanted}`, options),
-      getJson("v1/files", options),
-    ]);
-    byId("batches-content").hidden = false;
-    showNotice(byId("batches-notice"), problem);
-    batchTable.show(batches.data);
-    byId("more-batches").hidden = !batches.has_more || wanted === MOST;
-    fileTable.show(files.data);
-  } catch (error) {
-    showNotice(byId("batches-notice"), error.message);
-  }
-}
-
-let problem = ""; // of the last action
-
-/** Runs what a button does, and shows what came of it. */
-async function act(action) {
-  problem = "";
-  try {
-    await action();
-  } catch (error) {
-    problem = error.message;
-  }
-  showNotice(byId("batches-notice"), problem);
-  await refresh();
+  const paths = [`v1/batches?limit=${wanted}`, "v1/files"];
+  const [batches, files] = await Promise.all(paths.map((path) => getJson(path, { background: true })));
+  batchTable.show(batches.data);
+  byId("more-batches").hidden = !batches.has_more || wanted === MOST;
+  fileTable.show(files.data);
 }
 
 async function startBatch() {
@@ -83,10 +60,6 @@ async function findEndpoint(file) {
   throw new Error(`${file.name}: the first line is no JSON object with a "url", such as "/v1/chat/completions".`);
 }
 
-function makeButton(label, name, action) {
-  return el("button", { type: "button", "aria-label": `${label} ${name}`, onclick: () => act(action) }, label);
-}
-
 function makeBatchRow(batch) {
   const created = el("td", {}, formatTime(batch.created_at));
   const head = [el("th", { scope: "row" }, batch.id), el("td", {}, batch.endpoint)];
@@ -103,18 +76,18 @@ function updateBatchRow(row, batch) {
   if (row.dataset.state === state) return; // so that a focused button stays
   row.dataset.state = state;
   const named = [["Input", batch.input_file_id], ["Output", batch.output_file_id], ["Errors", batch.error_file_id]];
-  files.replaceChildren(...named.filter(([, id]) => id).map(([label, id]) => makeButton(label, `of ${batch.id}`, () => download(id))));
+  files.replaceChildren(...named.filter(([, id]) => id).map(([label, id]) => view.makeButton(label, `of ${batch.id}`, () => download(id))));
   const path = `v1/batches/${batch.id}`;
   const button = ENDED.has(batch.status)
-    ? makeButton("Delete", batch.id, () => call("DELETE", path))
-    : makeButton("Cancel", batch.id, () => call("POST", `${path}/cancel`));
+    ? view.makeButton("Delete", batch.id, () => call("DELETE", path))
+    : view.makeButton("Cancel", batch.id, () => call("POST", `${path}/cancel`));
   action.replaceChildren(button);
 }
 
 function makeFileRow(file) {
   const buttons = [
-    makeButton("Download", file.filename, () => download(file.id)),
-    makeButton("Delete", file.filename, () => call("DELETE", `v1/files/${file.id}`)),
+    view.makeButton("Download", file.filename, () => download(file.id)),
+    view.makeButton("Delete", file.filename, () => call("DELETE", `v1/files/${file.id}`)),
   ];
   const cells = [file.purpose, formatBytes(file.bytes), formatTime(file.created_at)].map((text) => el("td", {}, text));
   return el("tr", {}, el("th", { scope: "row", title: file.id }, file.filename), ...cells, el("td", {}, ...buttons));

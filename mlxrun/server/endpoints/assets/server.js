@@ -1,7 +1,7 @@
 // The view of the server: live requests, queue, memory, prefix cache, throughput, the model and its load check.
 
-import { call, getJson, poll } from "./api.js";
-import { byId, el, formatBytes, formatCount, formatRate, formatSeconds, makeCells, setText, showFacts, showNotice, Table } from "./dom.js";
+import { call, getJson, View } from "./api.js";
+import { byId, el, formatBytes, formatCount, formatRate, formatSeconds, makeCells, setText, showFacts, Table } from "./dom.js";
 import { Plot } from "./plots.js";
 
 const POLL_SECONDS = 2;
@@ -13,29 +13,27 @@ const plots = [
   new Plot("Memory", "in use", ({ status }) => status.memory?.active, formatBytes),
 ];
 const REQUEST = "Request,API,Phase,Age,First token,Tokens a second,Prompt,Cached,Output,Cancel".split(",");
-const CHECK = ["Comparison", "Result", "Difference", "Limit", "Instead"];
+const MODEL = ["Model", "State", "Requests", "Memory", "Action"];
 const requests = new Table(byId("request-table"), REQUEST, makeRequestRow, updateRequestRow);
-const checks = new Table(byId("check-table"), CHECK, () => el("tr", {}, el("th", { scope: "row" }), ...makeCells(4)), updateCheckRow);
+const models = new Table(byId("model-table"), MODEL, ({ model }) => el("tr", {}, el("th", { scope: "row" }, model), ...makeCells(4)), updateModelRow);
+let view = null;
 let last = null; // the status before, and when it came
 
 export function setUpServer() {
   byId("plots").append(...plots.map((plot) => plot.card));
-  byId("clear-cache").addEventListener("click", clearCache);
-  refresh = poll(byId("server-view"), POLL_SECONDS, showServer);
+  byId("clear-cache").addEventListener("click", ({ target }) => {
+    if (confirm("Clear the prefix cache? Prompts are computed again then.")) view.act(() => call("POST", "v1/cache/clear"), target);
+  });
+  view = new View("server", POLL_SECONDS, showServer);
 }
 
-let refresh = () => {};
-
 async function showServer() {
-  try {
-    const status = joinWorkers(await getJson("v1/status", { background: true }));
-    showNotice(byId("server-notice"), status.model ? "" : "The model is being loaded.");
-    byId("server-content").hidden = false;
-    showStatus(status);
-  } catch (error) {
-    last = null;
-    showNotice(byId("server-notice"), error.message);
-  }
+  const before = last;
+  last = null;
+  const status = joinWorkers(await getJson("v1/status", { background: true }));
+  last = before;
+  showStatus(status);
+  return status.model ? "" : "The model is being loaded.";
 }
 
 /** With --ray the status has one of each worker. Numbers are added up; the rest is the first worker's. */
@@ -68,6 +66,7 @@ function showStatus(status) {
   showMemory(status.memory);
   showCache(status.cache);
   showModel(status);
+  models.show((status.models ?? []).map((each) => ({ ...each, id: each.model })));
   showLoadCheck(status.load_check);
 }
 
@@ -75,8 +74,7 @@ function makeRequestRow(request) {
   const progress = el("progress", { max: 1, "aria-label": "Progress of the prompt" });
   const phase = el("td", {}, el("span"), progress);
   const name = el("th", { scope: "row" }, request.id, ...(request.key ? [el("span", { className: "soft" }, ` ${request.key}`)] : []));
-  const button = el("button", { type: "button", "aria-label": `Cancel ${request.id}` }, "Cancel");
-  button.addEventListener("click", () => cancelRequest(request.id, button));
+  const button = view.makeButton("Cancel", request.id, () => call("POST", `v1/requests/${encodeURIComponent(request.id)}/cancel`));
   return el("tr", {}, name, el("td", {}, request.surface), phase, ...makeCells(6), el("td", {}, button));
 }
 
@@ -91,15 +89,15 @@ function updateRequestRow(row, request) {
   texts.forEach((each, at) => setText(cells[at], each));
 }
 
-async function cancelRequest(id, button) {
-  button.disabled = true;
-  try {
-    await call("POST", `v1/requests/${encodeURIComponent(id)}/cancel`);
-  } catch (error) {
-    if (error.status !== 404) showNotice(byId("server-notice"), error.message);
-    button.disabled = false;
-  }
-  refresh();
+function updateModelRow(row, { model, state, error, running, waiting, memory, pinned }) {
+  const [, ...cells] = row.cells;
+  const counts = `${formatCount(running)} running, ${formatCount(waiting)} waiting`;
+  [error ?? state, counts, formatBytes(memory)].forEach((text, at) => setText(cells[at], text));
+  if (row.dataset.state === state) return; // so that a focused button stays
+  row.dataset.state = state;
+  const label = pinned ? null : { unloaded: "Load", ready: "Unload" }[state];
+  const post = () => call("POST", `v1/models/${label.toLowerCase()}`, { json: { model } });
+  cells[3].replaceChildren(...(label ? [view.makeButton(label, model, post)] : []));
 }
 
 function showQueue({ queue, limits, batches }) {
@@ -138,17 +136,7 @@ function showCache(cache) {
   });
 }
 
-async function clearCache() {
-  if (!confirm("Clear the prefix cache? Prompts are computed again then.")) return;
-  try {
-    await call("POST", "v1/cache/clear");
-  } catch (error) {
-    showNotice(byId("server-notice"), error.message);
-  }
-  refresh();
-}
-
-function showModel({ model, models = [], device, versions, speculation }) {
+function showModel({ model, device, versions, speculation }) {
   const takes = model?.vision ? "text and images" : "text";
   showFacts(byId("model-facts"), {
     Name: model?.name,
@@ -158,23 +146,13 @@ function showModel({ model, models = [], device, versions, speculation }) {
     Device: device && [device.name, device.backend].filter(Boolean).join(", "),
     Speculation: speculation?.method,
     MLX: versions?.mlx,
-    ...Object.fromEntries(models.map((each) => [each.model, each.error ?? each.state])),
   });
 }
 
 function showLoadCheck(report) {
   const found = report?.checks ?? [];
-  const passed = found.filter((check) => check.passed).length;
-  const notes = [report?.long_rows, report?.images, report?.videos].filter(Boolean);
-  const lead = `${passed} of ${found.length} comparisons with the library passed`;
+  const wrong = found.filter((check) => !check.passed).map(({ name, error }) => `${name}: ${error ?? "differs"}`);
+  const notes = [...wrong, report?.long_rows, report?.images, report?.videos].filter(Boolean);
+  const lead = `${found.length - wrong.length} of ${found.length} comparisons with the library passed`;
   setText(byId("check-lead"), found.length ? [lead, ...notes].join("; ") : "Nothing was compared.");
-  checks.show(found.map((check) => ({ ...check, id: check.name })));
-}
-
-function updateCheckRow(row, check) {
-  const format = (value) => (value === null ? "" : value.toPrecision(2));
-  const result = check.passed ? "passed" : check.error ?? "differs";
-  const texts = [check.name, result, format(check.difference), format(check.limit), check.instead];
-  texts.forEach((text, at) => setText(row.cells[at], text));
-  row.className = check.passed ? "" : "failed";
 }
