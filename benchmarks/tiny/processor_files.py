@@ -30,7 +30,7 @@ _STEPS = {
 _SQUARE = {"height": SIDE, "width": SIDE}
 _SHORTEST = {"do_center_crop": True, "crop_size": _SQUARE, "size": {"shortest_edge": SIDE}, "resample": 3}
 _WRAPPED = "<|vision_start|><|image_pad|><|vision_end|>"
-_BEGINS = {"bos_token": "<|endoftext|>"}
+_BEGINS = {"bos_token": "<|unused_0|>"}  # not the token that pads, which Gemma embeds as zeros
 _GEMMA = {
     **_BEGINS,
     "extra_special_tokens": {
