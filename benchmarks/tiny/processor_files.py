@@ -102,6 +102,17 @@ _DEFAULT = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": 
 _IMG = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 _PIXTRAL = {**_STEPS, **_CLIP, "resample": 3, "size": {"longest_edge": 3 * SIDE}}
 
+_GLM = {
+    **_CLIP,
+    **_EDGES,
+    "image_processor_type": "Glm4vImageProcessor",
+    "processor_class": "Glm4vProcessor",
+    "do_rescale": True,
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+
 PROCESSORS: Mapping[str, ProcessorFiles] = {
     "llava": _make_llava(
         "llava-hf/llava-1.5-7b-hf",
@@ -170,6 +181,55 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
     ),
     "qwen3_5": _make_qwen(
         "Qwen/Qwen3.5-4B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **_HALVES, **_EDGES
+    ),
+    "qwen3_5_moe": _make_qwen(
+        "Qwen/Qwen3.5-35B-A3B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **_HALVES, **_EDGES
+    ),
+    "glm4v": ProcessorFiles(
+        "zai-org/GLM-4.1V-9B-Thinking",
+        _GLM,
+        "<|vision_start|><|image|><|vision_end|>",
+        video=_GLM | {"video_processor_type": "Glm4vVideoProcessor"},
+        token="<|image|>",
+    ),
+    "idefics2": ProcessorFiles(
+        "HuggingFaceM4/idefics2-8b",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "Idefics2ImageProcessor",
+            "processor_class": "Idefics2Processor",
+            "do_image_splitting": True,
+            "do_pad": True,
+            "resample": 2,
+            "size": {"longest_edge": SIDE, "shortest_edge": SIDE // 2},
+        },
+        "<image>",
+        {"image_seq_len": 4, "processor_class": "Idefics2Processor"},
+    ),
+    "lfm2_vl": ProcessorFiles(
+        "LiquidAI/LFM2-VL-1.6B",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "processor_class": "Lfm2VlProcessor",
+            "do_image_splitting": True,
+            "do_pad": True,
+            "downsample_factor": 2,
+            "encoder_patch_size": PATCH,
+            "min_image_tokens": 2,
+            "max_image_tokens": 8,
+            "max_num_patches": 32,
+            "max_pixels_tolerance": 2.0,
+            "min_tiles": 2,
+            "max_tiles": 4,
+            "tile_size": SIDE,
+            "use_thumbnail": True,
+            "resample": 2,
+        },
+        "<image>",
+        {"image_token": "<image>", "processor_class": "Lfm2VlProcessor"},
     ),
     "gemma3": ProcessorFiles(
         "google/gemma-3-4b-it",
