@@ -49,7 +49,7 @@ class ProcessorFiles:
     config."""
 
     checkpoint: str
-    images: Mapping[str, Any]
+    images: Mapping[str, Any] | None
     placeholder: str
     processor: Mapping[str, Any] | None = None
     video: Mapping[str, Any] | None = None
@@ -317,6 +317,26 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         },
         token="<|IMG_PATCH|>",
     ),
+    "deepseek_vl_v2": ProcessorFiles(
+        "deepseek-ai/deepseek-vl2-tiny",
+        None,
+        "<image>",
+        {
+            **_HALVES,
+            "candidate_resolutions": [[SIDE, SIDE], *GRID],
+            "processor_class": "DeepseekVLV2Processor",
+            "patch_size": PATCH,
+            "downsample_ratio": 2,
+            "normalize": True,
+            "image_token": "<image>",
+            "pad_token": "<|endoftext|>",
+            "add_special_token": False,
+            "sft_format": "deepseek",
+            "mask_prompt": False,
+            "ignore_id": -100,
+        },
+        tokenizer=_BEGINS,
+    ),
     "paligemma": ProcessorFiles(
         "google/paligemma2-3b-mix-224",
         {
@@ -344,8 +364,8 @@ def write_processor(family: str, folder: Path) -> None:
     """Write the processor files of a family beside its config and weights, with a tokenizer whose template
     renders its placeholder."""
     files = PROCESSORS[family]
-    write_json(folder / "preprocessor_config.json", files.images)
-    for name, content in (("processor_config", files.processor), ("video_preprocessor_config", files.video)):
+    names = ("preprocessor_config", "processor_config", "video_preprocessor_config")
+    for name, content in zip(names, (files.images, files.processor, files.video), strict=True):
         if content is not None:
             write_json(folder / f"{name}.json", content)
     save_tokenizer(folder, CHATML.replace("IMAGE", files.placeholder), **files.tokenizer)
