@@ -25,9 +25,6 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
         *("deepseekocr", "deepseekocr_2", "gemma3n", "phi3_v", "unlimited_ocr"),
     ),
     "tokens that point at an image have logits whose number depends on the image": ("molmo_point",),
-    "mlx-vlm reads beyond an array's end, and makes something else of an image from call to call": (
-        "deepseek_vl_v2",
-    ),
     "weights in a packed form of their own": ("prism_hadamard_qwen35",),
 }
 

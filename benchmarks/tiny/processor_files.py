@@ -30,7 +30,7 @@ _STEPS = {
 _SQUARE = {"height": SIDE, "width": SIDE}
 _SHORTEST = {"do_center_crop": True, "crop_size": _SQUARE, "size": {"shortest_edge": SIDE}, "resample": 3}
 _WRAPPED = "<|vision_start|><|image_pad|><|vision_end|>"
-_BEGINS = {"bos_token": "<|endoftext|>"}
+_BEGINS = {"bos_token": "<|unused_0|>"}  # not the token that pads, which Gemma embeds as zeros
 _GEMMA = {
     **_BEGINS,
     "extra_special_tokens": {
@@ -49,7 +49,7 @@ class ProcessorFiles:
     config."""
 
     checkpoint: str
-    images: Mapping[str, Any]
+    images: Mapping[str, Any] | None
     placeholder: str
     processor: Mapping[str, Any] | None = None
     video: Mapping[str, Any] | None = None
@@ -101,6 +101,17 @@ _EDGES = {"size": {"shortest_edge": SIDE * SIDE // 4, "longest_edge": 4 * SIDE *
 _DEFAULT = {"num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
 _IMG = {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"}
 _PIXTRAL = {**_STEPS, **_CLIP, "resample": 3, "size": {"longest_edge": 3 * SIDE}}
+
+_GLM = {
+    **_CLIP,
+    **_EDGES,
+    "image_processor_type": "Glm4vImageProcessor",
+    "processor_class": "Glm4vProcessor",
+    "do_rescale": True,
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
 
 PROCESSORS: Mapping[str, ProcessorFiles] = {
     "llava": _make_llava(
@@ -170,6 +181,55 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
     ),
     "qwen3_5": _make_qwen(
         "Qwen/Qwen3.5-4B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **_HALVES, **_EDGES
+    ),
+    "qwen3_5_moe": _make_qwen(
+        "Qwen/Qwen3.5-35B-A3B", "Qwen2VLImageProcessorFast", "Qwen3VLProcessor", **_HALVES, **_EDGES
+    ),
+    "glm4v": ProcessorFiles(
+        "zai-org/GLM-4.1V-9B-Thinking",
+        _GLM,
+        "<|vision_start|><|image|><|vision_end|>",
+        video=_GLM | {"video_processor_type": "Glm4vVideoProcessor"},
+        token="<|image|>",
+    ),
+    "idefics2": ProcessorFiles(
+        "HuggingFaceM4/idefics2-8b",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "Idefics2ImageProcessor",
+            "processor_class": "Idefics2Processor",
+            "do_image_splitting": True,
+            "do_pad": True,
+            "resample": 2,
+            "size": {"longest_edge": SIDE, "shortest_edge": SIDE // 2},
+        },
+        "<image>",
+        {"image_seq_len": 4, "processor_class": "Idefics2Processor"},
+    ),
+    "lfm2_vl": ProcessorFiles(
+        "LiquidAI/LFM2-VL-1.6B",
+        {
+            **_STEPS,
+            **_HALVES,
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "processor_class": "Lfm2VlProcessor",
+            "do_image_splitting": True,
+            "do_pad": True,
+            "downsample_factor": 2,
+            "encoder_patch_size": PATCH,
+            "min_image_tokens": 2,
+            "max_image_tokens": 8,
+            "max_num_patches": 32,
+            "max_pixels_tolerance": 2.0,
+            "min_tiles": 2,
+            "max_tiles": 4,
+            "tile_size": SIDE,
+            "use_thumbnail": True,
+            "resample": 2,
+        },
+        "<image>",
+        {"image_token": "<image>", "processor_class": "Lfm2VlProcessor"},
     ),
     "gemma3": ProcessorFiles(
         "google/gemma-3-4b-it",
@@ -257,6 +317,26 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         },
         token="<|IMG_PATCH|>",
     ),
+    "deepseek_vl_v2": ProcessorFiles(
+        "deepseek-ai/deepseek-vl2-tiny",
+        None,
+        "<image>",
+        {
+            **_HALVES,
+            "candidate_resolutions": [[SIDE, SIDE], *GRID],
+            "processor_class": "DeepseekVLV2Processor",
+            "patch_size": PATCH,
+            "downsample_ratio": 2,
+            "normalize": True,
+            "image_token": "<image>",
+            "pad_token": "<|endoftext|>",
+            "add_special_token": False,
+            "sft_format": "deepseek",
+            "mask_prompt": False,
+            "ignore_id": -100,
+        },
+        tokenizer=_BEGINS,
+    ),
     "paligemma": ProcessorFiles(
         "google/paligemma2-3b-mix-224",
         {
@@ -284,8 +364,8 @@ def write_processor(family: str, folder: Path) -> None:
     """Write the processor files of a family beside its config and weights, with a tokenizer whose template
     renders its placeholder."""
     files = PROCESSORS[family]
-    write_json(folder / "preprocessor_config.json", files.images)
-    for name, content in (("processor_config", files.processor), ("video_preprocessor_config", files.video)):
+    names = ("preprocessor_config", "processor_config", "video_preprocessor_config")
+    for name, content in zip(names, (files.images, files.processor, files.video), strict=True):
         if content is not None:
             write_json(folder / f"{name}.json", content)
     save_tokenizer(folder, CHATML.replace("IMAGE", files.placeholder), **files.tokenizer)

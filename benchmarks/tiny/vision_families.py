@@ -50,6 +50,9 @@ VISION: dict[str, VisionFamily] = {
         4, "packed", text=parts.LFM2, tower=parts.LFM2_TOWER, own={"projector_hidden_size": 64}
     ),
     "phi4_siglip": VisionFamily(16, "packed", own={"mm_hidden_size": 32}),
+    "deepseek_vl_v2": VisionFamily(
+        10, "pixels", text=parts.DEEPSEEK, tower=parts.DEEPSEEK_TOWER, own=parts.DEEPSEEK_OWN, most=1
+    ),
     "phi4mm": VisionFamily(
         1, "packed", own={"mm_hidden_size": 32, "audio_processor": {"config": parts.AUDIO}}
     ),

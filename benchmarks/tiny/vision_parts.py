@@ -54,6 +54,18 @@ AUDIO = {
     "depthwise_seperable_out_channel": 32,
     "conv_channels": 32,
 }
+DEEPSEEK = {"model_type": "deepseek_v2", "qk_nope_head_dim": 0}
+DEEPSEEK_TOWER = {"layers": 2, "width": 32, "model_type": "vision"}
+DEEPSEEK_OWN = {
+    "projector_config": {
+        "projector_type": "downsample_mlp_gelu",
+        "input_dim": 32,
+        "n_embed": 64,
+        "depth": 2,
+        "mlp_ratio": 1,
+        "downsample_ratio": 2,
+    }
+}
 PERCEIVER = {
     "model_type": "idefics2",
     "num_key_value_heads": 2,

@@ -1,9 +1,12 @@
-"""Features of images in tiles (LLaVA-NeXT, Granite Vision), one for each token that the processor makes.
+"""Features of images in tiles, one for each token that the processor makes.
 
-mlx-vlm's models put all features of a tile in the place of one token, and a tile of newlines after them. So a
-prompt has more embeddings than tokens. Here features are packed as transformers' models pack them. Those of
-the whole image, made small, are first. Those of the large one follow, line by line and without its padding.
-Each line ends with a newline.
+mlx-vlm's LLaVA-NeXT and Granite Vision put all features of a tile in the place of one token, and a tile of
+newlines after them. So a prompt has more embeddings than tokens. Here features are packed as transformers'
+models pack them. Those of the whole image, made small, are first. Those of the large one follow, line by line
+and without its padding. Each line ends with a newline.
+
+mlx-vlm's DeepSeek-VL2 reads the grids of as many images as there are tiles, beyond the end of their array.
+Here the array has rows of zeros, which end the list of images.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ import numpy as np
 
 from mlxrun.model.hooks.derived_layers import mix_in
 
-_MODULES = ("mlx_vlm.models.llava_next.llava_next", "mlx_vlm.models.granite_vision.granite_vision")
+_PACKED = ("mlx_vlm.models.llava_next.llava_next", "mlx_vlm.models.granite_vision.granite_vision")
+_READ_BEYOND = "mlx_vlm.models.deepseek_vl_v2.deepseek_vl_v2"
 
 
 class _PackedTiles:
@@ -89,12 +93,34 @@ def drop_padding(features: mx.array, size: Sequence[int]) -> mx.array:
     return features[:, padding : full_width - padding]
 
 
+class _PaddedGrids:
+    """Before the methods of the library's model."""
+
+    def get_input_embeddings(
+        self,
+        input_ids: mx.array | None = None,
+        pixel_values: mx.array | None = None,
+        images_spatial_crop: mx.array | None = None,
+        **given: Any,
+    ) -> Any:
+        """The library's result. `pixel_values`: [1, tiles, 3, H, W]; `images_spatial_crop`: the columns and
+        rows of tiles of each image [1, images, 2]."""
+        if pixel_values is not None and images_spatial_crop is not None:
+            missing = max(0, pixel_values.shape[1] - images_spatial_crop.shape[1])
+            images_spatial_crop = mx.pad(images_spatial_crop, ((0, 0), (0, missing), (0, 0)))
+        embed = super().get_input_embeddings  # type: ignore[misc]
+        return embed(input_ids, pixel_values, images_spatial_crop=images_spatial_crop, **given)
+
+
 def hook_tiles(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
-    """Let a model of these families pack features by token. Returns 1 if it is one. `checkpoint`: its
+    """Let a model of these families take images in tiles. Returns 1 if it is one. `checkpoint`: its
     config.json, of which mlx-vlm does not read the resolutions."""
-    resolutions = checkpoint.get("image_grid_pinpoints")
-    if type(model).__module__ not in _MODULES or not resolutions:
-        return 0
-    mix_in(model, _PackedTiles, "Packed")
-    model._resolutions = resolutions
-    return 1
+    module, resolutions = type(model).__module__, checkpoint.get("image_grid_pinpoints")
+    if module == _READ_BEYOND:
+        mix_in(model, _PaddedGrids, "Padded")
+        return 1
+    if module in _PACKED and resolutions:
+        mix_in(model, _PackedTiles, "Packed")
+        model._resolutions = resolutions
+        return 1
+    return 0

@@ -112,6 +112,7 @@ class LoadedModelInfo:
             try:
                 made = prepare_inputs(self.processor, prompts=[text], **given, **list_video_arguments(videos))
                 arrays = {key: np.array(value) for key, value in made.items() if value is not None}
+                arrays = {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # the text
             except (ValueError, TypeError, IndexError, KeyError) as error:
                 reason = _explain_refusal(error)
                 raise MediaError(

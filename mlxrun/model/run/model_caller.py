@@ -166,12 +166,6 @@ class ModelCaller:
         return decode
 
 
-# Faults of the library, by package, that the load check does not see each time.
-_IMAGE_FAULTS = {
-    "deepseek_vl_v2": "mlx-vlm reads beyond an array's end for them, and at times leaves them out"
-}
-
-
 class VisionModelCaller(ModelCaller):
     """Calls a model of mlx-vlm. Text-only requests take the same path, without embeddings.
 
@@ -205,8 +199,6 @@ class VisionModelCaller(ModelCaller):
             self.refused["images"] = (
                 "mlx-vlm changes the weights for them, those of other requests in the same batch too"
             )
-        if fault := _IMAGE_FAULTS.get(type(model).__module__.removeprefix("mlx_vlm.models.").split(".")[0]):
-            self.refused["images"] = fault
         self.reset_images()
 
     def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:

@@ -89,6 +89,24 @@ def test_each_token_has_a_feature(tmp_path: Path, family: str) -> None:
     assert np.abs(embeds[is_image] - expected).max() < 1e-5
 
 
+def test_grids_have_a_row_for_each_tile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSeek-VL2's model reads as many; those that no image has are zeros. Its features are the same
+    again."""
+    made = Family("deepseek_vl_v2", tmp_path / "model")
+    assert hook_tiles(made.model, made.info.config) == 1
+    seen: list[list[list[int]]] = []
+    process = type(made.model).process_image_features
+
+    def watch(self: Any, embeds: mx.array, features: mx.array, grids: mx.array, *given: Any) -> mx.array:
+        seen.append(grids[0].tolist())
+        return process(self, embeds, features, grids, *given)
+
+    monkeypatch.setattr(type(made.model), "process_image_features", watch)
+    found = [made.embed(SIZES[0])[1] for _ in range(2)]
+    assert seen == [[[2, 2], [0, 0], [0, 0], [0, 0], [0, 0]]] * 2  # the small image, and four tiles
+    assert np.array_equal(*found)
+
+
 def test_text_and_other_models_are_left_alone(tmp_path: Path) -> None:
     made = Family("llava_next", tmp_path / "model")
     ids = mx.array([[1, 2, 3]])

@@ -17,6 +17,7 @@ from PIL import Image
 
 from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.random_models import read_vision_info, write_vision_model
+from benchmarks.tiny.vision_families import VISION
 from mlxrun.api.text.media.image_decoding import decode_image
 from mlxrun.model.load.processor_files import ignore_text_arguments, keep_one_start
 
@@ -84,7 +85,8 @@ class Family:
             made = process_by_transformers(processor, self.files.processor or {}, **given)
         else:
             made = prepare_inputs(processor, **given)
-        return {key: np.array(made[key]) for key in made if key != "attention_mask"}
+        arrays = {key: np.array(made[key]) for key in made if key != "attention_mask"}
+        return {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # DeepSeek's text
 
 
 def process_by_transformers(
@@ -112,7 +114,8 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 @pytest.mark.parametrize("family", PROCESSORS)
 def test_pixels_and_tokens_are_the_librarys(tmp_path: Path, family: str) -> None:
     made = Family(family, tmp_path)
-    different = {str(c): list_differences(made.process(c), made.prepare_by_library(c)) for c in CASES}
+    cases = [case for case in CASES if len(case) == 1 or VISION[family].most > 1]
+    different = {str(c): list_differences(made.process(c), made.prepare_by_library(c)) for c in cases}
     assert {case: names for case, names in different.items() if names} == {}
     assert made.info.process(made.render(["wide"]), [Image.fromarray(make_pixels(90, 50))]).image_spans
 
@@ -209,10 +212,10 @@ def test_a_processor_without_a_list_of_arguments_is_left_alone() -> None:
 STARTED = [family for family, files in PROCESSORS.items() if "bos_token" in files.tokenizer]
 
 
-@pytest.mark.parametrize("family", sorted({*STARTED} - {"paligemma"}))  # whose processor places it itself
+@pytest.mark.parametrize("family", sorted({*STARTED} - {"paligemma", "deepseek_vl_v2"}))
 def test_a_prompt_begins_once(tmp_path: Path, family: str) -> None:
-    """Whether the chat template writes the token that begins texts or not. With it, all but the image is as
-    in a prompt without images."""
+    """Whether the chat template writes the token that begins texts or not; two families' never do. With it,
+    all but the image is as in a prompt without images."""
     made = Family(family, tmp_path)
     tokenizer, image = made.info.tokenizer, Image.fromarray(make_pixels(40, 40))
     start, rest = tokenizer.bos_token, made.render(["wide"])

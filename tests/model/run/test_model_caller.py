@@ -57,17 +57,6 @@ def test_images_are_refused_where_they_change_the_weights(zoo: Zoo, monkeypatch:
     assert report.images.startswith("refused: mlx-vlm changes")
 
 
-def test_images_are_refused_where_the_library_is_known_to_fail_at_times(
-    zoo: Zoo, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The load check may meet the fault or not; the package's name says it."""
-    model = load_tiny_caller(zoo.vision("gemma3")).model
-    monkeypatch.setattr(type(model), "__module__", "mlx_vlm.models.deepseek_vl_v2.deepseek_vl_v2")
-    caller = VisionModelCaller(model)
-    assert "beyond an array's end" in caller.refused["images"]
-    assert caller.prepare_inputs([1, 2], None) is TEXT_ONLY
-
-
 def test_a_text_model_takes_no_images(zoo: Zoo) -> None:
     caller = load_tiny_caller(zoo.text("llama"))
     assert caller.prepare_inputs([1, 2], None) is TEXT_ONLY
