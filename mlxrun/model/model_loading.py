@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal
 
 from mlxrun.config.settings import Config
+from mlxrun.core import cache_home
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import choose_quantization
@@ -96,7 +97,7 @@ def load_model(
 
 def open_verdict(config: Config, info: LoadedModelInfo) -> VerdictFile | None:
     """The file of the model's verdict; None if none is used."""
-    if config.engine.load_check != "cached":
+    if config.engine.load_check != "cached" or not cache_home.KEPT_DAYS:
         return None
     try:
         key = compute_key(config, info)

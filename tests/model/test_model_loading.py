@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxrun.core import cache_home
 from mlxrun.model.hooks import quantized_layers, weight_form
 from mlxrun.model.hooks.quantized_layers import MethodTable, list_routed
 from mlxrun.model.load_check.text_ladder import RefusedModelError
@@ -59,6 +60,13 @@ def test_other_modes_keep_nothing(zoo: Zoo, verdicts: KeptVerdicts, mode: Any, c
         assert engine.recheck is None and not get_report(engine).kept
         assert (len(get_report(engine).checks) > 0) is (count > 0)
     assert verdicts.list_files() == []
+
+
+def test_nothing_is_kept_for_no_days(zoo: Zoo, verdicts: KeptVerdicts, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(cache_home, "KEPT_DAYS", 0)
+    for _ in range(2):
+        verdicts.start(zoo.text("llama"))
+    assert verdicts.compared == 2 and verdicts.list_files() == []
 
 
 def test_a_fallback_is_kept_with_its_warning(

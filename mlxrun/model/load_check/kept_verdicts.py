@@ -66,8 +66,6 @@ class VerdictFile:
 
     def write(self, verdict: KeptVerdict) -> None:
         """Keep a verdict, and remove what is too old. A folder that cannot be written to is not used."""
-        if not cache_home.KEPT_DAYS:
-            return
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomically(self._path, _encode(verdict, self._key), durable=False)

@@ -147,12 +147,6 @@ def test_a_folder_that_cannot_be_written_is_not_used(tmp_path: Path) -> None:
     assert file.read() is None
 
 
-def test_nothing_is_kept_where_that_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache_home, "KEPT_DAYS", 0)
-    VerdictFile(KEY, tmp_path).write(make_verdict())
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_form_has_no_measured_times() -> None:
     form = WeightForm(("affine 4 bit",), held=True, seconds={"held": {1: 0.5}}, reason="measured")
     assert (
