@@ -30,10 +30,12 @@ os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 # Else each of the many processes that tests start compiles all modules of transformers and mlx-lm again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# The servers of tests are not this user's servers. Workers of xdist share the folder of their parent.
+# The servers and caches of tests are not this user's. Workers of xdist share the folder of their parent.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     _data = tempfile.TemporaryDirectory(prefix="mlxrun-tests-data-")
-    os.environ["XDG_DATA_HOME"] = _data.name
+    os.environ["XDG_DATA_HOME"] = f"{_data.name}/data"
+    os.environ["TESTS_CACHE_HOME"] = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    os.environ["XDG_CACHE_HOME"] = f"{_data.name}/cache"
 # `make test-product` runs tests as the product runs: threads, kernels and lengths of steps are the machine's.
 PINNED = os.environ.get("TEST_ENVIRONMENT") != "product"
 if PINNED:
@@ -61,6 +63,9 @@ if _core.default_device() == _core.gpu or PRETENDS_MAC:
     folders = (platform_pretence.__file__.rpartition("/")[0], os.environ.get("PYTHONPATH"))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
 _core.set_default_device(_core.cpu)
+
+# A test that plants a bug must not get what was found without it.
+importlib.import_module("mlxrun.core.cache_home").KEPT_DAYS = 0  # type: ignore[attr-defined]
 
 # Steps of any length: how a prompt is split must not depend on how busy this machine is.
 if PINNED:

@@ -70,7 +70,9 @@ class SettingField:
     @property
     def is_text(self) -> bool:
         """Whether the value is a string."""
-        return self.type is str or any(isinstance(choice, str) for choice in self.choices)
+        return self.type is str or (
+            bool(self.choices) and all(isinstance(each, str) for each in self.choices)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,9 +80,11 @@ class EngineSettings:
     of logprobs. null: 1 with engine.reproducible, which every machine has; else what OpenBLAS chooses."""
     max_errors: Annotated[int, Range(1, 100)] = 5
     """Number of consecutive failed steps after which the engine stops."""
-    load_check: bool = True
+    load_check: Literal["cached", "always", True, False] = "cached"
     """When the model is loaded, compare what the engine computes (in chunks, in batches, from snapshots, of
-    images) with the library's own calls, and replace what differs by a slower exact way."""
+    images) with the library's own calls, and replace what differs by a slower exact way. `cached`: a result
+    is kept for a week for the same files, code, libraries, device, environment and settings, and compared
+    again while the engine is idle. `always` or true: at each start. false: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ def _build_engine(
         pooling,
         selection,
         count,
+        model.recheck,
     )
 
 

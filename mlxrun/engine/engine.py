@@ -5,6 +5,7 @@ It knows token ids, not text. Every request that `add` accepts gets exactly one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from mlxrun.engine.workloads.generation import GenerationSteps, Runner
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
 from mlxrun.model.load.model_info import LoadedModelInfo
+from mlxrun.model.load_check.recheck import Recheck
 from mlxrun.model.load_check.report import LoadCheckReport
 
 # Each request that `add` took gets exactly one event with `finish` set, from `step` or from `abort`, unless
@@ -44,10 +46,12 @@ class Engine:
         pooling: PoolingSteps | None = None,
         selection: TokenSelection | None = None,
         num_embeddings: int = 0,
+        recheck: Recheck | None = None,
     ) -> None:
         self.model_info = model_info
         self.scheduler = scheduler
         self.load_check = load_check
+        self.recheck = recheck
         cache = prefix_cache or NoPrefixCache()
         self.generation = GenerationSteps(scheduler, runner, cache, settings.max_errors)
         self.pooling = pooling
@@ -115,6 +119,15 @@ class Engine:
         if busy:
             self.generation.exclude_time()
         return events
+
+    def check_again(self, is_wanted: Callable[[], bool]) -> None:
+        """Compare an idle model again whose verdict was kept. `is_wanted`: whether there is something else to
+        do; then nothing is compared, and `recheck.delay` says when to try again."""
+        found = None if self.recheck is None else self.recheck.run(is_wanted)
+        if found is not None and self.load_check is not None:
+            names = ("compared", "seconds", "kept", "surprise")
+            self.load_check = replace(self.load_check, **{name: getattr(found, name) for name in names})
+            self.recheck = None
 
     def close(self) -> None:
         """Release all arrays, on the thread that made them."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -195,13 +196,24 @@ class EngineThread:
             if events:
                 self._listener.on_events(events)
 
+    def _wait_for_message(self, engine: Engine) -> Message:
+        """The next message. Meanwhile, an idle engine compares its model again if that is left to do."""
+        while engine.recheck is not None:
+            with suppress(queue.Empty):
+                return self._inbox.get(timeout=engine.recheck.delay)
+            self._watchdog.note("comparing the model again")
+            engine.check_again(lambda: not self._inbox.empty())
+            self._watchdog.note(None)
+            self.stats = collect_stats(engine)
+        return self._inbox.get()
+
     def _handle_messages(self, engine: Engine) -> list[TokenEvent] | None:
         """Handle all queued messages, waiting for one if the engine is idle. Returns the events of refused
         requests, or None for StopEngine."""
         events: list[TokenEvent] = []
         received = False
         while not self._inbox.empty() or not (received or engine.busy):
-            message = self._inbox.get()
+            message = self._wait_for_message(engine)
             received = True
             match message:
                 case StopEngine():

@@ -70,7 +70,7 @@ def report_decisions(config: Config) -> Iterator[Finding]:
         value = format_rounded(decided.value) if decided.value else "not limited"
         facts = {"bytes": decided.value, "reason": decided.reason}
         yield Finding("decisions", name, "ok", f"{value}: {decided.reason}", facts=facts)
-    kernel = decide_kernel(machine.backend, engine.reproducible, engine.load_check)
+    kernel = decide_kernel(machine.backend, engine.reproducible, bool(engine.load_check))
     value, facts = f"{kernel.value}: {kernel.reason}", {"use": kernel.value, "reason": kernel.reason}
     yield Finding("decisions", "attention kernel", "ok", value, facts=facts)
 
@@ -201,9 +201,8 @@ def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
         if note:
             yield Finding("load check", name, "note", note, facts={name: note})
     if load_check.seconds is not None:
-        yield Finding(
-            "load check", "time", "ok", f"{load_check.seconds:.1f} s", facts={"seconds": load_check.seconds}
-        )
+        facts = {"seconds": load_check.seconds, "kept": load_check.kept, "age": load_check.compute_age()}
+        yield Finding("load check", "time", "ok", load_check.describe_time(), facts=facts)
     methods, sharing = load_check.methods, load_check.methods.sharing
     parts = [f"decode {methods.decode}", f"up to {sharing.max_rows} short prompts prefill together"]
     notes = {

@@ -3,30 +3,38 @@ engine."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from mlxrun.config.settings import Config
+from mlxrun.core import cache_home
 from mlxrun.core.errors import ConfigError
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import choose_quantization
 from mlxrun.model.load.loader import load_caller
 from mlxrun.model.load.model_info import LoadedModelInfo
-from mlxrun.model.load_check.choose import choose_methods
+from mlxrun.model.load_check.choose import choose_methods, follow_report
+from mlxrun.model.load_check.kept_verdicts import KeptVerdict, VerdictFile, describe_form
+from mlxrun.model.load_check.recheck import Recheck
 from mlxrun.model.load_check.report import LoadCheckReport
+from mlxrun.model.load_check.verdict_key import compute_key, has_changed_files
 from mlxrun.model.lora import check_adapters, separate_adapters
 from mlxrun.model.run.compute_methods import LIBRARY_CHUNK, ComputeMethods
-from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
+from mlxrun.model.run.model_caller import ModelCaller, run_trial_forward
 from mlxrun.model.sparse.build import add_position_check, make_positioned
 from mlxrun.model.sparse.explicit_positions import PositionedModelCaller
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that generates. `config`: without settings that the model cannot follow, so that the prefix
     cache's fingerprint has the actual choice. `cache`: caches [1, ...] that hold a few tokens; `vocab`: width
-    of its logits."""
+    of its logits. `recheck`: the comparison that is left to do while the engine is idle."""
 
     config: Config
     info: LoadedModelInfo
@@ -35,6 +43,7 @@ class LoadedModel:
     snapshots: SnapshotCodec
     cache: Sequence[Any]
     vocab: int
+    recheck: Recheck | None = None
 
     @property
     def methods(self) -> ComputeMethods:
@@ -47,7 +56,11 @@ def load_model(
 ) -> LoadedModel:
     """Load the model. Raises ModelLoadError or ConfigError. `load_check`: its report, if it was already
     compared."""
-    caller = load_caller(config, info)
+    file = open_verdict(config, info) if load_check is None else None
+    kept = None if file is None else file.read()
+    caller = load_caller(config, info, None if kept is None else kept.seconds)
+    if has_changed_files(config, info):
+        file = kept = None
     hooks = caller.hooks
     if config.prefill.sparse != "off":
         caller = make_positioned(caller)
@@ -58,17 +71,44 @@ def load_model(
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
-    quantization = choose_quantization(config.cache, cache)
-    if load_check is not None and isinstance(caller, VisionModelCaller):
-        caller.follow(load_check.refused, load_check.features_cached)
-    load_check = load_check or choose_methods(caller, vocab, config, info, quantization)
+    compared = (vocab, config, info, choose_quantization(config.cache, cache))
+    weights = describe_form(caller.weights)
+    if kept is not None and kept.form != weights:
+        kept = None
+    known = kept.report if kept is not None else load_check
+    if known is not None:
+        load_check = follow_report(caller, known)
+    else:
+        load_check = choose_methods(caller, *compared)
+        if file is not None:
+            file.write(KeptVerdict(weights, caller.weights.seconds, load_check))
+    recheck = None
+    if file is not None and kept is not None:
+        compare = partial(_compare, compared)
+        recheck = Recheck(caller, compare, kept, file, config.scheduler.memory_limit)
     caller.attention = load_check.methods.attention
     info.refused_media.update({kind: why for kind, why in load_check.refused.items() if why})
     load_check = replace(load_check, methods=separate_adapters(caller, load_check.methods), hooks=hooks)
     config = _follow_load_check(config, load_check.methods)
     if isinstance(caller, PositionedModelCaller):
         load_check = add_position_check(load_check, caller, vocab)
-    return LoadedModel(config, info, caller, load_check, snapshots, cache, vocab)
+    return LoadedModel(config, info, caller, load_check, snapshots, cache, vocab, recheck)
+
+
+def open_verdict(config: Config, info: LoadedModelInfo) -> VerdictFile | None:
+    """The file of the model's verdict; None if none is used."""
+    if config.engine.load_check != "cached" or not cache_home.KEPT_DAYS:
+        return None
+    try:
+        key = compute_key(config, info)
+        return None if key is None else VerdictFile(key)
+    except (OSError, RuntimeError) as error:  # a file cannot be read, or the home folder is unknown
+        log.debug("load check: no verdict is kept: %s", error)
+        return None
+
+
+def _compare(given: tuple[Any, ...], caller: ModelCaller) -> LoadCheckReport:
+    return choose_methods(caller, *given)
 
 
 def _follow_load_check(config: Config, methods: ComputeMethods) -> Config:

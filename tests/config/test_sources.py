@@ -149,3 +149,17 @@ def test_options_of_a_command_are_named_in_their_errors() -> None:
     assert str(caught.value) == "--port: server.port: 99999 is more than 65535"
     loaded = load_config(sets=["server.port=1"], options=[("--port", "server.port", "2")])
     assert (loaded.config.server.port, str(loaded.origins["server.port"])) == (2, "--port")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("cached", "cached"), ("always", "always"), ("true", True), ("false", False)]
+)
+def test_a_key_may_be_a_word_or_a_switch(text: str, value: object) -> None:
+    given = load_config(None, (f"engine.load_check={text}",), {}).config.engine.load_check
+    assert given == value and type(given) is type(value)
+
+
+@pytest.mark.parametrize("text", ["sometimes", "1", "no", "null"])
+def test_other_words_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not one of 'cached', 'always', true, false"):
+        load_config(None, (f"engine.load_check={text}",), {})

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -12,6 +17,9 @@ from mlxrun.engine import thread
 from mlxrun.engine.client import EngineClient
 from mlxrun.engine.engine import Engine
 from mlxrun.engine.thread import EngineStats, StopEngine, collect_stats
+from mlxrun.model.load_check.recheck import Recheck
+from mlxrun.model.load_check.report import LoadCheckReport
+from mlxrun.model.run.compute_methods import ComputeMethods
 from tests.helpers.engine_bench import after_steps, bench, engine_threads, until
 from tests.helpers.engine_fakes import FakeRunner, Gate, make_engine, make_request
 
@@ -42,6 +50,68 @@ async def test_a_failed_load_is_raised_by_start(error: Exception) -> None:
         await EngineClient.start_with(build)
     assert caught.value is error or caught.value.__cause__ is error
     assert engine_threads() == []
+
+
+class FakeRecheck:
+    """What is left to compare. It gives way `interruptions` times, then finds `report`."""
+
+    delay = 0.0
+
+    def __init__(self, report: LoadCheckReport, interruptions: int) -> None:
+        self.report, self.interruptions = report, interruptions
+        self.runs = list[bool]()
+        self.done = threading.Event()
+
+    def run(self, is_wanted: Callable[[], bool]) -> LoadCheckReport | None:
+        self.runs.append(is_wanted())
+        if len(self.runs) <= self.interruptions:
+            return None
+        self.done.set()
+        return self.report
+
+
+async def test_an_idle_engine_compares_its_model_again() -> None:
+    """Until that is done; then it waits for requests only. Its numbers have the new report."""
+    runner = FakeRunner()
+    engine = make_engine(runner)
+    engine.load_check = LoadCheckReport(ComputeMethods(), (), kept=True)
+    check = FakeRecheck(replace(engine.load_check, surprise="it differs", kept=False), 3)
+    engine.recheck = cast(Recheck, check)
+    client = await EngineClient.start_with(lambda: engine)
+    try:
+        await asyncio.to_thread(check.done.wait, 60)
+        await until(
+            lambda: client.read_stats().load_check != LoadCheckReport(ComputeMethods(), (), kept=True)
+        )
+        found = client.read_stats().load_check
+        assert found is not None and (found.kept, found.surprise) == (False, "it differs")
+        assert len(check.runs) == 4 and engine.recheck is None
+        async with aclosing(client.generate(make_request("a"))) as events:
+            assert [event async for event in events][-1].finish is not None
+    finally:
+        await client.close()
+    assert len(check.runs) == 4
+
+
+async def test_a_message_is_seen_by_what_is_compared() -> None:
+    """So that a request waits for one forward only, and the end of the engine too."""
+    engine = make_engine(FakeRunner())
+    engine.load_check = LoadCheckReport(ComputeMethods(), (), kept=True)
+    started, seen = threading.Event(), threading.Event()
+
+    class Waiting(FakeRecheck):
+        def run(self, is_wanted: Callable[[], bool]) -> LoadCheckReport | None:
+            started.set()
+            while not is_wanted():
+                time.sleep(0.001)
+            seen.set()
+            return None
+
+    engine.recheck = cast(Recheck, Waiting(engine.load_check, 0))
+    client = await EngineClient.start_with(lambda: engine)
+    await asyncio.to_thread(started.wait, 60)
+    await client.close()
+    assert seen.is_set() and engine_threads() == []
 
 
 async def test_start_can_be_cancelled() -> None:

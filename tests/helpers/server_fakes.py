@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 from aiohttp import web
@@ -45,6 +45,9 @@ from mlxrun.server.lifecycle import listen
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequests
 from tests.helpers.prompt_scores import make_prompt_logprobs
 from tests.helpers.tokenizers import FakeModelInfo, ids_of
+
+if TYPE_CHECKING:
+    from mlxrun.model.load_check.report import LoadCheckReport
 
 Act = str | TokenEvent | MlxrunError | FinishReason | Callable[[], Awaitable[Any]]
 Script = Callable[[Request], Iterable[Act]]
@@ -77,6 +80,7 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.running: dict[str, Collector] = {}
         self.dead_error: MlxrunError | None = None
+        self.load_check: LoadCheckReport | None = None
         self.closed = False
         self.cleared = 0
         self.pins = True  # whether its prefix cache has what is to be pinned
@@ -191,7 +195,8 @@ class FakeEngine:
         return found
 
     def read_stats(self) -> EngineStats:
-        return EngineStats(self.numbers, None, self.step_ended or 0.0, self.step_ended is not None)
+        is_busy = self.step_ended is not None
+        return EngineStats(self.numbers, None, self.step_ended or 0.0, is_busy, self.load_check)
 
     async def clear_cache(self) -> None:
         self.cleared += 1

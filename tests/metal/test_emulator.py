@@ -117,7 +117,7 @@ def test_more_threads_than_every_chip_has_are_refused(emulator: Emulator) -> Non
 def test_a_program_is_compiled_once(
     emulator: Emulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("TESTS_CACHE_HOME", str(tmp_path))
     compiler._compile_machine.cache_clear()
     good, bad = AT + "out[i] = 1.0f;", AT + "out[i] = nothing;"
     run(emulator, good, mx.zeros(8), 64)

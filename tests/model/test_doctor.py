@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -50,14 +51,25 @@ def test_what_was_reduced_refused_or_switched_off_is_said() -> None:
     report = LoadCheckReport(
         replace(methods, attention="library"), (), windows=windows, seconds=1.25, **notes
     )
-    small, large, long, images, time, used = doctor.report_load_check(report)
-    assert (long.level, long.value, time.value) == ("note", "ValueError: 30 tokens", "1.2 s")
+    small, large, long, images, took, used = doctor.report_load_check(report)
+    assert (long.level, long.value, took.value) == ("note", "ValueError: 30 tokens", "1.2 s")
     assert small.value == "4 tokens, crossed" and large.facts == {"size": 4096, "compared": 8}
     assert large.value == "4,096 tokens, crossed as a window of 8, to which the checks reduce it"
     assert (images.level, images.value) == ("note", "refused: other positions")
     assert used.value.endswith(
         "the library's attention, prompts split as the library splits them, no prefix cache"
     )
+
+
+def test_a_verdict_that_was_kept_is_shown_with_its_age() -> None:
+    report = LoadCheckReport(ComputeMethods(), (), seconds=12.72, compared=time.time() - 9000)
+    computed, kept = (
+        next(each for each in doctor.report_load_check(replace(report, kept=kept)) if each.name == "time")
+        for kept in (False, True)
+    )
+    assert computed.value == "12.7 s"
+    assert kept.value == "12.7 s at an earlier start, 2.5 hours ago"
+    assert (computed.facts["kept"], kept.facts["kept"]) == (False, True) and 9000 <= kept.facts["age"] < 9600
 
 
 def test_memory_is_told_with_its_default_limit() -> None:

@@ -92,7 +92,8 @@ def list_model_findings(config: Config) -> Iterator[Finding]:
         model_info = load_model_info(config.model, digest=False)
         check_template(model_info, config.model.chat_template)
         yield report_model(config.model.path, model_info)
-        engine = build_engine(replace(config, engine=replace(config.engine, load_check=True)))
+        check = config.engine.load_check or "always"
+        engine = build_engine(replace(config, engine=replace(config.engine, load_check=check)))
     except MlxrunError as error:
         named = _SETTING.match(str(error))
         name = named[0] if named else "model.path"

@@ -14,7 +14,6 @@ import itertools
 import os
 import re
 import secrets
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlxrun.core.cache_home import find_cache_home
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.step_plan import SnapshotKind
 from mlxrun.engine.prefix_cache.entry import CacheEntry, Key
@@ -113,12 +113,11 @@ def list_foreign_files(folder: Path) -> Iterator[Path]:
 
 
 def get_default_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder for configs that name none."""
-    base = environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG specification says to ignore a relative path
-        return Path(base, "mlxrun", "prefixes")
-    caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
-    return _expand_home(f"{caches}/mlxrun/prefixes")
+    """Return the folder for configs that name none. ConfigError if the home folder is unknown."""
+    try:
+        return find_cache_home(environ) / "prefixes"
+    except RuntimeError as error:
+        raise ConfigError("cache.disk_path: the home folder is unknown; give a full path") from error
 
 
 def resolve_cache_folder(disk_path: str | None) -> Path:

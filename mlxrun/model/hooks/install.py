@@ -21,7 +21,7 @@ from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.tile_features import hook_tiles
-from mlxrun.model.hooks.weight_form import WeightForm, settle_weights
+from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm, settle_weights
 from mlxrun.model.machine.device import uses_gpu
 
 
@@ -38,7 +38,7 @@ def may_fuse(config: Config) -> bool:
     """Whether layers may decode with few kernels. Adapters change single products, and rows with gaps have
     other positions than their caches say."""
     plain = not config.model.adapters and config.prefill.sparse == "off"
-    return uses_gpu() and plain and config.engine.load_check
+    return uses_gpu() and plain and bool(config.engine.load_check)
 
 
 def install_hooks(
@@ -49,11 +49,13 @@ def install_hooks(
     adapters: Sequence[Mapping[str, LayerWeights]],
     adapter_dtype: mx.Dtype | None,
     checkpoint: Mapping[str, Any],
+    seconds: ProductTimes | None = None,
 ) -> tuple[WeightForm, tuple[InstalledHook, ...]]:
     """Change the model. Returns the form of its weights, and the hooks that changed something. `dtype`: of
     its activations; `adapters`: the weights of LoRA adapters by layer, in the order of `rows.names`;
-    `adapter_dtype`: their type afterwards; `checkpoint`: config.json."""
-    form = settle_weights(model, config, dtype)
+    `adapter_dtype`: their type afterwards; `checkpoint`: config.json; `seconds`: see
+    `settle_weights`."""
+    form = settle_weights(model, config, dtype, seconds)
     routed = list_routed(model)
     experts = sum(is_expert(layer) for layer in routed)
     found = (

@@ -155,13 +155,25 @@ def multiply_routed(layer: Any, x: mx.array, experts: mx.array | None = None) ->
     return y - mx.expand_dims(layer["bias"][experts], -2) if "bias" in layer else y
 
 
+def forget_methods(model: nn.Module) -> None:
+    """Multiply as the library does from now on."""
+    for module in list_routed(model):
+        module.table = MethodTable()
+
+
 @contextmanager
 def use_library_products(model: nn.Module) -> Iterator[None]:
     """Within the block, multiply as the library does, so that no row changes the rounding of another."""
+    with keep_methods(model):
+        forget_methods(model)
+        yield
+
+
+@contextmanager
+def keep_methods(model: nn.Module) -> Iterator[None]:
+    """After the block, layers multiply as before it."""
     modules = list_routed(model)
     tables = [module.table for module in modules]
-    for module in modules:
-        module.table = MethodTable()
     try:
         yield
     finally:

@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 
 WIDTHS = (1, 32, 256, 8, 4, 2, 64)  # rows of the timed products, the most telling first
 PRODUCTS = 3
+ProductTimes = Mapping[str, Mapping[int, float]]  # seconds by method, and by rows
 HELD = "held"  # the name of dequantized weights among the timed methods
 WORTH = 0.85  # a method replaces the default one if it takes at most this share of its time
 HELD_WORTH = 0.95  # the same for dequantized weights, on average
@@ -92,7 +93,7 @@ class WeightForm:
     held: bool = False
     keeps_experts: bool = False
     table: MethodTable = field(default_factory=MethodTable)
-    seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    seconds: ProductTimes = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     experts: MethodTable | None = None
     reason: str = ""
@@ -111,18 +112,21 @@ class WeightForm:
 PLAIN_WEIGHTS = WeightForm()
 
 
-def settle_weights(model: nn.Module, config: Config, dtype: mx.Dtype) -> WeightForm:
-    """Give the model's quantized weights their form. `dtype`: of activations, and of dequantized weights."""
+def settle_weights(
+    model: nn.Module, config: Config, dtype: mx.Dtype, known: ProductTimes | None = None
+) -> WeightForm:
+    """Give the model's quantized weights their form. `dtype`: of activations, and of dequantized weights.
+    `known`: what `time_products` has measured at an earlier start."""
     kinds = tuple(describe_quantization(model))
     if not kinds:
         return PLAIN_WEIGHTS
     backend = get_backend()
     layers, decided = plan_weights(model, config, dtype)
-    seconds: dict[str, dict[int, float]] = {}
+    seconds: ProductTimes = {}
     table, held = FIXED_TABLES[backend], decided.value == "held"
     if decided.value in ("timed", "timed_methods"):
         may_hold = decided.value == "timed"
-        seconds = time_products(model, dtype, may_hold)
+        seconds = known or time_products(model, dtype, may_hold)
         table = choose_table(seconds, table)
         may_gain = backend != "cuda" or is_one_row_faster(seconds)
         held = may_hold and (not may_gain or is_held_faster(seconds))

@@ -21,7 +21,7 @@ from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.install import install_hooks
-from mlxrun.model.hooks.weight_form import WeightForm
+from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm
 from mlxrun.model.load.gguf.architectures import load_gguf_model
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.model_digests import digest_adapter
@@ -47,9 +47,9 @@ _OF_FILES = (
 )
 
 
-def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
+def load_caller(config: Config, info: LoadedModelInfo, seconds: ProductTimes | None = None) -> ModelCaller:
     """Load the model, install its hooks, and evaluate its weights. ModelLoadError or ConfigError if it cannot
-    be loaded."""
+    be loaded. `seconds`: times of its products, if they are known."""
     settings = config.model
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     model, unused, dtype = load_lazily(settings, info)
@@ -59,7 +59,8 @@ def load_caller(config: Config, info: LoadedModelInfo) -> ModelCaller:
     except _OF_FILES as error:
         raise _make_error(info, error) from error
     rows = RowAdapters(tuple(settings.adapters), row_by_row=config.engine.reproducible)
-    form, hooks = install_hooks(model, config, dtype or find_dtype(model), rows, adapters, dtype, info.config)
+    wanted = dtype or find_dtype(model)
+    form, hooks = install_hooks(model, config, wanted, rows, adapters, dtype, info.config, seconds)
     form = replace(form, unused=unused)
     evaluate_parameters(model, info.name)
     limit_buffers(config.scheduler.memory_limit)

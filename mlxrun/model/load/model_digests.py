@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from mlxrun.config.settings import ModelSettings
@@ -17,6 +20,7 @@ from mlxrun.model.load.model_files import find_draft_folder, list_weight_files
 _FULL_HASH_BYTES = 1 << 30  # files up to this size are hashed in full
 _BLOCK = 1 << 16
 _SAMPLES = 1024
+_PART, _MOST_READERS = 1 << 26, 16  # bytes that a thread hashes at a time, and threads
 
 
 class LateDigests(Mapping[str, str]):
@@ -65,21 +69,64 @@ def compute_digests(
 ) -> dict[str, str]:
     """sha256 (hex) of `model` (config, weights, LoRA adapter), `tokenizer` and `template`. `code`: Python
     files of the folder may run, and are part of the model."""
-    weights = list_weight_files(folder) + (sorted(adapter.glob("*")) if adapter else [])
-    weights += sorted(folder.rglob("*.py")) if code else []
-    weights += sorted(folder.glob("*sentence*.json"))  # of sentence-transformers: prompts, the activation
-    if (folder / "modules.json").is_file():  # and pooling, further layers
-        weights += [folder / "modules.json"]
-        weights += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
-    tokenizer = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
-    tokenizer += [folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]
+    weights = _list_own_files(folder, adapter, code)
     total = sum(path.stat().st_size for path in weights if path.is_file())
     progress = LoadProgress(f"reading the files of {folder.name} for their digests", total)
     return {
-        "model": _hash_files([folder / "config.json", *weights], progress),
-        "tokenizer": _hash_files(tokenizer, progress),
+        "model": _hash_files(weights, progress),
+        "tokenizer": _hash_files(_list_tokenizer_files(folder), progress),
         "template": hashlib.sha256((chat_template or "").encode()).hexdigest(),
     }
+
+
+def list_model_files(settings: ModelSettings, folder: Path) -> list[Path]:
+    """The files that the digests of a model are about, without those of its draft model."""
+    adapter = Path(settings.adapter) if settings.adapter else None
+    every = _list_own_files(folder, adapter, settings.trust_remote_code) + _list_tokenizer_files(folder)
+    return [path for path in every if path.is_file()]
+
+
+def _list_own_files(folder: Path, adapter: Path | None, code: bool) -> list[Path]:
+    found = [folder / "config.json", *list_weight_files(folder)]
+    found += sorted(adapter.glob("*")) if adapter else []
+    found += sorted(folder.rglob("*.py")) if code else []
+    found += sorted(folder.glob("*sentence*.json"))  # of sentence-transformers: prompts, the activation
+    if (folder / "modules.json").is_file():  # and pooling, further layers
+        found += [folder / "modules.json"]
+        found += sorted(folder.glob("*/config.json")) + sorted(folder.glob("*/*.safetensors"))
+    return found
+
+
+def _list_tokenizer_files(folder: Path) -> list[Path]:
+    found = [folder / n for n in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")]
+    return [*found, folder / "tiktoken.model", *sorted(folder.glob("*.tiktoken"))]
+
+
+def digest_large_files(paths: Iterable[Path]) -> str:
+    """sha256 (hex) over every byte of those files of which the other digests read blocks only. Threads read
+    and hash parts of them, which are in memory afterwards. OSError if one cannot be read."""
+    total = hashlib.sha256()
+    large = [path for path in paths if path.stat().st_size > _FULL_HASH_BYTES]
+    sizes = [path.stat().st_size for path in large]
+    progress = LoadProgress("reading the weights for their digests", sum(sizes))
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_READERS)) as readers:
+        for path, size in zip(large, sizes, strict=True):
+            total.update(f"{path.name}:{size}:".encode())
+            for part in readers.map(partial(_hash_part, path), range(0, size, _PART)):
+                total.update(part)
+                progress.add(_PART)
+    progress.end()
+    return total.hexdigest()
+
+
+def _hash_part(path: Path, start: int) -> bytes:
+    found, left = hashlib.sha256(), _PART
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while left and (block := file.read(min(left, 1 << 20))):
+            found.update(block)
+            left -= len(block)
+    return found.digest()
 
 
 def digest_adapter(folder: Path) -> str:

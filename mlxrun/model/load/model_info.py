@@ -10,6 +10,7 @@ import hashlib
 import logging
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,6 +74,7 @@ class LoadedModelInfo:
     `digests`: identify the contents of its files; one may take seconds when it is first needed. `gguf`: the
     header, if `folder` is a GGUF file. `kind_note`: why the model takes no images although its config has
     them. `refused_media`: filled when the model is loaded, for all who prepare prompts with this object.
+    `read_at`: the time before anything was read, in seconds since 1970; 0: unknown.
     """
 
     folder: Path
@@ -95,6 +97,7 @@ class LoadedModelInfo:
     gguf: GgufHeader | None = None
     kind_note: str = ""
     refused_media: dict[str, str] = field(default_factory=dict)
+    read_at: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -179,6 +182,7 @@ def load_model_info(
     first needed, perhaps on a thread that must not wait. The draft model's files are always read later.
     """
     folder = find_model_folder(settings, weights)
+    read_at = time.time()
     gguf = read_header(folder) if folder.is_file() else None
     if gguf is None:
         check_small_files(folder)
@@ -221,6 +225,7 @@ def load_model_info(
         processor=processor,
         video_sampling=read_video_sampling(processor, config) if kind.vision else None,
         processor_digest=digest_processor(folder) if kind.vision else b"",
+        read_at=read_at,
     )
 
 

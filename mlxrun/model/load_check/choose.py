@@ -7,7 +7,6 @@ such bugs.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -20,19 +19,19 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.fused.fused_blocks import list_fused
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
-from mlxrun.model.hooks.quantized_layers import use_library_products
+from mlxrun.model.hooks.quantized_layers import forget_methods, use_library_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.image_checks import check_images
 from mlxrun.model.load_check.long_reference import LongReference, make_long_reference
-from mlxrun.model.load_check.operation_checks import AttentionCheck, check_products
+from mlxrun.model.load_check.operation_checks import PRODUCTS_CHECK, AttentionCheck, check_products
 from mlxrun.model.load_check.reference import REDUCED, CheckRun, Reference, list_windows
 from mlxrun.model.load_check.report import ComparedWindow, LoadCheck, LoadCheckReport
 from mlxrun.model.load_check.rounding import CheckLogits
 from mlxrun.model.load_check.text_checks import DraftCheck, TextChecks
 from mlxrun.model.load_check.text_ladder import QUANTIZED, SLOWER_DECODE, TextLadder
-from mlxrun.model.machine.device import uses_cuda, uses_gpu
+from mlxrun.model.machine.device import read_active, read_peak, uses_cuda, uses_gpu
 from mlxrun.model.run.chunk_grouping import NO_LIMIT, PrefillSharing
 from mlxrun.model.run.compute_methods import (
     ComputeMethods,
@@ -43,8 +42,6 @@ from mlxrun.model.run.compute_methods import (
     uses_pages,
 )
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller
-
-log = logging.getLogger(__name__)
 
 SHORT_CHUNK = 1024  # tokens of chunks that share a forward on CUDA: those take the time of launching it
 COMPANIES = (7, 31)  # rows beside one that must have the bits that it has alone
@@ -60,7 +57,7 @@ def choose_methods(
     """The fastest methods that this model passes; with `engine.load_check` off, the fastest possible ones.
     `model_info`: has the processor of images, without which they are not compared. ModelLoadError if no
     method matches the library; ConfigError if rows cannot be quantized as configured."""
-    started = time.perf_counter()
+    started, before = time.perf_counter(), read_active()
     template = caller.make_cache()
     candidate = _choose_candidate(template, config, quantization is None, bool(list_fused(caller.model)))
     if not config.engine.load_check:
@@ -89,12 +86,21 @@ def choose_methods(
         found = found.add(ladder.checks[done:])
     if config.speculation.method != "off" and uses_pages(found.methods.decode):
         found = _check_drafts(found, reference)
-    for check in found.checks:
-        if not check.passed:
-            text = "load check: %s is not used for this model: %s%s"
-            log.warning(text, check.name, check.describe(), check.describe_instead())
+    found.log_failures()
     found = _add_quantization(found, quantization)
-    return replace(found, seconds=time.perf_counter() - started)
+    peak = max(read_peak() - before, 0)
+    return replace(found, seconds=time.perf_counter() - started, compared=time.time(), peak=peak)
+
+
+def follow_report(caller: ModelCaller, report: LoadCheckReport) -> LoadCheckReport:
+    """Do to a model what `choose_methods` did to it for this report, with another caller or at an earlier
+    start. Returns the report with the caller's weights."""
+    if isinstance(caller, VisionModelCaller):
+        caller.follow(report.refused, report.features_cached)
+    if any(check.name == PRODUCTS_CHECK and not check.passed for check in report.checks):
+        forget_methods(caller.model)
+    report.log_failures()
+    return replace(report, weights=caller.weights)
 
 
 def _describe_window(size: int, long: LongReference | None) -> ComparedWindow:

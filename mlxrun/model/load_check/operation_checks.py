@@ -27,6 +27,7 @@ from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
 from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     dequantize_weight,
+    forget_methods,
     is_expert,
     list_routed,
     multiply_routed,
@@ -272,6 +273,9 @@ def measure_seconds(compute: Callable[[], mx.array]) -> float:
     return min(times[1:]) / TIMED_CALLS
 
 
+PRODUCTS_CHECK = "products of quantized weights"
+
+
 # -- products -----------------------------------------------------------------------------------------
 
 
@@ -286,10 +290,9 @@ def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
     difference, limit = max(compared, key=lambda pair: pair[0] / pair[1])
     passed = difference <= limit
     if not passed:
-        for layer in routed:
-            layer.table = MethodTable()
-    name, instead = "products of quantized weights", "" if passed else "the library's products"
-    return (LoadCheck(name, passed, difference, limit=limit, instead=instead),)
+        forget_methods(model)
+    instead = "" if passed else "the library's products"
+    return (LoadCheck(PRODUCTS_CHECK, passed, difference, limit=limit, instead=instead),)
 
 
 def _describe_kind(layer: Any) -> tuple[Any, ...]:

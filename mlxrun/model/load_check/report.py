@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -69,7 +70,10 @@ class LoadCheckReport:
     `weights`: their form in memory. `long_rows`: why no row of many tokens was compared, empty if one was.
     `images`, `videos`: why they were not compared, or are refused; else empty, also if the model takes none.
     `refused`, `features_cached`: passed to other callers of the same model (`follow`). `seconds`: duration of
-    the comparisons, None if there were none. `hooks`: the changes to the library's model.
+    the comparisons, None if there were none. `hooks`: the changes to the library's model. `compared`: the
+    time of the comparisons, in seconds since 1970; `kept`: they are those of an earlier start. `surprise`:
+    what a later comparison found against the methods in use, empty if nothing. `peak`: bytes that the
+    comparisons took beside the weights, at most.
     """
 
     methods: ComputeMethods
@@ -83,10 +87,21 @@ class LoadCheckReport:
     features_cached: bool = True
     seconds: float | None = None
     hooks: tuple[InstalledHook, ...] = ()
+    compared: float = 0.0
+    kept: bool = False
+    surprise: str = ""
+    peak: int = 0
 
     def add(self, checks: Sequence[LoadCheck], **changes: Any) -> LoadCheckReport:
         """The report with more checks, and with other values of its fields."""
         return replace(self, checks=(*self.checks, *checks), **changes)
+
+    def log_failures(self) -> None:
+        """Log a warning for each method that is not used."""
+        for check in self.checks:
+            if not check.passed:
+                text = "load check: %s is not used for this model: %s%s"
+                log.warning(text, check.name, check.describe(), check.describe_instead())
 
     def describe(self) -> dict[str, Any]:
         """The report as JSON values, for /v1/status."""
@@ -94,7 +109,18 @@ class LoadCheckReport:
         windows = [asdict(window) for window in self.windows]
         notes = {"long_rows": self.long_rows, "images": self.images, "videos": self.videos}
         took = {"seconds": self.seconds, "hooks": {hook.name: hook.places for hook in self.hooks}}
-        return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes, **took}
+        age = {"kept": self.kept, "age": self.compute_age(), "surprise": self.surprise or None}
+        return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes, **took, **age}
+
+    def describe_time(self) -> str:
+        """How long the comparisons took, and when that was if it was at an earlier start."""
+        age = (self.compute_age() or 0.0) / 3600
+        when = f" at an earlier start, {age:.1f} hours ago" if self.kept else ""
+        return f"{self.seconds or 0.0:.1f} s{when}"
+
+    def compute_age(self) -> float | None:
+        """Seconds since the comparisons; None if there were none."""
+        return None if self.seconds is None else round(max(time.time() - self.compared, 0.0), 1)
 
 
 def describe_check(check: LoadCheck) -> dict[str, Any]:

@@ -165,7 +165,7 @@ def describe_device(settings: EngineSettings | None = None) -> dict[str, Any]:
     facts["variables"] = {key: each for key, each in sorted(os.environ.items()) if key.startswith("MLX_")}
     if facts["backend"] != "cpu":
         if settings is not None:
-            used = decide_kernel(get_backend(), settings.reproducible, settings.load_check)
+            used = decide_kernel(get_backend(), settings.reproducible, bool(settings.load_check))
             facts["attention_kernel"] = used.value
         return facts | {"tf32": may_shorten_float32()}
     facts |= {"libc": " ".join(platform.libc_ver()).strip() or None} | describe_blas()

@@ -1,7 +1,7 @@
 """Compiles kernels by clang++, once: programs are kept by the digest of all that they are made of.
 
-They are in the user's cache (`$XDG_CACHE_HOME`, else ~/.cache), in mlxrun-tests/metal; what was not used for
-a month is deleted. A text that does not compile is kept too, as its error.
+They are in the user's cache (`$TESTS_CACHE_HOME`, which conftest.py sets), in mlxrun-tests/metal; what was
+not used for a month is deleted. A text that does not compile is kept too, as its error.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ def find_compiler() -> str | None:
 
 
 def find_cache() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "mlxrun-tests" / "metal"
+    return Path(os.environ["TESTS_CACHE_HOME"]) / "mlxrun-tests" / "metal"
 
 
 def compile_program(text: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.engine.client import EngineClient
+from mlxrun.model.load_check.report import LoadCheckReport
+from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.server.endpoints import admin
 from mlxrun.server.engine_state import LoadedEngine
 from mlxrun.server.http.access import CONFIG
@@ -29,6 +32,20 @@ async def test_health() -> None:
         reply = await s.get("/health")
         assert (reply.status, reply.json["status"]) == (503, "draining")
         assert (await s.get("/health/live")).status == 200
+
+
+async def test_a_load_check_that_differs_later_is_said() -> None:
+    """The process must be restarted, as methods that are in use are wrong. New requests are refused."""
+    async with run_server(surfaces=ONLY) as s:
+        s.engine.load_check = LoadCheckReport(ComputeMethods(), ())
+        assert (await s.get("/health")).status == 200
+        s.engine.load_check = replace(s.engine.load_check, surprise="decode ragged: logits differ")
+        for path in ("/health", "/health/ready", "/health/live"):
+            reply = await s.get(path)
+            assert (reply.status, reply.json["status"]) == (503, "dead")
+            assert "decode ragged: logits differ; start again" in reply.json["reason"]
+        assert (await s.post("/mini", make_chat_body())).status == 503
+        assert (await s.get("/v1/status")).json["load_check"]["surprise"] == "decode ragged: logits differ"
 
 
 async def test_while_the_model_loads() -> None:

@@ -1,0 +1,20 @@
+"""Finds the folder for what can be made again: entries of the prefix cache, verdicts of the load check."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+KEPT_DAYS = 7.0  # of a verdict after it was compared; 0: none is kept
+
+
+def find_cache_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """mlxrun's folder in XDG_CACHE_HOME, else where the system has caches. RuntimeError if the home folder is
+    unknown."""
+    base = environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):  # the XDG specification says to ignore a relative path
+        return Path(base, "mlxrun")
+    caches = "~/Library/Caches" if sys.platform == "darwin" else "~/.cache"
+    return Path(caches, "mlxrun").expanduser()
