@@ -4,6 +4,7 @@ answers and scores are equal. The rows of data/ were written for these tests in 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,7 @@ SUBJECTS = ("anatomy", "astronomy", "high_school_geography", "us_foreign_policy"
 LIKELIEST = ("arc", "hellaswag", "truthfulqa")
 # Those that run programs need a sandbox: `make system-packages` installs it.
 GENERATED = ("gsm8k", "ifeval", *(("humaneval", "mbpp") if shutil.which("bwrap") else ()))
+SEEN = ("mmmu_val", "docvqa_val")
 FILES = {
     "arc": ("arc/arc_challenge.yaml", "test"),
     "gsm8k": ("gsm8k/gsm8k-cot.yaml", "test"),
@@ -35,6 +37,11 @@ FILES = {
 NUMBERS = ("The answer is {}.", "It is {}.\nThe answer is {}. The end", "The answer is ${}", "I get {}", "")
 ENDS = ("{}", "    return 7\n", "{}\nimport sys\nsys.exit()", "  return (", "")
 PROGRAMS = ("{}", "{}\nassert False", "def f(): pass", "{}\n1 / 0", "import math\n{}", "")
+# To open questions and to those with letters; of an answer without a letter the harness counts a random one.
+COLOURS = {
+    "open": ("The answer is 1.", "1", "two", "So the result = 1.0"),
+    "multiple-choice": ("(C) red", "C", "It is red, as far as one can see.", "B", "blue or (C)"),
+}
 TEXTS = (
     "Sure, gladly.\nrain falls",
     "A bridge and a bridge over the moss and stone. That is all.",
@@ -104,12 +111,16 @@ def found(folder: Path) -> Any:
     for name in GENERATED:
         scorer = read_task(name).node.strip_origins()["eval"]["scorer"]
         tasks[name] |= {"scorer": scorer, **list_answers(name)}
-    names = ["mmlu", *used]
+    names = ["mmlu", *used, *SEEN]
     arguments = ["--tasks", ",".join(names), "--model", "embedded"]
     for name in names:
         arguments += ["--data", f"{name}={DATA / name}.jsonl"]
     arguments += ["--examples", f"mmlu={DATA / 'mmlu_dev'}.jsonl"]
-    given = {"model": "embedded", "arguments": arguments, "tasks": tasks}
+    rows = read_rows("mmmu_val")
+    kinds = [COLOURS[row["question_type"]] for row in rows]
+    answers = [kind[at // 2 % len(kind)] for at, kind in enumerate(kinds)]
+    images = {"rows": rows, "answers": answers}
+    given = {"model": "embedded", "arguments": arguments, "tasks": tasks, "images": images}
     found = run_harness_script("run_standard_tasks.py", given, folder)
     assert found["code"] == 0
     mmlu = iter(zip(*(found["run"].pop(f"mmlu_{subject}") for subject in SUBJECTS), strict=True))
@@ -186,3 +197,24 @@ def test_scorers_are_equal(name: str, found: Any) -> None:
         assert ours["score"] == next(iter(scores.values()))
         seen.add(tuple(scores.values()))
     assert len(seen) == 1 + len(scores), "right by all rules, by one, and wrong"
+
+
+def test_questions_about_images_are_equal(found: Any, folder: Path) -> None:
+    """But that images come first here, and the text keeps their numbers."""
+    theirs = found["mmmu"]
+    assert len(set(map(len, theirs["images"]))) > 1
+    rows = zip(read_run(folder, "mmmu_val"), theirs["prompts"], theirs["images"], strict=True)
+    for (line, record), prompt, images in rows:
+        *pictures, text = line["messages"][0]["content"]
+        assert re.sub("<image [1-7]>", "<image>", text["text"]) == prompt
+        assert len(pictures) == len(images) and {each["type"] for each in pictures} == {"image_url"}
+        assert record["eval"]["score"] in (0, 1)
+    assert theirs["ours"] == theirs["theirs"] and set(theirs["ours"]) == {0, 1}
+
+
+def test_pages_are_asked_about(found: Any, folder: Path) -> None:
+    for line, record in read_run(folder, "docvqa_val"):
+        picture, text = line["messages"][0]["content"]
+        assert picture["type"] == "image_url" and text["text"].startswith("Which colour is page ")
+        assert text["text"].endswith("?\nAnswer the question using a single word or phrase.")
+        assert "note" not in record["eval"] and record["eval"]["expected"] == ["red", "Red colour"]

@@ -13,6 +13,7 @@ from typing import Any
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 import evaluate as metrics
+import langdetect
 import lm_eval
 from lm_eval import tasks
 from lm_eval.api.instance import Instance
@@ -22,6 +23,7 @@ from lm_eval.tasks import TaskManager
 from mlxrun.cli.main import main as run_mlxrun
 from mlxrun.evals.harnesses.lm_eval_model import LmEvalModel
 from mlxrun.evals.tasks.code_sandbox import run_program
+from mlxrun.evals.tasks.lm_eval_scorers import score_mmmu
 
 HARNESS = Path(tasks.__file__).parent
 
@@ -86,8 +88,21 @@ def evaluate(model: LM, name: str, manager: TaskManager, **options: Any) -> list
     return [rows[at] for at in sorted(rows)]
 
 
+def score_images(given: dict[str, Any]) -> dict[str, Any]:
+    """What the harness asks of MMMU, for which its models need PyTorch; and both scores of given answers."""
+    utils = importlib.import_module("lm_eval.tasks.mmmu.utils")
+    rows, pairs = given["rows"], list(zip(given["rows"], given["answers"], strict=True))
+    return {
+        "prompts": [utils.doc_to_text(row) for row in rows],
+        "images": [utils.doc_to_image(row) for row in rows],
+        "theirs": [utils.process_results(row, [answer])["acc"] for row, answer in pairs],
+        "ours": [score_mmmu(answer, row)["score"] for row, answer in pairs],
+    }
+
+
 def main() -> None:
     metrics.load = lambda name: CodeEval()
+    langdetect.DetectorFactory.seed = 0  # without a seed it guesses differently each time
     given = json.loads(Path(sys.argv[1]).read_text())
     code = run_mlxrun(["eval", *given["arguments"], "-o", "out"])
     folder = Path("configs")
@@ -106,6 +121,7 @@ def main() -> None:
             score = getattr(importlib.import_module(module), function)
             pairs = zip(task["answers"], task["expected"], strict=True)
             found["scored"][name] = [score(answer=answer, expected=expected) for answer, expected in pairs]
+    found["mmmu"] = score_images(given["images"])
     print(json.dumps(found, default=str))
 
 
