@@ -105,7 +105,7 @@ docs: .venv/.installed-dev
 
 # What tests need beside Python: OpenBLAS, without which float32 is 30 times slower on Linux, and a browser for reports.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
-PACKAGES := libopenblas0-pthread $(shell command -v chromium chromium-browser google-chrome >/dev/null || echo chromium) \
+PACKAGES := libopenblas0-pthread bubblewrap $(shell command -v chromium chromium-browser google-chrome >/dev/null || echo chromium) \
   $(shell command -v clang++-19 clang++ >/dev/null || echo clang-19)
 system-packages:
 	@if command -v apt-get >/dev/null; then $(SUDO) apt-get update -qq && $(SUDO) apt-get install -qq -y --no-install-recommends $(PACKAGES); \

@@ -20,9 +20,9 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.matrix import Cell
-from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION
+from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION, list_sources
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
-from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
+from mlxrun.evals.suites.suite_settings import SuiteTask
 from mlxrun.evals.suites.task_rows import Prepare, RowSource, open_rows
 from mlxrun.evals.suites.task_template import (
     TaskTemplate,
@@ -152,7 +152,7 @@ class CellJobs:
         self._check_generation(name, task)
         self._check_scorers(name, task)
         template = TaskTemplate(task, parts, None)
-        if (task.data is None) == (task.hub is None):  # which was reported
+        if len(list_sources(task)) != 1:  # which was reported
             return template
         source = self._open(name, task)
         if isinstance(source, RowSource):
@@ -169,8 +169,10 @@ class CellJobs:
         where = (name, key)
         if where not in self._sources:
             try:
-                if isinstance(given, FewShot) and given.rows:
-                    self._sources[where] = RowSource(f"{name}.few_shot.rows", None, dataset=given.rows)
+                if given.rows:
+                    place = ".".join(each for each in (name, key, "rows") if each)
+                    prepare = None if key else self._load_prepare(name, task)
+                    self._sources[where] = RowSource(place, None, dataset=given.rows, prepare=prepare)
                 else:
                     self._sources[where] = open_rows(
                         given.data, given.hub, self.file.folder, self._load_prepare(name, task)
@@ -185,7 +187,7 @@ class CellJobs:
         few_shot = task.few_shot
         if few_shot is None:
             return {}
-        given = [each for each in (few_shot.data, few_shot.hub, few_shot.rows) if each]
+        given = list_sources(few_shot)
         if len(given) > 1:  # which was reported
             return {}
         own = not given

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
-from mlxrun.evals.suites.suite_settings import SuiteTask
+from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
 Problem = tuple[Sequence[Step], str]
@@ -49,15 +49,17 @@ def _check_names(file: SuiteFile, section: str, names: Sequence[str]) -> None:
 
 
 def _check_sources(task: SuiteTask) -> Iterator[Problem]:
-    few = task.few_shot
-    if task.data is None and task.hub is None:
-        yield (), "`data` or `hub` is missing"
-    if task.data is not None and task.hub is not None:
-        yield ("hub",), "`data` is given too; give one of them"
-    if few is not None:
-        given = [name for name in ("data", "hub", "rows") if getattr(few, name)]
-        for name in given[1:]:
-            yield ("few_shot", name), f"`{given[0]}` is given too; give one of them"
+    if not list_sources(task):
+        yield (), "`data`, `hub` or `rows` is missing"
+    for steps, source in (((), task), (("few_shot",), task.few_shot)):
+        first, *others = list_sources(source) or [""]
+        for name in others:
+            yield (*steps, name), f"`{first}` is given too; give one of them"
+
+
+def list_sources(source: SuiteTask | FewShot | None) -> list[str]:
+    """List the keys with which a task, or its examples, name where rows come from. Valid is one at most."""
+    return [name for name in ("data", "hub", "rows") if getattr(source, name, None)]
 
 
 def _check_template(task: SuiteTask) -> Iterator[Problem]:

@@ -76,6 +76,8 @@ class SuiteTask:
     """CSV, TSV, JSONL or Parquet file, relative to the suite; a .txt file is one row with a column `text`."""
     hub: HubSource | None = None
     """Data set of the hub, instead of `data`."""
+    rows: tuple[dict[str, Any], ...] = ()
+    """The rows themselves, as mappings, instead of `data`."""
     prepare: str | None = None
     """Python function that gets each row as a dict and returns the one to use, as `FILE.py:function` relative
     to the suite or `module:function`. Examples from a table pass through it too."""

@@ -1,4 +1,4 @@
-"""The scorers of the tasks of the box, each as lm-evaluation-harness scores the same task."""
+"""Scorers of tasks of the box, each as lm-evaluation-harness or lmms-eval scores the same task."""
 
 from __future__ import annotations
 
@@ -25,3 +25,21 @@ def _strip_number(text: str | None) -> str | None:
     for pattern in _IGNORED:
         text = re.sub(pattern, "", text) if text is not None else None
     return text and text.lower()
+
+
+def score_docvqa(answer: str, expected: list[str]) -> Json:
+    """Score the similarity with the nearest of the expected answers, and 0 below a half (ANLS)."""
+    given, *others = (" ".join(text.lower().split()) for text in (answer, *expected))
+    found = max(_compare_texts(given, each) for each in others)
+    return {"score": found if found >= 0.5 else 0.0, "extracted": answer.strip()}
+
+
+def _compare_texts(one: str, other: str) -> float:
+    """1 less the edit distance of two texts, as a part of the longer one."""
+    before = list(range(len(other) + 1))
+    for at, letter in enumerate(one, 1):
+        row = [at]
+        for to, wanted in enumerate(other, 1):
+            row.append(min(before[to] + 1, row[-1] + 1, before[to - 1] + (letter != wanted)))
+        before = row
+    return 1 - before[-1] / max(len(one), len(other), 1)

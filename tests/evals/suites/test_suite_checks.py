@@ -26,7 +26,7 @@ def test_a_good_suite_has_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "says"),
     [
-        ("prompt: '{{ a }}'", "tasks.t: `data` or `hub` is missing"),
+        ("prompt: '{{ a }}'", "tasks.t: `data`, `hub` or `rows` is missing"),
         (
             "data: cities.csv, hub: {name: x}, prompt: '{{ area }}'",
             "tasks.t.hub: `data` is given too; give one of them",

@@ -42,7 +42,7 @@ def test_each_task_is_valid_and_says_where_it_comes_from(name: str, tmp_path: Pa
     about = read_task(name).about
     assert set(about) <= {"title", "paper", "licence", "metrics", "lm_eval", "needs", "published"}
     assert about["title"] and about["licence"] and about["metrics"] and about["paper"].startswith("https://")
-    assert len(about["published"]) == 2
+    assert len(about["published"]) == 2 or task.rows, "rows that are made here were published by nobody"
     for each in about["published"]:
         assert set(each) == {"model", "score", "how", "source"} and each["source"].startswith("https://")
         assert 0 < each["score"] < 100
@@ -53,7 +53,7 @@ def test_the_page_of_standard_tasks_lists_them() -> None:
     rows = re.findall(r"^\| `(\w+)` \|.*\| ([^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     scores = {name: read_task(name).about["published"] for name in NAMES}
     assert dict(rows) == {
-        name: ", ".join(f"{each['score']} {each['model']}" for each in published)
+        name: ", ".join(f"{each['score']} {each['model']}" for each in published) or "none"
         for name, published in scores.items()
     }
 

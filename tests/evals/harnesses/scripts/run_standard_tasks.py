@@ -12,6 +12,8 @@ from typing import Any
 
 os.environ |= {"HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
+import evaluate as metrics
+import langdetect
 import lm_eval
 from lm_eval import tasks
 from lm_eval.api.instance import Instance
@@ -20,6 +22,8 @@ from lm_eval.tasks import TaskManager
 
 from mlxrun.cli.main import main as run_mlxrun
 from mlxrun.evals.harnesses.lm_eval_model import LmEvalModel
+from mlxrun.evals.tasks.code_sandbox import run_program
+from mlxrun.evals.tasks.lm_eval_scorers import score_mmmu
 
 HARNESS = Path(tasks.__file__).parent
 
@@ -41,6 +45,16 @@ class Answers(LM):
         raise NotImplementedError
 
 
+class CodeEval:
+    """Stands for the hub's metric `code_eval`, whose source there is no network for. Programs of the model
+    run in mlxrun's sandbox here too; what is compared is how each of them is put together."""
+
+    def compute(self, references: list[str], predictions: list[list[str]], k: list[int]) -> Any:
+        pairs = [(each, test) for some, test in zip(predictions, references, strict=True) for each in some]
+        passed = [run_program(f"{each}\n{test}") is None for each, test in pairs]
+        return {"pass@1": sum(passed) / len(passed)}, None
+
+
 def write_config(name: str, task: dict[str, Any], folder: Path) -> None:
     """A task that is the harness' own but for its rows, which are in files."""
     files = json.dumps(task["data"])
@@ -56,7 +70,12 @@ def evaluate(model: LM, name: str, manager: TaskManager, **options: Any) -> list
     several."""
     task = f"own_{name}"
     found = lm_eval.simple_evaluate(
-        model=model, tasks=[task], task_manager=manager, bootstrap_iters=0, **options
+        model=model,
+        tasks=[task],
+        task_manager=manager,
+        bootstrap_iters=0,
+        confirm_run_unsafe_code=True,
+        **options,
     )
     rows: dict[int, dict[str, Any]] = {}
     for sample in found["samples"][task]:
@@ -64,11 +83,26 @@ def evaluate(model: LM, name: str, manager: TaskManager, **options: Any) -> list
         row["arguments"] = [list(each) for each in sample["arguments"]]
         row["answer"] = sample["resps"]
         for metric in sample["metrics"]:
-            row["scores"][metric if sample["filter"] == "none" else sample["filter"]] = sample[metric]
+            name = metric if sample["filter"] in ("none", "create_test") else sample["filter"]
+            row["scores"][name] = sample[metric]
     return [rows[at] for at in sorted(rows)]
 
 
+def score_images(given: dict[str, Any]) -> dict[str, Any]:
+    """What the harness asks of MMMU, for which its models need PyTorch; and both scores of given answers."""
+    utils = importlib.import_module("lm_eval.tasks.mmmu.utils")
+    rows, pairs = given["rows"], list(zip(given["rows"], given["answers"], strict=True))
+    return {
+        "prompts": [utils.doc_to_text(row) for row in rows],
+        "images": [utils.doc_to_image(row) for row in rows],
+        "theirs": [utils.process_results(row, [answer])["acc"] for row, answer in pairs],
+        "ours": [score_mmmu(answer, row)["score"] for row, answer in pairs],
+    }
+
+
 def main() -> None:
+    metrics.load = lambda name: CodeEval()
+    langdetect.DetectorFactory.seed = 0  # without a seed it guesses differently each time
     given = json.loads(Path(sys.argv[1]).read_text())
     code = run_mlxrun(["eval", *given["arguments"], "-o", "out"])
     folder = Path("configs")
@@ -87,6 +121,7 @@ def main() -> None:
             score = getattr(importlib.import_module(module), function)
             pairs = zip(task["answers"], task["expected"], strict=True)
             found["scored"][name] = [score(answer=answer, expected=expected) for answer, expected in pairs]
+    found["mmmu"] = score_images(given["images"])
     print(json.dumps(found, default=str))
 
 
