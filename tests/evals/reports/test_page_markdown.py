@@ -69,5 +69,5 @@ async def test_problems_are_named(tmp_path: Path) -> None:
 async def test_answers_that_could_not_be_scored_have_a_column(tmp_path: Path) -> None:
     lines = [chat("a", "x", {"match": "judge", "group": "j"}), *chats(2)]
     text = render_markdown(await read_lines(tmp_path, lines)).replace("\u00a0", " ")
-    assert "| failed | cut | unscored |" in text and "| j | 1 | 0.0 % |" in text
+    assert "| failed | cut | unscored |" in text and "| j | 1 | not scored |" in text
     assert [row[-3:] for row in text.splitlines() if row.startswith("| j |")] == ["1 |"]

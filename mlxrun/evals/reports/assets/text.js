@@ -41,7 +41,7 @@ function readText(text, texts) {
 }
 
 // What each filter selects, of the marks and flags of one row. Marks: c right, p partly, w wrong, f failed,
-// u answered without a score, - not there. Flags, a hexadecimal digit for each run: 1 cut, 2 empty, 4 scored
+// u answered without a score, m measured in a unit, - not there. Flags, a hexadecimal digit for each run: 1 cut, 2 empty, 4 scored
 // differently by another run.
 const STATES = {
   all: () => true,
