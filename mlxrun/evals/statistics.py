@@ -152,7 +152,7 @@ def compare_scores(
         interval=_resample_interval(units, seed, resamples),
         t_interval=t_interval,
         t_p=t_p,
-        mcnemar=_compute_mcnemar(before, after) if is_plain else None,
+        mcnemar=compute_mcnemar(before, after) if is_plain else None,
         error=units.add_opposites().error,
     )
 
@@ -248,7 +248,8 @@ def _resample_means(units: Units, rng: np.random.Generator, resamples: int) -> A
     return np.concatenate(means)
 
 
-def _compute_mcnemar(before: Array, after: Array) -> McNemar:
+def compute_mcnemar(before: Array, after: Array) -> McNemar:
+    """Compute McNemar's test of the lines that only one of two runs got right."""
     from scipy import stats
 
     better, worse = int((after > before).sum()), int((after < before).sum())

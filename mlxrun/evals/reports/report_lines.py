@@ -219,7 +219,7 @@ def _describe_score(line: RunLine, result: Mapping[str, Any]) -> dict[str, Any]:
 def _choose_mark(line: RunLine) -> str:
     if line.error is not None:
         return FAILED
-    if line.score is None:
+    if line.score is None or "note" in line.eval:
         return UNSCORED
     if "measure" in line.eval:
         return MEASURED

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.reports.charts import draw_interval
-from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, WRONG
+from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, UNSCORED, WRONG
 from mlxrun.evals.reports.report_runs import (
     FailureReason,
     ReportRun,
@@ -26,7 +26,7 @@ from mlxrun.evals.reports.shown_text import (
 )
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME
-from mlxrun.evals.suites.suite_manifest import format_pool, read_suite_manifest
+from mlxrun.evals.suites.suite_manifest import CHANGED, format_pool, read_suite_manifest
 from mlxrun.jobs.scoring.score_groups import NOT_SCORED, ScoreGroup, format_score
 
 # The sentence at the top, in parts; those marked are what one looks for.
@@ -135,7 +135,7 @@ def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
     cells = [run for run in runs.runs if run.model]
     if not cells:
         return None
-    todo, pools = _list_not_begun(runs), _read_suite(runs).get("pools", [])
+    todo, pools = _list_missing(runs), _read_suite(runs).get("pools", [])
     tasks = list(dict.fromkeys([*(run.task for run in cells), *(each["task"] for each in todo)]))
     models = list(dict.fromkeys([*(run.model for run in cells), *(each["model"] for each in todo)]))
     rows = []
@@ -149,12 +149,12 @@ def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
     return SuiteMatrix(tasks, list(dict.fromkeys(run.variant for run in cells)), rows)
 
 
-def _list_not_begun(runs: ReportRuns) -> list[dict[str, Any]]:
-    """The records of the suite's cells that have no run."""
+def _list_missing(runs: ReportRuns) -> list[dict[str, Any]]:
+    """The records of the suite's cells that have no run, or whose run is not what the suite is now."""
     begun = {run.label for run in runs.runs}
-    known = ("model", "task", "variant", "state", "error")
-    records = _read_suite(runs).get("cells", [])
-    return [{key: each.get(key) or "" for key in known} for each in records if each["name"] not in begun]
+    known = ("name", "model", "task", "variant", "state", "error")
+    records = ({key: each.get(key) or "" for key in known} for each in _read_suite(runs).get("cells", []))
+    return [each for each in records if each["name"] not in begun or each["state"] in ("failed", CHANGED)]
 
 
 def _read_suite(runs: ReportRuns) -> dict[str, Any]:
@@ -168,7 +168,8 @@ def _build_cell(
     if not runs and not todo:
         return None
     scores, unscored, notes = [], [], []
-    for run in runs:
+    failed = {each["name"] for each in todo if each["state"] == "failed"}
+    for run in (run for run in runs if run.label not in failed):  # they have scores of an earlier start
         total = run.scores.compute_total()
         if total.is_unscored:
             unscored.append(f"{run.variant}: {NOT_SCORED}")
@@ -286,10 +287,11 @@ def _describe_run(run: ReportRun, *, with_label: bool) -> str:
 
 def count_states(runs: ReportRuns) -> list[tuple[str, str, int]]:
     """List the filters of the table, each with its number of lines. Filters without lines are left out."""
-    rows = runs.rows
+    rows, unscored = runs.rows, any(run.counts["unscored"] for run in runs.runs)
     found = [
         ("wrong", "wrong", sum(bool(row.marks & {WRONG, PARTLY}) for row in rows)),
         ("failed", "failed", sum(FAILED in row.marks for row in rows)),
+        ("unscored", "not scored", sum(UNSCORED in row.marks for row in rows) if unscored else 0),
         ("cut", "cut", sum(any(each.flags & CUT for each in row.answers.values()) for row in rows)),
         ("empty", "empty", sum(any(each.flags & EMPTY for each in row.answers.values()) for row in rows)),
         ("flip", "differ between runs", sum(row.is_flip for row in rows)),

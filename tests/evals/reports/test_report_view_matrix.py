@@ -34,6 +34,24 @@ async def test_cells_by_model_and_task(tmp_path: Path) -> None:
     assert names is not None and names.missing == ["3 lines not finished"]
 
 
+async def test_a_failed_cell_shows_no_score_of_an_earlier_start(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    for task in ("sums", "names"):
+        await run_lines(suite / "big" / task / "seed-1", chats(4))
+    cells = [
+        {"name": f"big/{task}/seed-1", "model": "big", "task": task, "variant": "seed-1"}
+        for task in ("sums", "names")
+    ]
+    write_suite(
+        suite, {**cells[0], "state": "failed", "error": "another model"}, {**cells[1], "state": "changed"}
+    )
+    matrix = build_matrix(read_runs([suite]))
+    assert matrix is not None
+    ((_, (names, sums)),) = matrix.rows
+    assert sums is not None and sums.variants == [] and sums.missing == ["seed-1: another model"]
+    assert names is not None and len(names.variants) == 1 and names.missing == ["seed-1: changed"]
+
+
 async def test_other_runs_have_no_matrix(tmp_path: Path) -> None:
     bench = await run_lines(tmp_path, chats(1))
     assert build_matrix(read_runs([bench.job])) is None

@@ -47,6 +47,7 @@ const STATES = {
   all: () => true,
   wrong: (marks) => /[wp]/.test(marks),
   failed: (marks) => marks.includes("f"),
+  unscored: (marks) => marks.includes("u"),
   cut: (marks, flags) => /[1357]/.test(flags),
   empty: (marks, flags) => /[2367]/.test(flags),
   flip: (marks, flags) => /[4-7]/.test(flags),
