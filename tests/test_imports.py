@@ -184,7 +184,8 @@ def test_what_is_imported_is_what_is_declared() -> None:
         if not (name.startswith("mlxrun.evals.harnesses.") and target.split(".")[0] in HARNESSES)
     } - known
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lines = [*project["dependencies"], *project["optional-dependencies"]["vision"]]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *extras["vision"], *extras["metrics"]]
     declared = {re.split(r"[^a-z0-9-]", line)[0] for line in lines}
     assert {spelled.get(root, root.replace("_", "-")) for root in roots} == declared
 

@@ -2,7 +2,7 @@
 
 The sampled units are lines, or clusters of lines (the epochs of one question, the questions about one text).
 Two runs differ if the difference would show on other lines of the same kind. See Miller, "Adding Error Bars
-to Evals" (2024), sections 2 and 4. Scores are from 0 to 1.
+to Evals" (2024), sections 2 and 4. Scores are from 0 to 1; measured_difference.py has those with a unit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class McNemar:
 class PairedDifference:
     """The second run's score minus the first's. `units`: the number of lines, or of clusters of lines.
     `interval`: by bootstrap; `t_interval`: by a paired t test, whose p value is `t_p`; `mcnemar`: for scores
-    of 0 and 1 without clusters; `p`: McNemar's `mid` then, else `t_p`."""
+    of 0 and 1 without clusters; `p`: McNemar's `mid` then, else `t_p`. With a measure both intervals are of
+    the t test, of the jackknife's values; for quantiles they and `t_p` are of a bootstrap. `error`: the
+    standard error of the difference; None for quantiles, and for a single unit."""
 
     lines: int
     units: int
@@ -53,6 +55,7 @@ class PairedDifference:
     t_interval: Bounds
     t_p: float
     mcnemar: McNemar | None
+    error: float | None
 
     @property
     def p(self) -> float:
@@ -74,7 +77,7 @@ class Equivalence:
 
 
 @dataclass(frozen=True, slots=True)
-class _Units:
+class Units:
     """Sums of differences and numbers of lines of each unit, and how the mean difference varies."""
 
     sums: Array
@@ -102,21 +105,20 @@ class _Units:
         means = self.sums / self.sizes
         return bool(means.max() - means.min() < 1e-12)
 
-    def add_opposites(self) -> _Units:
-        """These units and two more, one with the greatest gain and one with the greatest loss, if so few
-        units differ that they do not show how much differences vary. For scores of 0 and 1, see Bonett and
-        Price, Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on
-        Paired Data (2012)."""
+    def add_opposites(self) -> Units:
+        """Add a unit with the greatest gain and one with the greatest loss, if few units differ. They would
+        not show how much differences vary. For scores of 0 and 1, see Bonett and Price, Adjusted Wald
+        Confidence Interval for a Difference of Binomial Proportions Based on Paired Data (2012)."""
         import numpy as np
 
         times = np.unique(np.round(self.sums / self.sizes, 12), return_counts=True)[1]
         if self.count - times.max() >= _FEW:
             return self
         size = self.sizes.mean()
-        return _Units(np.append(self.sums, [size, -size]), np.append(self.sizes, [size, size]))
+        return Units(np.append(self.sums, [size, -size]), np.append(self.sizes, [size, size]))
 
     def compute_bounds(self, level: float) -> Bounds:
-        """The interval of the mean by Student's t."""
+        """Compute the interval of the mean by Student's t."""
         from scipy.special import stdtrit
 
         reach = float(stdtrit(self.count - 1, (1 + level) / 2)) * self.error
@@ -138,7 +140,7 @@ def compare_scores(
     before, after = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
     if not len(before):
         raise ValueError("no lines to compare")
-    units = _group_units(after - before, clusters)
+    units = group_units(after - before, clusters)
     is_plain = units.count == len(before) and bool(np.isin([before, after], (0.0, 1.0)).all())
     t_interval, t_p = _compute_t_test(units)
     return PairedDifference(
@@ -150,7 +152,8 @@ def compare_scores(
         interval=_resample_interval(units, seed, resamples),
         t_interval=t_interval,
         t_p=t_p,
-        mcnemar=_compute_mcnemar(before, after) if is_plain else None,
+        mcnemar=compute_mcnemar(before, after) if is_plain else None,
+        error=units.add_opposites().error,
     )
 
 
@@ -166,7 +169,7 @@ def compute_equivalence(
     import numpy as np
     from scipy.special import stdtr
 
-    units = _group_units(np.asarray(second, dtype=float) - np.asarray(first, dtype=float), clusters)
+    units = group_units(np.asarray(second, dtype=float) - np.asarray(first, dtype=float), clusters)
     floor = float((1 - min(margin, 1.0)) ** units.count)
     units = units.add_opposites()
     p = float(stdtr(units.count - 1, (abs(units.mean) - margin) / units.error))
@@ -181,17 +184,17 @@ def adjust_p_values(values: Sequence[float]) -> list[float]:
     return [float(p) for p in stats.false_discovery_control(values)] if values else []
 
 
-def _group_units(differences: Array, clusters: Sequence[object] | None) -> _Units:
+def group_units(differences: Array, clusters: Sequence[object] | None) -> Units:
     import numpy as np
 
     if clusters is None:
-        return _Units(differences, np.ones(len(differences)))
+        return Units(differences, np.ones(len(differences)))
     numbers: dict[object, int] = {}
     at = np.fromiter((numbers.setdefault(each, len(numbers)) for each in clusters), dtype=np.intp)
-    return _Units(np.bincount(at, differences), np.bincount(at).astype(float))
+    return Units(np.bincount(at, differences), np.bincount(at).astype(float))
 
 
-def _compute_t_test(units: _Units) -> tuple[Bounds, float]:
+def _compute_t_test(units: Units) -> tuple[Bounds, float]:
     """The interval and the two-sided p value of a paired t test, over clusters where there are some."""
     from scipy.special import stdtr
 
@@ -203,7 +206,7 @@ def _compute_t_test(units: _Units) -> tuple[Bounds, float]:
     return units.compute_bounds(LEVEL), float(p)
 
 
-def _resample_interval(units: _Units, seed: int, resamples: int) -> Bounds:
+def _resample_interval(units: Units, seed: int, resamples: int) -> Bounds:
     """The percentile interval of a paired bootstrap over units; by Student's t where few of them differ.
 
     The level is expanded for small numbers, where a bootstrap is too narrow, as in Hesterberg, What Teachers
@@ -222,7 +225,7 @@ def _resample_interval(units: _Units, seed: int, resamples: int) -> Bounds:
     return float(low), float(high)
 
 
-def _resample_means(units: _Units, rng: np.random.Generator, resamples: int) -> Array:
+def _resample_means(units: Units, rng: np.random.Generator, resamples: int) -> Array:
     """The mean difference of each resample. Units with equal differences are interchangeable, so that how
     often each of them is in a resample is multinomial; if most differ, units are chosen one by one."""
     import numpy as np
@@ -245,7 +248,8 @@ def _resample_means(units: _Units, rng: np.random.Generator, resamples: int) -> 
     return np.concatenate(means)
 
 
-def _compute_mcnemar(before: Array, after: Array) -> McNemar:
+def compute_mcnemar(before: Array, after: Array) -> McNemar:
+    """Compute McNemar's test of the lines that only one of two runs got right."""
     from scipy import stats
 
     better, worse = int((after > before).sum()), int((after < before).sum())

@@ -112,7 +112,7 @@ async def test_scales_change_without_judging_again(tmp_path: Path) -> None:
     await bench.run.run()
     await bench.score(make_judge())
     scores = await bench.score(make_judge(verdict={"choices": {"yes": 0.5, "no": 0}}))
-    assert bench.judge.ran == 0 and scores.groups["g"].share == 0.25
+    assert bench.judge.ran == 0 and scores.groups["g"].value == 0.25
 
 
 async def test_all_choices_are_judged(tmp_path: Path) -> None:

@@ -86,9 +86,9 @@ async def test_a_scorer_that_changed_unseen(tmp_path: Path) -> None:
     bench = Bench(write_job(tmp_path, chats(2)))
     await bench.run()
     scorer = LengthScorer()
-    assert rescore(RunFolder.open(bench.job), EvalReader(scorer=scorer)).compute_total().share == 0.5
+    assert rescore(RunFolder.open(bench.job), EvalReader(scorer=scorer)).compute_total().value == 0.5
     scorer.score = lambda answer: Verdict(1)  # type: ignore[method-assign]
-    assert rescore(RunFolder.open(bench.job), EvalReader(scorer=scorer)).compute_total().share == 1
+    assert rescore(RunFolder.open(bench.job), EvalReader(scorer=scorer)).compute_total().value == 1
 
 
 async def test_a_batch_of_a_server(tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from statsmodels.stats.contingency_tables import mcnemar
 
-from mlxrun.evals.statistics import adjust_p_values, compare_scores, compute_equivalence
+from mlxrun.evals.statistics import adjust_p_values, compare_scores, compute_equivalence, compute_mcnemar
 
 # Scores of two models on GPQA diamond, 198 questions x 5 epochs, a digit for each epoch. They are published
 # with evalconfidence 0.1.1 (https://pypi.org/project/evalconfidence/, Apache 2.0), as are the figures.
@@ -94,6 +95,38 @@ def test_mcnemar_is_the_binomial_test_of_the_flips() -> None:
     assert found.exact == pytest.approx(stats.binomtest(3, 13).pvalue)
     assert found.mid == pytest.approx(found.exact - stats.binom.pmf(3, 13, 0.5))
     assert compare_scores(first, second).p == found.mid
+
+
+def compute_false_alarms(lines: int, differ: float) -> tuple[float, float]:
+    """How often mid-p and the exact p are below 5 % for equal runs, in percent, by enumeration."""
+    found = np.zeros(2)
+    for flips in range(lines + 1):
+        share = stats.binom.pmf(flips, lines, differ)
+        for better in range(flips + 1 if share > 1e-9 else 0):
+            scores = np.zeros(flips), np.zeros(flips)
+            scores[1][:better], scores[0][better:] = 1, 1
+            test = compute_mcnemar(*scores)
+            found += share * stats.binom.pmf(better, flips, 0.5) * (np.array([test.mid, test.exact]) < 0.05)
+    return float(100 * found[0]), float(100 * found[1])
+
+
+@pytest.mark.parametrize(
+    ("lines", "differ", "mid", "exact"),
+    [
+        (30, 0.05, 0.1, 0.0),
+        (30, 0.2, 3.1, 1.3),
+        (100, 0.05, 2.5, 0.9),
+        (100, 0.2, 4.6, 2.9),
+        (400, 0.05, 4.6, 2.9),
+    ],
+)
+def test_false_alarms_are_those_of_the_documentation(
+    lines: int, differ: float, mid: float, exact: float
+) -> None:
+    """In docs/evals.md; with statsmodels, whose exact test is the same."""
+    assert compute_false_alarms(lines, differ) == pytest.approx((mid, exact), abs=0.06)
+    test = compute_mcnemar(np.array([1.0] * 9 + [0.0] * 3), np.array([0.0] * 9 + [1.0] * 3))
+    assert test.exact == pytest.approx(mcnemar([[0, 9], [3, 0]], exact=True).pvalue)
 
 
 def test_fractions_and_clusters_have_no_mcnemar_test() -> None:

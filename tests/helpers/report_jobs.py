@@ -77,13 +77,14 @@ async def run_other_answers(folder: Path, lines: list[Any], ids: set[str]) -> Be
     return bench
 
 
-def write_suite(folder: Path, *not_begun: dict[str, Any]) -> None:
-    """suite.json of a folder that has cells; `not_begun`: records of cells that have none."""
-    jobs = sorted(folder.rglob("job.jsonl"))
+def write_suite(folder: Path, *records: dict[str, Any]) -> None:
+    """suite.json of a folder that has cells; `records`: those of some cells, with or without a run."""
+    names = [str(job.parent.relative_to(folder)) for job in sorted(folder.rglob("job.jsonl"))]
+    known = {each["name"]: each for each in records}
     cells = [
-        {"name": str(job.parent.relative_to(folder)), "job": str(job.relative_to(folder))} for job in jobs
+        {"name": name, "job": f"{name}/job.jsonl", **known.get(name, {})}
+        for name in dict.fromkeys([*names, *known])
     ]
-    cells += [{"job": f"{each['name']}/job.jsonl", **each} for each in not_begun]
     (folder / "suite.json").write_text(json.dumps({"format": 1, "cells": cells, "runs": []}))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from mlxrun.core.visible_text import make_line
 from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.jobs.scoring.score_groups import format_described
 
 _FACTS = ("name", "backend", "architecture", "libc", "blas", "blas_kernel", "blas_threads", "compile")
 
@@ -29,8 +30,8 @@ def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
     yield "environment.txt is a file of requirements for pip. Python functions that score answers are not"
     yield "in a bundle; their names and digests are in the manifests.\n"
     yield "## Runs\n"
-    yield "| run | lines | failed | score | 95 % | model | reproducible |"
-    yield "|---|---:|---:|---:|---|---|---|"
+    yield "| run | lines | failed | score [95 %] | model | reproducible |"
+    yield "|---|---:|---:|---:|---|---|"
     for run in runs:
         yield _render_run(run)
     yield "\n## Models and machine\n"
@@ -46,12 +47,7 @@ def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
 def _render_run(run: RunFolder) -> str:
     manifest = run.manifest
     total = (manifest.get("scores") or {}).get("total") or {}
-    score = f"{100 * total['share']:.1f} %" if total.get("lines") else ""
-    interval = (
-        ""
-        if not total.get("interval")
-        else "{:.1f} to {:.1f}".format(*(100 * each for each in total["interval"]))
-    )
+    score = format_described(total) if total.get("lines") else ""
     counts, config = manifest["counts"], manifest["config"]
     cells = (
         run.paths.out.name if run.name == str(run.paths.out) else run.name,
@@ -60,7 +56,6 @@ def _render_run(run: RunFolder) -> str:
     )
     more = (
         score,
-        interval,
         manifest["model"].get("name", ""),
         "yes" if config["engine"]["reproducible"] else "no",
     )

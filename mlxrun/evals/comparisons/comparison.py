@@ -7,6 +7,7 @@ first's.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,6 +23,7 @@ from mlxrun.evals.comparisons.pairing import (
     PairingRules,
     match_cells,
 )
+from mlxrun.evals.measured_difference import compare_measured, compute_measured_equivalence
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.statistics import (
     ALPHA,
@@ -34,6 +36,7 @@ from mlxrun.evals.statistics import (
 from mlxrun.jobs.records.manifest_checks import RunEnvironment, describe_changes, flatten_settings
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
+from mlxrun.jobs.scoring.measure import HIGHER, SHARE, MeasuredLines, ScoreMeasure, describe_measure
 
 FORMAT = 1
 ANY_SAME_LINE = PairingRules()
@@ -62,6 +65,13 @@ class ComparedGroup:
     unscored: int
     equivalence: Equivalence | None
     adjusted_p: float
+    measure: ScoreMeasure = SHARE
+
+    @property
+    def gain(self) -> float:
+        """The difference, above 0 if the second side is better."""
+        difference = self.result.difference
+        return difference if self.measure.better == HIGHER else -difference
 
     @property
     def is_significant(self) -> bool:
@@ -74,6 +84,9 @@ class ComparedGroup:
         del result["first"], result["second"]
         for side, score in (("first", self.result.first), ("second", self.result.second)):
             found[side] = {"score": score, "interval": found[side]}
+        found["measure"] = None if self.measure.is_share else describe_measure(self.measure)
+        for name in ("interval", "t_interval"):
+            result[name] = [bound if math.isfinite(bound) else None for bound in result[name]]
         equivalence = self.equivalence and {**asdict(self.equivalence), "is_shown": self.equivalence.is_shown}
         return {
             **found,
@@ -98,8 +111,8 @@ class Flip:
 class Comparison:
     """Two runs, or the runs of one cell. `better`, `worse`: lines that score more or less on the second side,
     in the order of the job. `unscored`: lines without a score; `unknown`: lines whose prompts could not be
-    compared, as a job file has changed; `left_out`: lines that are not the same; `unclustered`: lines that
-    `--cluster` gives no cluster."""
+    compared, as a job file has changed; `left_out`: lines that are not the same; `lost`: lines without a
+    score on a side, where scores have a unit; `unclustered`: lines that `--cluster` gives no cluster."""
 
     cell: CellPair
     total: ComparedGroup
@@ -110,6 +123,7 @@ class Comparison:
     unknown: int
     left_out: Mismatches
     differences: list[str]
+    lost: int = 0
     unclustered: int = 0
 
     @property
@@ -134,6 +148,7 @@ class Comparison:
             "better": [asdict(flip) for flip in self.better],
             "worse": [asdict(flip) for flip in self.worse],
             "unscored": self.unscored,
+            "lost": self.lost,
             "prompts_not_compared": self.unknown,
             "unclustered": self.unclustered,
             "left_out": asdict(self.left_out),
@@ -162,8 +177,9 @@ def compare_paths(
     margin: float | None = None,
     seed: int = 0,
 ) -> ComparisonSet:
-    """Compare the runs that two paths name. `margin`: of the test of equivalence, None for no test; `seed`:
-    of the bootstrap. JobError if they are not of the same lines, or have no scores."""
+    """Compare the runs that two paths name. `margin`: of the test of equivalence, in points or in the unit of
+    the scores, None for no test; `seed`: of the bootstrap. JobError if they are not of the same lines, or
+    have no scores."""
     cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
     found = [_compare_cell(cell, rules, margin, seed) for cell in cells]
     adjusted = adjust_p_values([each.total.adjusted_p for each in found])
@@ -191,6 +207,7 @@ def _compare_cell(cell: CellPair, rules: PairingRules, margin: float | None, see
             "`eval`; add one to the lines of the job and run it again, which computes no answer anew"
         )
     _check_clusters(lines, rules)
+    lines, lost = _leave_out_lost(lines, cell)
     names = sorted({line.group for line in lines})
     groups = [
         _compare_group(name, [line for line in lines if line.group == name], margin, seed)
@@ -199,16 +216,21 @@ def _compare_cell(cell: CellPair, rules: PairingRules, margin: float | None, see
     ]
     adjusted = adjust_p_values([group.adjusted_p for group in groups])
     flips = [Flip(line.id, line.group, *line.scores) for line in lines if line.scores[0] != line.scores[1]]
+    total = _compare_group("total", lines, margin, seed)
+    changed: tuple[list[Flip], list[Flip]] = [], []
+    for flip in flips:
+        changed[not total.measure.is_better(flip.second - flip.first)].append(flip)
     return Comparison(
         cell=cell,
-        total=_compare_group("total", lines, margin, seed),
+        total=total,
         groups=[replace(group, adjusted_p=p) for group, p in zip(groups, adjusted, strict=True)],
-        better=[flip for flip in flips if flip.second > flip.first],
-        worse=[flip for flip in flips if flip.second < flip.first],
+        better=changed[0],
+        worse=changed[1],
         unscored=paired.unscored,
         unknown=paired.unknown,
         left_out=paired.mismatches,
         differences=list_differences(cell.runs, paired),
+        lost=lost,
         unclustered=sum(line.cluster is None for line in lines) if rules.cluster is not None else 0,
     )
 
@@ -222,7 +244,57 @@ def _check_clusters(lines: Sequence[PairedLine], rules: PairingRules) -> None:
         )
 
 
+def _leave_out_lost(lines: Sequence[PairedLine], cell: CellPair) -> tuple[list[PairedLine], int]:
+    """The lines to compare, and the number of those left out: where scores have a unit, a line that failed or
+    could not be scored has none. JobError if the scores have several units."""
+    scored = [line for line in lines if not line.lost]
+    measures = {line.measure for line in scored} or {None}
+    if len(measures) > 1:
+        units = ", ".join(sorted((each or SHARE).points or "a number" for each in measures))
+        raise JobError(f"{cell.runs[0][0].paths.out}: its scores have several units ({units})")
+    kept = list(lines) if measures == {None} else scored
+    if not kept:
+        raise JobError(f"{cell.runs[0][0].paths.out}: no line has a score on both sides")
+    return kept, len(lines) - len(kept)
+
+
+def _measure_side(lines: Sequence[PairedLine], measure: ScoreMeasure, side: int) -> MeasuredLines:
+    found = MeasuredLines(measure)
+    for line in lines:
+        found.add(line.scores[side], line.sums[side], line.cluster)
+    return found
+
+
+def _compare_measured(
+    name: str, lines: Sequence[PairedLine], measure: ScoreMeasure, margin: float | None, seed: int
+) -> ComparedGroup:
+    """Compare lines whose scores have a unit."""
+    first, second = (_measure_side(lines, measure, side) for side in (0, 1))
+    try:
+        result = compare_measured(first, second, seed=seed)
+    except ValueError as error:
+        raise JobError(f"{name}: {error}") from error
+    gains = [line.scores[1] - line.scores[0] for line in lines]
+    equivalence = None if margin is None else compute_measured_equivalence(first, second, margin, seed=seed)
+    return ComparedGroup(
+        name=name,
+        result=result,
+        first=first.compute_interval(),
+        second=second.compute_interval(),
+        better=sum(map(measure.is_better, gains)),
+        worse=sum(measure.is_better(-gain) for gain in gains),
+        failed=0,
+        unscored=0,
+        equivalence=equivalence,
+        adjusted_p=result.p,
+        measure=measure,
+    )
+
+
 def _compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, seed: int) -> ComparedGroup:
+    if lines[0].measure is not None:
+        return _compare_measured(name, lines, lines[0].measure, margin, seed)
+    margin = margin and margin / 100
     first, second = zip(*(line.scores for line in lines), strict=True)
     clusters: list[object] | None = [line.cluster or (line.id,) for line in lines]
     if all(line.cluster is None for line in lines):

@@ -23,7 +23,7 @@ _VALUES: dict[str, Callable[[ComparedGroup], float]] = {
 }
 _SHARES = ("score", "difference", "p")  # values that may be given in percent or points
 _WORDS: dict[str, Callable[[ComparedGroup], bool]] = {
-    "regression": lambda group: group.is_significant and group.result.difference < 0,
+    "regression": lambda group: group.is_significant and group.gain < 0,
     "different": lambda group: group.is_significant,
     "equivalent": lambda group: group.equivalence is not None and group.equivalence.is_shown,
 }
@@ -93,11 +93,13 @@ def parse_condition(text: str) -> FailCondition:
     is_true, wanted, word = _WORDS[match[2]], match[1] is None, match[2]
 
     def describe(group: ComparedGroup) -> str:
-        result = group.result
+        measure, difference = group.measure, group.result.difference
         if word == "equivalent" and group.equivalence is not None:
-            low, high = (100 * bound for bound in group.equivalence.interval)
-            return f"the 90 % interval of the difference is {low:+.1f} to {high:+.1f} points"
-        return f"the score changed by {100 * result.difference:+.1f} points (p = {group.adjusted_p:.2g})"
+            bounds = group.equivalence.interval
+            low, high = (measure.format_number(bound, group.result.first, "+") for bound in bounds)
+            return f"the 90 % interval of the difference is {low} to {high} {measure.points}".rstrip()
+        text = f"{measure.format_number(difference, group.result.first, '+')} {measure.points}".rstrip()
+        return f"the score changed by {text} (p = {group.adjusted_p:.2g})"
 
     needs_margin = word == "equivalent"
     return FailCondition(text, lambda each: is_true(each) is wanted, describe, group, needs_margin, cell)
@@ -119,11 +121,21 @@ def _parse_comparison(text: str, match: re.Match[str], group: str | None) -> Fai
         raise ValueError(f"{text!r}: {name} is a number of lines, without {unit}")
     read, compare = _VALUES[name], _OPERATORS[sign]
     limit = float(number) / (100 if unit else 1)
-    if name in _SHARES and abs(limit) > 1:
-        raise ValueError(f"{text!r}: {name} is never beyond 1; for percent or points, write {number} %")
 
     def describe(group: ComparedGroup) -> str:
         value = read(group)
         return f"{name} is {value:.4g}"
 
-    return FailCondition(text, lambda group: bool(compare(read(group), limit)), describe, group, False)
+    def holds(group: ComparedGroup) -> bool:
+        is_share = name == "p" or group.measure.is_share
+        if name in _SHARES and is_share and abs(limit) > 1:
+            raise JobError(
+                f"--fail-if {text!r}: {name} is never beyond 1; for percent or points, write {number} %"
+            )
+        if unit and not is_share:
+            raise JobError(
+                f"--fail-if {text!r}: {name} is in {group.measure.points or 'no unit'}, not in {unit}"
+            )
+        return bool(compare(read(group), limit))
+
+    return FailCondition(text, holds, describe, group, False)

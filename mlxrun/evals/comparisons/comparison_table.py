@@ -79,9 +79,9 @@ def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> object
         mark = " *" if group.is_significant else ""
         cells = [
             f"{result.lines:,}",
-            _format_score(result.first, group.first),
-            _format_score(result.second, group.second),
-            f"{100 * result.difference:+.1f} {format_bounds(result.interval)}",
+            _format_side(group, result.first, group.first),
+            _format_side(group, result.second, group.second),
+            format_difference(group),
             str(group.better),
             str(group.worse),
             f"{format_p(group.adjusted_p)}{mark}",
@@ -93,14 +93,19 @@ def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> object
     return table
 
 
-def _format_score(score: float, interval: ConfidenceInterval | None) -> str:
-    text = f"{100 * score:.1f} %"
-    return text if interval is None else f"{text} {interval.format_percent()}"
+def _format_side(group: ComparedGroup, score: float, interval: ConfidenceInterval | None) -> str:
+    return group.measure.format(score, None if interval is None else interval.bounds)
 
 
-def format_bounds(bounds: tuple[float, float]) -> str:
-    """Format an interval in points: `[+0.4, +11.3]`."""
-    return f"[{100 * bounds[0]:+.1f}, {100 * bounds[1]:+.1f}]"
+def format_difference(group: ComparedGroup) -> str:
+    """Format the difference with its interval, in points or in the scores' unit: `+5.9 [+0.4, +11.3]`."""
+    result = group.result
+    number = group.measure.format_number(result.difference, result.first, "+")
+    return f"{number} {_format_bounds(group, result.interval)}"
+
+
+def _format_bounds(group: ComparedGroup, bounds: tuple[float, float]) -> str:
+    return group.measure.format_bounds(bounds, group.result.first, "+")
 
 
 def format_p(p: float) -> str:
@@ -122,14 +127,15 @@ def _describe_tests(group: ComparedGroup) -> Iterator[str]:
         p = f"{describe_p(found.mid)} (mid-p; exact {format_p(found.exact)})"
         yield f"McNemar's test: {found.better} better, {found.worse} worse, {p}"
     units = "clusters" if result.units < result.lines else "lines"
-    interval = f"95 % interval {format_bounds(result.t_interval)} points"
-    yield f"paired t test over {result.units:,} {units}: {describe_p(result.t_p)}, {interval}"
+    points = group.measure.points
+    interval = f"95 % interval {_format_bounds(group, result.t_interval)} {points}".rstrip()
+    test = "paired t test" if group.measure.quantile is None else "paired bootstrap"
+    yield f"{test} over {result.units:,} {units}: {describe_p(result.t_p)}, {interval}"
     if group.adjusted_p != result.p:
         yield f"p of the total is adjusted for the number of cells; alone it is {format_p(result.p)}"
     if group.equivalence is not None:
-        interval = f"90 % interval {format_bounds(group.equivalence.interval)} points"
-        margin, p = 100 * group.equivalence.margin, describe_p(group.equivalence.p)
-        yield f"equivalence within {margin:g} points: {p}, {interval}"
+        interval = f"90 % interval {_format_bounds(group, group.equivalence.interval)} {points}".rstrip()
+        yield f"equivalence {_describe_margin(group)}: {describe_p(group.equivalence.p)}, {interval}"
 
 
 def _print_flips(
@@ -161,6 +167,9 @@ def _describe_rest(comparison: Comparison) -> Iterator[str]:
     if comparison.total.unscored:
         count = pluralize(comparison.total.unscored, "line")
         yield f"{count} could not be scored in a run, and scored 0 there (`note` in its output says why)"
+    if comparison.lost:
+        count = pluralize(comparison.lost, "line")
+        yield f"{count} failed or could not be scored in a run, and not compared, as scores have a unit"
     if comparison.unscored:
         yield f"{pluralize(comparison.unscored, 'line')} without a score, not compared"
     if comparison.unclustered:
@@ -184,14 +193,22 @@ def _describe_result(group: ComparedGroup) -> str:
     text = "the scores are the same"
     if result.difference:
         way = "higher" if result.difference > 0 else "lower"
-        text = f"the second run scores {abs(100 * result.difference):.1f} points {way}"
+        size = group.measure.format_number(abs(result.difference), result.first)
+        text = f"the second run scores {size} {group.measure.points}".rstrip() + f" {way}"
+        text += "" if group.measure.is_share else f" ({'better' if group.gain > 0 else 'worse'})"
         text += "; significant" if group.is_significant else "; not significant"
     if group.equivalence is None:
         return f"{text} ({describe_p(group.adjusted_p)})."
-    margin = f"within {100 * group.equivalence.margin:g} points"
+    margin = _describe_margin(group)
     if group.equivalence.is_shown:
         return f"{text}, and equivalent {margin}."
     return f"{text}; equivalence {margin} is not shown."
+
+
+def _describe_margin(group: ComparedGroup) -> str:
+    assert group.equivalence is not None
+    size = group.equivalence.margin * (100 if group.measure.is_share else 1)
+    return f"within {size:g} {group.measure.points}".rstrip()
 
 
 def read_flip_texts(comparison: Comparison, most: int) -> dict[str, FlipTexts]:

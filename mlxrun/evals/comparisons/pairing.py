@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import digest_short, dump_canonical, make_run_keys
 from mlxrun.jobs.run.progress import pluralize
+from mlxrun.jobs.scoring.measure import ScoreMeasure, read_measure
 
 _PROMPT = ("messages", "prompt", "input", "system", "instructions", "tools", "suffix")  # fields of bodies
 _NAMED = 5  # cells or ids in an error; --json has no more, as nothing was compared
@@ -123,11 +124,26 @@ class _LineFacts(NamedTuple):
     settings: str
     failed: bool
     unscored: bool
+    measure: ScoreMeasure | None
+    sums: Mapping[str, float]
+
+    def is_scored_unlike(self, other: _LineFacts) -> bool:
+        """Whether another run expects something else of the line, or scores it otherwise."""
+        if self.expected != other.expected or _are_different(self.options, other.options):
+            return True
+        return self.measure != other.measure and not self.is_lost and not other.is_lost
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the line has no score, so that its measure is not known."""
+        return self.measure is None and (self.failed or self.unscored)
 
 
 @dataclass(slots=True)
 class PairedLine:
-    """A line of both sides, with the sums of its scores over `epochs` runs of each side."""
+    """A line of both sides, with the sums of its scores over `epochs` runs of each side. `measure`: None for
+    scores from 0 to 1; `sums`: of each side, what is added up over lines; `lost`: pairs of runs of which one
+    has no score of the line."""
 
     id: str
     group: str
@@ -137,6 +153,9 @@ class PairedLine:
     epochs: int = 0
     failed: int = 0  # of the second side
     unscored: int = 0  # of either side
+    measure: ScoreMeasure | None = None
+    sums: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
+    lost: int = 0
 
     @property
     def scores(self) -> tuple[float, float]:
@@ -190,7 +209,7 @@ class PairedLines:
                 mismatches.only_second.append(custom_id)
             elif not rules.any_prompt and _are_different(before.prompt, after.prompt):
                 mismatches.prompts.append(custom_id)
-            elif before.expected != after.expected or _are_different(before.options, after.options):
+            elif before.is_scored_unlike(after):
                 mismatches.expected.append(custom_id)
             else:
                 same += 1
@@ -214,6 +233,10 @@ class PairedLines:
         line.first += before.score
         line.second += after.score
         line.epochs += 1
+        for own, each in zip(line.sums, (before.sums, after.sums), strict=True):
+            own.update(each)
+        line.measure = line.measure or before.measure or after.measure
+        line.lost += before.is_lost or after.is_lost
         line.failed += after.failed
         line.unscored += before.unscored or after.unscored
 
@@ -269,5 +292,7 @@ def _read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, _Lin
                 settings=settings,
                 failed=line.error is not None,
                 unscored="note" in result,
+                measure=read_measure(result) if rules.metric is None else None,
+                sums=result.get("sums") or {},
             ),
         )

@@ -19,6 +19,7 @@ from mlxrun.evals.exports.exported_run import ExportedRun, build_usage, dump_jso
 from mlxrun.evals.prompt_messages import dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE, ScoreMean
+from mlxrun.jobs.scoring.measure import LOWER, SHARE, MeasuredLines
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
@@ -66,14 +67,14 @@ def build_record(run: ExportedRun) -> Json:
     """Build the aggregate, without the reference to its lines."""
     ended = _get_timestamp(run.ended)
     groups = run.summary.groups
-    results = [_build_result(run, TOTAL, run.summary.total, run.summary.total.scores, None)]
+    results = [_build_result(run, TOTAL, run.summary.total, run.summary.total.sample, None)]
     results += [
         _build_result(run, TOTAL, run.summary.total, scores, name)
         for name, scores in run.summary.total.metrics.items()
     ]
     if len(groups) > 1:
         results += [
-            _build_result(run, name, group, group.scores, None) for name, group in sorted(groups.items())
+            _build_result(run, name, group, group.sample, None) for name, group in sorted(groups.items())
         ]
     status = "complete" if run.is_complete else f"partial: {run.summary.lines} of {run.run.total} lines"
     details = {key: dump_text(value) for key, value in run.facts.items() if value is not None}
@@ -125,27 +126,31 @@ def _build_model(run: ExportedRun) -> Json:
 
 
 def _build_result(
-    run: ExportedRun, name: str, group: ScoreGroup, scores: ScoreMean, metric: str | None
+    run: ExportedRun, name: str, group: ScoreGroup, scores: ScoreMean | MeasuredLines, metric: str | None
 ) -> Json:
     """One aggregate result: of a group's score, or of one of the named metrics of all lines."""
-    shown = metric or name_metric(group)
+    shown, measure = metric or name_metric(group), SHARE if metric else group.measure
+    what, bounds = "Mean", (0.0, 1.0)
+    if not measure.is_share:
+        own = [score for lines in group.measured.values() for score in (*lines.scores, lines.value or 0.0)]
+        what, bounds = measure.aggregate, (min(own), max(own))
     return {
         "evaluation_result_id": name if metric is None else f"{name}/{metric}",
         "evaluation_name": run.task if name == TOTAL else f"{run.task}/{name}",
         "source_data": _build_source(run, scores.count),
         "evaluation_timestamp": _get_timestamp(run.ended),
         "metric_config": {
-            "evaluation_description": f"Mean over the lines, each scored by {shown}",
+            "evaluation_description": f"{what} over the lines, each scored by {shown}",
             "metric_id": shown,
             "metric_name": shown,
-            "metric_unit": "proportion",
-            "lower_is_better": False,
+            "metric_unit": "proportion" if measure.is_share else measure.unit or "number",
+            "lower_is_better": measure.better == LOWER,
             "score_type": "continuous",
-            "min_score": 0,
-            "max_score": 1,
+            "min_score": bounds[0],
+            "max_score": bounds[1],
         },
         "score_details": {
-            "score": scores.mean,
+            "score": scores.value,
             "details": {
                 "failed_lines": str(group.failed),
                 "unscored_lines": str(group.unscored),
@@ -168,7 +173,7 @@ def _build_source(run: ExportedRun, count: int) -> Json:
     return {**found, "samples_number": count, **more}
 
 
-def _build_uncertainty(scores: ScoreMean) -> Json:
+def _build_uncertainty(scores: ScoreMean | MeasuredLines) -> Json:
     found: Json = {"num_samples": scores.count}
     error, interval = scores.compute_standard_error(), scores.compute_interval()
     if error is not None:
@@ -215,7 +220,7 @@ def build_row(run: ExportedRun, line: RunLine) -> Json:
         "input": {"raw": prompt, "reference": targets},
         "output": {"raw": line.answers},
         "answer_attribution": [],
-        "evaluation": {"score": line.score, "is_correct": line.score == 1},
+        "evaluation": {"score": line.score, "is_correct": line.score == 1 and "measure" not in line.eval},
         "token_usage": build_usage(*line.tokens),
         "metadata": {"group": line.group, "finish": str(line.finish)},
     }

@@ -91,7 +91,10 @@ class ExportedRun:
                 f"{run.paths.out}: the run is unfinished, with {run.count_lines()} of {run.total} lines "
                 "done; finish it, or give --partial"
             )
-        if not made.summary.total.scores.count:
+        total = made.summary.total
+        if total.is_mixed or (total.measured and total.value is None):
+            raise JobError(f"{run.paths.out}: its lines have no score in one unit, which the formats need")
+        if not total.sample.count:
             raise JobError(f"{run.paths.out}: none of its lines is scored: no `eval` in {run.paths.job}")
         return made
 

@@ -117,18 +117,19 @@ def _build_config(run: ExportedRun) -> Json:
 def _build_results(run: ExportedRun) -> Json:
     total = run.summary.total
     name = "mean" if total.scores.fractions else "accuracy"
+    name = name if total.measure.is_share else total.measure.aggregate
     metrics = _build_metrics(total, name)
     if len(run.summary.groups) > 1:
         for group, found in sorted(run.summary.groups.items()):
             for key, metric in _build_metrics(found, name).items():
                 metrics[f"{group}/{key}"] = {**metric, "name": group, "group": key}
     for each, scores in total.metrics.items():
-        metrics[each] = _build_metric(each, scores.mean)
+        metrics[each] = _build_metric(each, scores.value)
     scored = {
         "name": name_metric(total),
         "scorer": name_metric(total),
-        "scored_samples": total.scores.count,
-        "unscored_samples": run.summary.lines - total.scores.count,
+        "scored_samples": total.sample.count,
+        "unscored_samples": run.summary.lines - total.sample.count,
         "metrics": metrics,
     }
     done = run.summary.lines - run.summary.failed
@@ -137,19 +138,19 @@ def _build_results(run: ExportedRun) -> Json:
 
 def _build_metrics(group: ScoreGroup, name: str) -> dict[str, Json]:
     """The mean of a group's scores, with its interval, and its standard error."""
-    found = {name: _build_metric(name, group.scores.mean)}
+    found = {name: _build_metric(name, group.value)}
     interval = group.interval
-    facts: Json = {"samples": group.scores.count, "failed": group.failed, "unscored": group.unscored}
+    facts: Json = {"samples": group.sample.count, "failed": group.failed, "unscored": group.unscored}
     if interval is not None:
         bounds = {"lower": interval.low, "upper": interval.high}
         facts["confidence_interval"] = bounds | {"level": CONFIDENCE, "method": interval.method}
     found[name]["metadata"] = facts
-    if (error := group.scores.compute_standard_error()) is not None:
+    if (error := group.sample.compute_standard_error()) is not None:
         found["stderr"] = _build_metric("stderr", error)
     return found
 
 
-def _build_metric(name: str, value: float) -> Json:
+def _build_metric(name: str, value: float | None) -> Json:
     return {"name": name, "value": value}
 
 

@@ -19,6 +19,7 @@ from mlxrun.evals.exports.exported_run import ExportedRun, dump_json, name_metri
 from mlxrun.evals.prompt_messages import dump_text
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.scoring.intervals import CONFIDENCE
+from mlxrun.jobs.scoring.measure import HIGHER
 from mlxrun.jobs.scoring.score_groups import ScoreGroup
 
 Json = dict[str, Any]
@@ -85,7 +86,7 @@ def build_results(run: ExportedRun) -> Json:
         groups, subtasks = {}, {name: [] for name in names}
     results = {name: _build_task(name, found) for name, found in names.items()}
     samples = {
-        name: {"original": found.scores.count, "effective": found.scores.count}
+        name: {"original": found.sample.count, "effective": found.sample.count}
         for name, found in names.items()
     }
     config: Json = {"task": run.task, "dataset_path": run.names.dataset or str(run.run.paths.job.absolute())}
@@ -98,7 +99,13 @@ def build_results(run: ExportedRun) -> Json:
         "configs": configs,
         "versions": dict.fromkeys(names, _VERSION),
         "n-shot": dict.fromkeys(names, 0),
-        "higher_is_better": {name: dict.fromkeys(_list_means(group), True) for name, group in names.items()},
+        "higher_is_better": {
+            name: {
+                metric: name_metric(group) != metric or group.measure.better == HIGHER
+                for metric in _list_means(group)
+            }
+            for name, group in names.items()
+        },
         "n-samples": samples,
     }
     return found | _build_provenance(run)
@@ -144,16 +151,16 @@ def _list_intervals(run: ExportedRun) -> Json:
 
 def _list_means(group: ScoreGroup) -> Json:
     """The means of a group by metric; the score goes first, and again under its own name."""
-    return {name_metric(group): group.scores} | {
+    return {name_metric(group): group.sample} | {
         name: scores for name, scores in group.metrics.items() if name != name_metric(group)
     }
 
 
 def _build_task(name: str, group: ScoreGroup) -> Json:
-    found: Json = {"name": name, "alias": name, "sample_len": group.scores.count}
+    found: Json = {"name": name, "alias": name, "sample_len": group.sample.count}
     for metric, scores in _list_means(group).items():
         error = scores.compute_standard_error()
-        found[f"{metric},{FILTER}"] = scores.mean
+        found[f"{metric},{FILTER}"] = scores.value
         if error is not None:
             found[f"{metric}_stderr,{FILTER}"] = error
     return found

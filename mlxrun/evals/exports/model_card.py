@@ -112,10 +112,10 @@ def _list_metrics(run: ExportedRun) -> list[Json]:
 
 
 def _build_metric(run: ExportedRun, group: ScoreGroup, name: str) -> Json:
-    facts: Json = {"lines": group.scores.count, "failed": group.failed}
+    facts: Json = {"lines": group.sample.count, "failed": group.failed}
     if group.unscored:
         facts["unscored"] = group.unscored
-    if (error := group.scores.compute_standard_error()) is not None:
+    if (error := group.sample.compute_standard_error()) is not None:
         facts["stderr"] = round(error, _DIGITS)
     if group.interval is not None:
         facts["confidence_interval"] = _round_interval(group)
@@ -125,8 +125,12 @@ def _build_metric(run: ExportedRun, group: ScoreGroup, name: str) -> Json:
         facts["cell"] = run.cell
     if not run.is_complete:
         facts["lines_of_the_job"] = run.run.total
-    metric, value = name_metric(group), round(group.share, _DIGITS)
+    metric, value = name_metric(group), _round(group.value)
     return {"type": metric, "value": value, "name": name, "args": facts}
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, _DIGITS)
 
 
 def _round_interval(group: ScoreGroup) -> list[float]:
@@ -143,7 +147,7 @@ def build_entry(run: ExportedRun) -> Json:
             "and --task, or an output whose name ends in .md for a README's metadata"
         )
     total = run.summary.total
-    texts = [f"{total.scores.count} lines", f"mlxrun {run.versions.get('mlxrun', '')}".strip()]
+    texts = [f"{total.sample.count} lines", f"mlxrun {run.versions.get('mlxrun', '')}".strip()]
     if total.interval is not None:
         low, high = _round_interval(total)
         texts.insert(1, f"{CONFIDENCE:.0%} interval {low} to {high} ({total.interval.method})")
@@ -154,7 +158,7 @@ def build_entry(run: ExportedRun) -> Json:
     if not run.is_complete:
         texts.append(f"partial: of {run.run.total} lines")
     found: Json = {"id": dataset, "task_id": run.task} | ({"revision": revision} if revision else {})
-    value = round(total.scores.mean, _DIGITS)
+    value = _round(total.value)
     return {"dataset": found, "value": value, "date": run.ended, "notes": "; ".join(texts)}
 
 

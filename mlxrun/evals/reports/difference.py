@@ -14,7 +14,7 @@ from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Compa
 from mlxrun.evals.comparisons.comparison_table import describe_p, format_p
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.charts import draw_axis, draw_interval
-from mlxrun.evals.reports.shown_text import format_bounds, format_points
+from mlxrun.evals.reports.shown_text import style_numbers
 from mlxrun.jobs.run.progress import pluralize
 
 Bounds = tuple[float, float]
@@ -31,14 +31,30 @@ class DifferenceRow:
     domain: Bounds
 
     @property
+    def first(self) -> str:
+        return style_numbers(self.group.measure.format(self.group.result.first))
+
+    @property
+    def second(self) -> str:
+        return style_numbers(self.group.measure.format(self.group.result.second))
+
+    @property
     def points(self) -> str:
-        return format_points(self.group.result.difference)
+        result = self.group.result
+        return style_numbers(self.group.measure.format_number(result.difference, result.first, "+"))
+
+    @property
+    def bounds(self) -> str:
+        result = self.group.result
+        return style_numbers(self.group.measure.format_bounds(result.interval, result.first))
 
     @property
     def plot(self) -> Markup:
+        """The difference on the scale; nothing for scores with a unit."""
         result = self.group.result
-        name = f"{self.points} {format_bounds(result.interval)}"
-        return draw_interval(result.difference, result.interval, self.domain, name)
+        if not self.group.measure.is_share:
+            return Markup("")
+        return draw_interval(result.difference, result.interval, self.domain, f"{self.points} {self.bounds}")
 
     @property
     def p(self) -> str:
@@ -81,7 +97,7 @@ def _list_rows(found: ComparisonSet) -> list[DifferenceRow]:
         groups.append(("total", comparison.total, True))
     else:
         groups = [(each.cell.name, each.total, False) for each in found.comparisons]
-    domain = _choose_domain([group.result.interval for _, group, _ in groups])
+    domain = _choose_domain([group.result.interval for _, group, _ in groups if group.measure.is_share])
     return [DifferenceRow(name, group, is_total, domain) for name, group, is_total in groups]
 
 
@@ -99,12 +115,12 @@ def _state_result(found: ComparisonSet) -> str:
         changed = sum(each.total.is_significant for each in found.comparisons)
         return f"{changed} of {len(found.comparisons)} cells differ significantly (p < 0.05, adjusted)."
     total = found.comparisons[0].total
-    result = total.result
+    row = DifferenceRow("total", total, True, (0.0, 0.0))
     verdict = "differs significantly" if total.is_significant else "does not differ significantly"
     return (
-        f"The second run's score {verdict}: {format_points(result.difference)} points, 95 % interval "
-        f"{format_bounds(result.interval)}, {describe_p(total.adjusted_p)}. "
-        f"{pluralize(total.better, 'line')} better and {total.worse} worse, of {result.lines}."
+        f"The second run's score {verdict}: {f'{row.points} {total.measure.points}'.rstrip()}, 95 % interval "
+        f"{row.bounds}, {describe_p(total.adjusted_p)}. "
+        f"{pluralize(total.better, 'line')} better and {total.worse} worse, of {total.result.lines}."
     )
 
 

@@ -146,7 +146,6 @@ def make_environment(*, is_html: bool = True) -> Any:
         plain=shown_text.mark_invisible,
         count=shown_text.format_count,
         share=shown_text.format_share,
-        interval=shown_text.format_bounds,
         address=partial(quote, safe=""),
         seconds=format_seconds,
     )

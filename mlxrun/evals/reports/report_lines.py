@@ -20,7 +20,15 @@ from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.journal import LineTiming
 from mlxrun.jobs.scoring.answer_text import is_cut
 
-RIGHT, PARTLY, WRONG, FAILED, UNSCORED, ABSENT = "c", "p", "w", "f", "u", "-"  # marks of a line in a run
+RIGHT, PARTLY, WRONG, MEASURED, FAILED, UNSCORED, ABSENT = (
+    "c",
+    "p",
+    "w",
+    "m",
+    "f",
+    "u",
+    "-",
+)  # marks of a line in a run
 CUT, EMPTY, FLIP = 1, 2, 4  # flags; FLIP: of all runs of a line that they score differently
 MAX_TEXT = 6000  # characters of a text that are shown without `--full`
 PREVIEW = 90  # characters of an answer in the table
@@ -211,8 +219,10 @@ def _describe_score(line: RunLine, result: Mapping[str, Any]) -> dict[str, Any]:
 def _choose_mark(line: RunLine) -> str:
     if line.error is not None:
         return FAILED
-    if line.score is None:
+    if line.score is None or "note" in line.eval:
         return UNSCORED
+    if "measure" in line.eval:
+        return MEASURED
     return RIGHT if line.score == 1 else PARTLY if line.score > 0 else WRONG
 
 

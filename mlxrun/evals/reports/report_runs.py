@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from mlxrun.evals.reports.charts import draw_shares
-from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, LineRow, LineRows, Thumbnails
+from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, UNSCORED, LineRow, LineRows, Thumbnails
 from mlxrun.evals.reports.shown_text import format_count
 from mlxrun.evals.run_folders.run_folder import RunFolder, list_working_runs, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
@@ -29,7 +29,7 @@ _SECTIONS = ("model", "engine", "scheduler", "cache", "sampling", "parsers", "st
 
 @dataclass(slots=True)
 class FailureReason:
-    """Why lines failed: how many, and the ids of the first of them."""
+    """Why lines failed or could not be scored: how many, and the ids of the first of them."""
 
     message: str
     count: int = 0
@@ -84,7 +84,7 @@ class ReportRun:
         return draw_shares([*parts, ("seg-rest", 0)], name)
 
     def list_reasons(self) -> list[FailureReason]:
-        """List why lines failed, the most common reason first."""
+        """List why lines failed or could not be scored, the most common reason first."""
         return sorted(self.reasons.values(), key=lambda reason: -reason.count)
 
 
@@ -164,9 +164,11 @@ def _read_lines(
         run.counts["failed"] += answer.mark == FAILED
         run.counts["cut"] += bool(answer.flags & CUT)
         run.counts["empty"] += bool(answer.flags & EMPTY)
+        run.counts["unscored"] += answer.mark == UNSCORED and "note" in line.eval
         run.counts["retried"] += timing is not None and timing.tries > 1
-        if line.error is not None:
-            message = line.error[:300]
+        message = line.error or line.eval.get("note")
+        if message is not None:
+            message = f"{'' if line.error else 'not scored: '}{message}"[:300]
             reason = run.reasons.setdefault(message, FailureReason(message))
             reason.count += 1
             if len(reason.ids) < SHOWN_IDS:

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.reports.charts import draw_interval
-from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, WRONG
+from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, UNSCORED, WRONG
 from mlxrun.evals.reports.report_runs import (
     FailureReason,
     ReportRun,
@@ -20,16 +20,14 @@ from mlxrun.evals.reports.report_runs import (
     describe_times,
 )
 from mlxrun.evals.reports.shown_text import (
-    format_bounds,
     format_count,
-    format_share,
     pluralize_count,
+    style_numbers,
 )
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME
-from mlxrun.evals.suites.suite_manifest import format_pool, read_suite_manifest
-from mlxrun.jobs.scoring.perplexity import format_text_sums
-from mlxrun.jobs.scoring.score_groups import NOT_SCORED, ScoreGroup
+from mlxrun.evals.suites.suite_manifest import CHANGED, format_pool, read_suite_manifest
+from mlxrun.jobs.scoring.score_groups import NOT_SCORED, ScoreGroup, format_score
 
 # The sentence at the top, in parts; those marked are what one looks for.
 Lead = list[tuple[str, bool]]
@@ -39,26 +37,42 @@ SHARE_DOMAIN = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRow:
-    """The score of one group (`name`) in one run, by the run's number and label."""
+class ShownScore:
+    """The score of a group of lines (`name`), as text and as a plot."""
 
     name: str
-    run: int
-    label: str
     group: ScoreGroup
-    is_total: bool
-    is_first: bool
-    is_last: bool
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        return get_interval(self.group)
+    def value(self) -> str:
+        return style_numbers(format_score(self.group, with_interval=False))
+
+    @property
+    def bounds(self) -> str:
+        value, interval = self.group.value, self.group.interval
+        if value is None or interval is None:
+            return ""
+        return style_numbers(self.group.measure.format_bounds(interval.bounds, value))
 
     @property
     def plot(self) -> Markup:
-        score, interval = self.group.share, self.interval
-        name = format_share(score) + (f", {format_bounds(interval)}" if interval else "")
-        return draw_interval(score, interval, SHARE_DOMAIN, name)
+        """The score on a scale from 0 to 100 %; nothing for a score with a unit."""
+        value, interval = self.group.value, self.group.interval
+        if self.group.measured or value is None:
+            return Markup("")
+        name = f"{self.name}: {', '.join(filter(None, (self.value, self.bounds)))}"
+        return draw_interval(value, None if interval is None else interval.bounds, SHARE_DOMAIN, name)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow(ShownScore):
+    """The score of one group in one run, by the run's number and label."""
+
+    run: int
+    label: str
+    is_total: bool
+    is_first: bool
+    is_last: bool
 
 
 def list_score_rows(runs: Sequence[ReportRun]) -> list[ScoreRow]:
@@ -77,44 +91,28 @@ def _make_rows(
     name: str, found: Sequence[tuple[int, ScoreGroup]], runs: Sequence[ReportRun], *, is_total: bool
 ) -> list[ScoreRow]:
     return [
-        ScoreRow(name, at, runs[at].label, group, is_total, place == 0, place == len(found) - 1)
+        ScoreRow(name, group, at, runs[at].label, is_total, place == 0, place == len(found) - 1)
         for place, (at, group) in enumerate(found)
     ]
-
-
-def get_interval(group: ScoreGroup) -> tuple[float, float] | None:
-    """Return the 95 % interval of a group's score."""
-    found = group.interval
-    return None if found is None else (found.low, found.high)
-
-
-@dataclass(frozen=True, slots=True)
-class VariantScore:
-    """The score of one run of a cell."""
-
-    name: str
-    score: float
-    interval: tuple[float, float] | None
-
-    @property
-    def plot(self) -> Markup:
-        return draw_interval(
-            self.score, self.interval, SHARE_DOMAIN, f"{self.name}: {format_share(self.score)}"
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixCell:
     """One model on one task. `missing`: what is unfinished in it, and why; `notes`: the scores over all
-    seeds, and bits per byte."""
+    seeds."""
 
-    variants: list[VariantScore]
+    variants: list[ShownScore]
     missing: list[str]
     notes: list[str]
 
     @property
-    def mean(self) -> float:
-        return sum(each.score for each in self.variants) / max(1, len(self.variants))
+    def mean(self) -> str:
+        """The mean over the variants; empty where they have no number in one unit."""
+        values = [each.group.value for each in self.variants if each.group.value is not None]
+        measures = {each.group.measure for each in self.variants}
+        if len(values) != len(self.variants) or len(measures) != 1:
+            return ""
+        return style_numbers(measures.pop().format(sum(values) / len(values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +135,7 @@ def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
     cells = [run for run in runs.runs if run.model]
     if not cells:
         return None
-    todo, pools = _list_not_begun(runs), _read_suite(runs).get("pools", [])
+    todo, pools = _list_missing(runs), _read_suite(runs).get("pools", [])
     tasks = list(dict.fromkeys([*(run.task for run in cells), *(each["task"] for each in todo)]))
     models = list(dict.fromkeys([*(run.model for run in cells), *(each["model"] for each in todo)]))
     rows = []
@@ -151,12 +149,12 @@ def build_matrix(runs: ReportRuns) -> SuiteMatrix | None:
     return SuiteMatrix(tasks, list(dict.fromkeys(run.variant for run in cells)), rows)
 
 
-def _list_not_begun(runs: ReportRuns) -> list[dict[str, Any]]:
-    """The records of the suite's cells that have no run."""
+def _list_missing(runs: ReportRuns) -> list[dict[str, Any]]:
+    """The records of the suite's cells that have no run, or whose run is not what the suite is now."""
     begun = {run.label for run in runs.runs}
-    known = ("model", "task", "variant", "state", "error")
-    records = _read_suite(runs).get("cells", [])
-    return [{key: each.get(key) or "" for key in known} for each in records if each["name"] not in begun]
+    known = ("name", "model", "task", "variant", "state", "error")
+    records = ({key: each.get(key) or "" for key in known} for each in _read_suite(runs).get("cells", []))
+    return [each for each in records if each["name"] not in begun or each["state"] in ("failed", CHANGED)]
 
 
 def _read_suite(runs: ReportRuns) -> dict[str, Any]:
@@ -170,14 +168,13 @@ def _build_cell(
     if not runs and not todo:
         return None
     scores, unscored, notes = [], [], []
-    for run in runs:
+    failed = {each["name"] for each in todo if each["state"] == "failed"}
+    for run in (run for run in runs if run.label not in failed):  # they have scores of an earlier start
         total = run.scores.compute_total()
         if total.is_unscored:
             unscored.append(f"{run.variant}: {NOT_SCORED}")
         elif run.scores.groups:
-            scores.append(VariantScore(run.variant, total.share, get_interval(total)))
-        if total.texts.bytes:
-            notes.append(f"{run.variant}: {format_text_sums(total.texts.describe())}")
+            scores.append(ShownScore(run.variant, total))
     left = sum(run.unfinished for run in runs)
     missing = [*unscored, *([f"{pluralize_count(left, 'line')} not finished"] if left else [])]
     missing += [f"{each['variant']}: {each['error'] or each['state']}" for each in todo]
@@ -202,12 +199,12 @@ def build_lead(runs: ReportRuns) -> Lead:
     total = run.scores.compute_total() if run.scores.groups else None
     parts: Lead = []
     if total is not None:
+        shown = ShownScore("total", total)
         parts += [
-            (format_share(total.share), True),
+            (shown.value, True),
             (f" of {pluralize_count(total.lines, 'line')}", False),
         ]
-        interval = get_interval(total)
-        parts.append((f", 95 % interval {format_bounds(interval)}. " if interval else ". ", False))
+        parts.append((f", 95 % interval {shown.bounds}. " if shown.bounds else ". ", False))
     else:
         parts += [(format_count(run.answered), True)]
         parts.append(
@@ -290,10 +287,11 @@ def _describe_run(run: ReportRun, *, with_label: bool) -> str:
 
 def count_states(runs: ReportRuns) -> list[tuple[str, str, int]]:
     """List the filters of the table, each with its number of lines. Filters without lines are left out."""
-    rows = runs.rows
+    rows, unscored = runs.rows, any(run.counts["unscored"] for run in runs.runs)
     found = [
         ("wrong", "wrong", sum(bool(row.marks & {WRONG, PARTLY}) for row in rows)),
         ("failed", "failed", sum(FAILED in row.marks for row in rows)),
+        ("unscored", "not scored", sum(UNSCORED in row.marks for row in rows) if unscored else 0),
         ("cut", "cut", sum(any(each.flags & CUT for each in row.answers.values()) for row in rows)),
         ("empty", "empty", sum(any(each.flags & EMPTY for each in row.answers.values()) for row in rows)),
         ("flip", "differ between runs", sum(row.is_flip for row in rows)),

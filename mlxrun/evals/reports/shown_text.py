@@ -8,6 +8,8 @@ import re
 
 from markupsafe import Markup, escape
 
+from mlxrun.jobs.scoring.measure import SHARE
+
 # Control characters, and those that change the direction or the look of others without being seen. Zero-width
 # joiners stay, as emoji and some scripts need them. text.js has the same list.
 _INVISIBLE = re.compile(
@@ -51,17 +53,12 @@ def format_count(number: int) -> str:
 
 def format_share(share: float) -> str:
     """Format 0.872 as `87.2 %`."""
-    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%".replace("-", "\N{MINUS SIGN}")
+    return style_numbers(SHARE.format(share))
 
 
-def format_points(difference: float) -> str:
-    """Format 0.059 as `+5.9`."""
-    return f"{100 * difference:+.1f}".replace("-", "\N{MINUS SIGN}")
-
-
-def format_bounds(interval: tuple[float, float]) -> str:
-    """Format (-0.04, 0.904) as `[-4.0, 90.4]`, with a real minus sign."""
-    return f"[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]".replace("-", "\N{MINUS SIGN}")
+def style_numbers(text: str) -> str:
+    """Give numbers a real minus sign, and a percent sign that stays in their line."""
+    return text.replace("-", "\N{MINUS SIGN}").replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def pluralize_count(number: int, noun: str) -> str:

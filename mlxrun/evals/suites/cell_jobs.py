@@ -118,8 +118,8 @@ class CellJobs:
         task = cell.task
         columns = ColumnChoice(task.id, mark="")
         if not task.choices:
-            match, group = (task.match, task.group) if task.expected is not None else (None, None)
-            columns = ColumnChoice(task.id, task.expected, match, group, mark="")
+            match, group = (task.match, task.group) if task.expected_column is not None else (None, None)
+            columns = ColumnChoice(task.id, task.expected_column, match, group, mark="")
         maker = JobMaker(template, columns, task.generation, f"tasks.{cell.task_name}")
         source = self._open(cell.task_name, task)
         assert isinstance(source, RowSource)
@@ -278,7 +278,7 @@ def _find_unknown_columns(
 
     for key in _COLUMNS:
         name = getattr(task, key)
-        if name is not None and name not in row:
+        if isinstance(name, str) and name not in row:
             yield key, describe(name)
     for key, part in template.parts.items():
         if key == "few_shot.answer" and not template.own_examples:

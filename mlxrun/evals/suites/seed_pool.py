@@ -21,8 +21,8 @@ from mlxrun.evals.run_folders.run_folder_paths import read_manifest
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.line_keys import dump_canonical
 from mlxrun.jobs.records.run_paths import JobPaths
-from mlxrun.jobs.scoring.intervals import ScoreMean
 from mlxrun.jobs.scoring.matching import votes_by_score
+from mlxrun.jobs.scoring.score_groups import ScoreGroup
 from mlxrun.jobs.scoring.verdict import MAJORITY, Verdict, compute_metric
 
 log = logging.getLogger(__name__)
@@ -35,40 +35,44 @@ class SeedPool:
     on the answers to each question that has one answer in a run, and whether its majority votes on right or
     wrong."""
 
-    scores: ScoreMean = field(default_factory=ScoreMean)
+    group: ScoreGroup = field(default_factory=ScoreGroup)
     means: list[float] = field(default_factory=list)
     answers: dict[str, list[Verdict]] = field(default_factory=lambda: defaultdict(list))
     by_score: dict[str, bool] = field(default_factory=dict)
 
     def add_run(self, run: RunFolder) -> None:
         """Add the scored lines of a run."""
-        own = ScoreMean()
+        own = ScoreGroup()
         for line in run.read_lines():
             if line.score is not None:
-                own.add(line.score)
+                own.add(line.eval, failed=line.error is not None, is_cut_answer=False)
                 self._add_line(line)
-        self.means.append(own.mean)
+        if own.value is None:
+            raise JobError(f"{run.name}: its lines have no score in one unit")
+        self.means.append(own.value)
 
     def _add_line(self, line: RunLine) -> None:
         score, cluster = float(line.score or 0), line.eval.get("cluster")
-        self.scores.add(score, ("line", line.id) if cluster is None else ("cluster", str(cluster)))
+        key = ("line", line.id) if cluster is None else ("cluster", str(cluster))
+        self.group.add({**line.eval, "cluster": key}, failed=line.error is not None, is_cut_answer=False)
         spec = None if line.line is None else line.line.eval
-        if spec is not None and "choices" not in line.eval and not spec.metrics:
+        if spec is not None and not line.eval.keys() & {"choices", "measure"} and not spec.metrics:
             self.answers[line.id].append(Verdict(score, line.eval.get("extracted")))
             self.by_score[line.id] = votes_by_score(spec)
 
     def describe(self) -> Record:
         """Describe the pool as suite.json has it. `scores`: pass@n, pass^n and the majority of n seeds, if
         every question has one answer of each."""
-        interval, count = self.scores.compute_pooled_interval(), len(self.means)
+        count, interval = len(self.means), self.group.interval
+        if self.group.measure.is_share:
+            interval = self.group.scores.compute_pooled_interval()
         found: Record = {
-            "answers": self.scores.count,
-            "share": round(self.scores.mean, 10),
-            "interval": None if interval is None else [round(interval.low, 10), round(interval.high, 10)],
+            "answers": self.group.sample.count,
+            **self.group.describe_value(interval),
             "seed_shares": [round(mean, 10) for mean in self.means],
             "seed_deviation": round(stdev(self.means), 10),
         }
-        whole = sum(map(len, self.answers.values())) == self.scores.count
+        whole = bool(self.answers) and sum(map(len, self.answers.values())) == self.group.scores.count
         if whole and all(len(each) == count for each in self.answers.values()):
             found["scores"] = {
                 name: round(self._compute_metric(name), 10)

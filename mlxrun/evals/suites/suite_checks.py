@@ -103,8 +103,8 @@ def _check_rest(task: SuiteTask) -> Iterator[Problem]:
         for name in ("match", "group"):
             if getattr(task, name) is not None:
                 yield (name,), "it needs `expected`"
-    if task.choices and not is_expected:
-        yield ("choices",), "`choices` need `expected`"
+    if task.choices and (not is_expected or isinstance(task.expected, dict)):
+        yield ("choices",), "`choices` need a column as `expected`, or `expected` in `eval`"
     for name in ("expected", "match", "group"):
         if name in task.eval and getattr(task, name) is not None:
             yield ("eval", name), f"`{name}` of the task is given too; give one of them"

@@ -24,8 +24,8 @@ from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
 from mlxrun.jobs.records.run_paths import wrap_write_errors
 from mlxrun.jobs.run.progress import format_now
-from mlxrun.jobs.scoring.perplexity import PERPLEXITY, format_text_sums
-from mlxrun.jobs.scoring.score_groups import NOT_SCORED
+from mlxrun.jobs.scoring.measure import SHARE, ScoreMeasure
+from mlxrun.jobs.scoring.score_groups import format_described
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -188,19 +188,9 @@ def print_matrix(
 
 def format_pool(pool: Mapping[str, Any]) -> str:
     """Format the score over all seeds with its interval, and how much single seeds vary."""
-    return f"{_format_share(pool)} (seeds ± {100 * pool['seed_deviation']:.1f})"
-
-
-def _format_share(total: Mapping[str, Any]) -> str:
-    if total.get("unscored") and total["unscored"] == total.get("lines") and not total["share"]:
-        return NOT_SCORED
-    if PERPLEXITY in total:
-        return format_text_sums(total[PERPLEXITY])
-    text = f"{100 * total['share']:.1f} %"
-    if total["interval"] is None:
-        return text
-    low, high = total["interval"]
-    return f"{text} [{100 * low:.1f}, {100 * high:.1f}]"
+    measure = ScoreMeasure(**pool["measure"]) if pool.get("measure") else SHARE
+    like = pool.get("value", pool["share"]) or 0.0
+    return f"{format_described(pool)} (seeds ± {measure.format_number(pool['seed_deviation'], like)})"
 
 
 def _format_score(record: Mapping[str, Any]) -> str:
@@ -209,7 +199,7 @@ def _format_score(record: Mapping[str, Any]) -> str:
     if state == "failed" or scores is None:  # scores of a failed cell are those of an earlier start
         return f"{record['done']} lines" if state == "done" else state
     total = scores["total"]
-    text = _format_share(total)
+    text = format_described(total)
     notes = [f"{record['failed']} failed"] if record["failed"] else []
     notes += [f"{total['unscored']} unscored"] if total.get("unscored") else []
     notes += [f"{record['cut_by_length']} cut"] if record["cut_by_length"] else []

@@ -32,7 +32,7 @@ from mlxrun.jobs.run.job_run import JobOptions, JobOutcome, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view, pluralize
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
-from mlxrun.jobs.scoring.score_groups import format_share
+from mlxrun.jobs.scoring.score_groups import format_score
 
 if TYPE_CHECKING:
     from mlxrun.engine.client import EngineClient
@@ -244,8 +244,7 @@ class SuiteRun:
         total = scores.compute_total()
         counts = {"failed": meter.failed, "unscored": total.unscored}
         notes = "".join(f", {count} {word}" for word, count in counts.items() if count)
-        shown = f", score {total.share:.1%}" if scores.groups else ""
-        shown = f", {format_share(total)}" if total.texts.bytes or total.is_unscored else shown
+        shown = f", {format_score(total)}" if scores.groups else ""
         self.say(f"{cell.name}: {meter.format_done()} done{notes}{shown}")
 
     def _record_failure(self, cell: Cell, error: MlxrunError) -> None:

@@ -107,9 +107,10 @@ class SuiteTask:
     """Fields of the request, such as `max_tokens`, `temperature`, `stop`, `response_format` or `n`."""
     id: str | None = None
     """Column with the id of each line. null: `custom_id`, `id`, or row-1, row-2 and so on."""
-    expected: str | None = None
+    expected: str | dict[str, Any] | None = None
     """Column with the expected answer. With `choices`: the text, the letter, or the number from 0 of one, or
-    a list of them. `expected` in `eval` is a template of it."""
+    a list of them. `expected` in `eval` is a template of it. A mapping is what is expected of every row, such
+    as a JSON schema."""
     match: str | None = None
     """How an answer is compared with it, as in the `eval` of a job line. null: `exact`, or `likeliest` with
     `choices`. `perplexity` expects nothing: it measures how well the model predicts the `prompt`."""
@@ -124,6 +125,11 @@ class SuiteTask:
     wait for it."""
     limit: Annotated[int | None, Range(1, None)] = None
     """Only the first rows."""
+
+    @property
+    def expected_column(self) -> str | None:
+        """The column with the expected answer; None if nothing is expected, or the same of every row."""
+        return self.expected if isinstance(self.expected, str) else None
 
     @property
     def is_perplexity(self) -> bool:

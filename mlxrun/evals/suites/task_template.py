@@ -263,11 +263,13 @@ def build_eval(task: SuiteTask) -> Json:
     """Build the template of a line's `eval` without the columns `expected` and `group`. A judged task may
     expect nothing; this template then gives its lines their group and match."""
     found = dict(task.eval)
+    if isinstance(task.expected, dict):
+        found |= {"expected": task.expected} | ({} if task.match is None else {"match": task.match})
     if task.judge is not None and (task.expected is None or task.match is None):
         found.setdefault("match", task.match or "judge")
     if task.expected is None and task.match is not None:
         found["match"] = task.match
-    if task.expected is None and task.group is not None:
+    if task.expected_column is None and task.group is not None:
         found["group"] = f"{{{{ row[{json.dumps(task.group)}] | string }}}}"
     return found
 

@@ -5,7 +5,8 @@
 `answer` is the answer's text without reasoning. `expected` comes from the line's `eval`, None without one.
 `line` is the job line as a dict; `response` is the response body without reasoning. A function may take fewer
 of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict. The dict has `score` and any
-of `comment`, `extracted` and `scores` (further numbers by name).
+of `comment`, `extracted` and `scores` (further numbers by name). With any of `unit`, `better`, `aggregate`
+and `sums`, the score may be any number (measure.py); with `sums` it may be left out.
 
 The function is imported in this process to check it. It is called in a process of its own
 (scorer_process.py), for one answer at a time.
@@ -30,10 +31,13 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from mlxrun.core.errors import JobError
+from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 
 _PARAMETERS = ("answer", "expected", "line", "response")
+_OPTIONAL = ("comment", "extracted", "scores")
+_OF_MEASURE = ("unit", "better", "aggregate", "sums")
 
 
 LIMITS = ScorerLimits(seconds=300.0, memory=8_000_000_000)  # of a function that may ask other programs
@@ -73,7 +77,7 @@ class CustomScorer:
         arguments = {name: values[name] for name in self._takes}
         with self._lock:
             found = self._pool.call(f"{__name__}:call_function", asdict(self._place), arguments)
-        return Verdict(**found)
+        return Verdict.read(found)
 
 
 # The child.
@@ -118,28 +122,58 @@ def _load_in_child(place: ScorerPlace) -> Callable[..., Any]:
 def _read_result(found: Any) -> Verdict:
     """The verdict that a function returned; ValueError if it returned none."""
     if not isinstance(found, Mapping):
-        return Verdict(_read_score(found, ""))
-    unknown = found.keys() - {"score", "comment", "extracted", "scores"}
-    if unknown or "score" not in found:
-        raise ValueError("a dict with other keys than score (required), comment, extracted and scores")
-    scores = {str(key): _read_score(value, key) for key, value in (found.get("scores") or {}).items()}
+        return Verdict(_read_share(found, ""))
+    unknown = found.keys() - {"score", *_OPTIONAL, *_OF_MEASURE}
+    if unknown or not found.keys() & {"score", "sums"}:
+        keys = f"score (or sums), {', '.join((*_OPTIONAL, *_OF_MEASURE))}"
+        raise ValueError(f"a dict with other keys than {keys}")
+    scores = {str(key): _read_share(value, key) for key, value in (found.get("scores") or {}).items()}
     extracted, comment = found.get("extracted"), found.get("comment")
     try:
         json.dumps(extracted, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ValueError(f"an `extracted` that cannot be written as JSON: {error}") from error
-    score = _read_score(found["score"], "score")
-    return Verdict(score, extracted, None, scores, None if comment is None else str(comment))
+    comment = None if comment is None else str(comment)
+    if not found.keys() & set(_OF_MEASURE):
+        return Verdict(_read_share(found["score"], "score"), extracted, None, scores, comment)
+    sums = {str(key): _read_number(value, key) for key, value in (found.get("sums") or {}).items()}
+    texts = {key: found[key] for key in ("unit", "better", "aggregate") if key in found}
+    wrong = next((key for key, value in texts.items() if not isinstance(value, str)), None)
+    if wrong is not None:
+        raise ValueError(f"{texts[wrong]!r:.100} as `{wrong}`, where a text was expected")
+    measure = ScoreMeasure(**texts)
+    measure.check(sums)
+    return Verdict(_read_measured(found, measure, sums), extracted, None, scores, comment, sums, measure)
 
 
-def _read_score(value: Any, name: Any) -> float:
+def _read_measured(found: Mapping[str, Any], measure: ScoreMeasure, sums: Mapping[str, float]) -> float:
+    """The score of an answer, or the figure of its sums alone."""
+    if "score" in found:
+        return _read_number(found["score"], "score")
+    line = MeasuredLines(measure)
+    line.add(0.0, sums)
+    if line.value is None:
+        raise ValueError(f"sums of which {measure.aggregate} is undefined, and no `score`")
+    return line.value
+
+
+def _read_share(value: Any, name: Any) -> float:
+    number = _read_number(value, name, "a number from 0 to 1")
+    if not 0 <= number <= 1:
+        place = f" as `{name}`" if name else ""
+        more = "" if name not in ("", "score") else "; other numbers need their `unit` (docs/evals.md)"
+        raise ValueError(f"{value!r:.100}{place}, where a number from 0 to 1 was expected{more}")
+    return number
+
+
+def _read_number(value: Any, name: Any, wanted: str = "a number") -> float:
     try:
         number = float(value)  # NumPy's numbers too
     except (TypeError, ValueError):
         number = math.nan
-    if isinstance(value, str) or not math.isfinite(number) or not 0 <= number <= 1:
+    if isinstance(value, str) or not math.isfinite(number):
         place = f" as `{name}`" if name else ""
-        raise ValueError(f"{value!r:.100}{place}, where a number from 0 to 1 was expected")
+        raise ValueError(f"{value!r:.100}{place}, where {wanted} was expected")
     return number
 
 

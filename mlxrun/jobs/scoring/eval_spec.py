@@ -14,6 +14,7 @@ from mlxrun.core.field_errors import suggest
 from mlxrun.jobs.scoring.answer_values import check_pattern, check_schema, check_tolerance, parse_number
 from mlxrun.jobs.scoring.likeliest import NORMALIZATIONS, check_likeliest
 from mlxrun.jobs.scoring.perplexity import PERPLEXITY, check_perplexity
+from mlxrun.jobs.scoring.translation import TOKENIZERS, TRANSLATION, check_sacrebleu
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer, check_metric
 
 _COMMON = ("expected", "match", "group", "cluster", "metrics", "scorer", "after")
@@ -197,6 +198,16 @@ def _check_strings(spec: EvalSpec) -> None:
         raise ValueError("eval.ignore_case must be true or false")
 
 
+def _check_translation(spec: EvalSpec) -> None:
+    _check_strings(spec)
+    check_sacrebleu(spec.match)
+    tokenize = spec.options.get("tokenize", TOKENIZERS[0])
+    if tokenize not in TOKENIZERS:
+        raise ValueError(
+            f"eval.tokenize must be one of {', '.join(TOKENIZERS)}{suggest(tokenize, TOKENIZERS)}"
+        )
+
+
 def _check_regex(spec: EvalSpec) -> None:
     _check_strings(spec)
     pattern, capture = spec.options.get("pattern"), spec.options.get("capture")
@@ -276,6 +287,8 @@ def check_line_eval(spec: EvalSpec, url: str, body: Mapping[str, Any]) -> None:
     if spec.scorer is None and spec.match == PERPLEXITY:
         check_perplexity(body)
     count = count_choices(body)
+    if spec.metrics and spec.scorer is None and spec.match in (*TRANSLATION, PERPLEXITY):
+        raise ValueError(f"eval.metrics are of scores from 0 to 1, and eval.match is {spec.match}")
     for name in spec.metrics:
         if check_metric(name) > count:
             raise ValueError(f"eval.metrics: {name} needs that many choices, and n is {count}")
@@ -297,6 +310,11 @@ _MATCHES: dict[str, tuple[Callable[[EvalSpec], None], tuple[str, ...]]] = {
     "number": (_check_number, ("tolerance",)),
     "json_schema": (lambda spec: _check_field("expected", check_schema, spec.expected), ()),
     "choice": (_check_choice, ("options",)),
+    "f1": (_check_strings, ()),
+    "bleu": (_check_translation, ("tokenize", "ignore_case")),
+    "chrf": (_check_translation, ("ignore_case",)),
+    "chrf++": (_check_translation, ("ignore_case",)),
+    "ter": (_check_translation, ()),
     "likeliest": (_check_likeliest, ("context_chars", "normalize")),
     PERPLEXITY: (lambda _: None, ()),
     "judge": (lambda _: None, ()),  # which decides, so `expected` may be anything

@@ -31,15 +31,16 @@ _NO_SPREAD = 1e-12  # a variance that is none but for rounding
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceInterval:
-    """The bounds, from 0 to 1, and their method: `wilson`, `t`, `clustered` or `pooled`."""
+    """The bounds, and their method: `wilson`, `t`, `clustered` or `pooled`, from 0 to 1; `jackknife` or
+    `order statistics`, in the unit of a measure."""
 
     low: float
     high: float
     method: str
 
-    def format_percent(self) -> str:
-        """Format the bounds in percent: `[65.1, 78.9]`."""
-        return f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return self.low, self.high
 
 
 @dataclass(slots=True)
@@ -80,7 +81,7 @@ class ScoreMean:
             self.clusters[name] = known[0] + count, known[1] + total
 
     @property
-    def mean(self) -> float:
+    def value(self) -> float:
         return self.total / self.count if self.count else 0.0
 
     def compute_standard_error(self) -> float | None:
@@ -89,7 +90,7 @@ class ScoreMean:
         units = self._count_units()
         if units < 2:
             return None
-        mean = self.mean
+        mean = self.value
         if not self._is_clustered:
             spread = max(0.0, self.squares - self.count * mean**2) / (self.count - 1)
             return math.sqrt(spread / self.count)
@@ -108,7 +109,7 @@ class ScoreMean:
         if error is None:
             return None
         if error * error * self.count <= _NO_SPREAD:
-            return _compute_wilson(self.mean * units, units)
+            return _compute_wilson(self.value * units, units)
         return self._compute_t(error, units - 1, "clustered" if self._is_clustered else "t")
 
     def compute_pooled_interval(self) -> ConfidenceInterval | None:
@@ -119,9 +120,9 @@ class ScoreMean:
             return None
         trials: float = units
         if error * error * self.count > _NO_SPREAD:
-            trials = min(self.count, self.mean * (1 - self.mean) / error**2)
+            trials = min(self.count, self.value * (1 - self.value) / error**2)
         quantile = find_quantile(units - 1)
-        return _compute_wilson(self.mean * trials, trials, quantile, "pooled")
+        return _compute_wilson(self.value * trials, trials, quantile, "pooled")
 
     @property
     def _is_clustered(self) -> bool:
@@ -133,7 +134,7 @@ class ScoreMean:
 
     def _compute_t(self, error: float, freedom: int, method: str) -> ConfidenceInterval:
         margin = find_quantile(freedom) * error
-        return ConfidenceInterval(max(0.0, self.mean - margin), min(1.0, self.mean + margin), method)
+        return ConfidenceInterval(max(0.0, self.value - margin), min(1.0, self.value + margin), method)
 
 
 def find_quantile(freedom: int) -> float:

@@ -17,12 +17,13 @@ from mlxrun.jobs.scoring.answer_text import extract_answers, strip_reasoning
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, count_choices
 from mlxrun.jobs.scoring.likeliest import score_likeliest
 from mlxrun.jobs.scoring.matching import match_answer, votes_by_score
+from mlxrun.jobs.scoring.measure import ScoreMeasure, describe_measure
 from mlxrun.jobs.scoring.perplexity import PERPLEXITY, score_perplexity
 from mlxrun.jobs.scoring.scorer_process import ScorerEnded, ScorerLimits, ScorerPool, end_scorers_by
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict, compute_metric, list_default_metrics
 
 MOST_ENDS = 2  # of the scorer of one line: the machine may have been too busy for the first one
-SLOW_MATCHES = ("regex", "json_schema")
+SLOW_MATCHES = ("regex", "json_schema", "ter")
 OWN = ScorerPool(ScorerLimits(seconds=10.0, memory=1_000_000_000))
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def match_limited(spec: EvalSpec, answer: str) -> Verdict:
         return match_answer(spec, answer)
     fields: dict[str, Any] = {name: getattr(spec, name) for name in ("expected", "match", "after")}
     fields["options"] = {**spec.options}
-    return Verdict(**OWN.call(f"{__name__}:match_fields", fields, answer))
+    return Verdict.read(OWN.call(f"{__name__}:match_fields", fields, answer))
 
 
 def match_fields(fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
@@ -96,12 +97,14 @@ def score_response(
     first of `eval.metrics`; without metrics it is the mean of the choices' scores. With several choices,
     `choices` has the score of each, and `scores` the metrics. `note` and `comment` are of the first choice
     that has one; `extracted` is of the first choice. Of several prompts, the choices of the first are scored,
-    except by `likeliest`.
+    except by `likeliest`. Scores with a measure have no metrics; choices without it do not count.
     """
     count = count_choices(line["body"])
-    metrics = spec.metrics or list_default_metrics(count)
     # A failed line has one verdict: `n` may be what was refused in it.
     verdicts = [Verdict(0)] if response is None else _score_choices(spec, response, line, count)
+    answers = verdicts
+    measure, verdicts = _find_measure(spec, answers)
+    metrics = () if measure is not None else spec.metrics or list_default_metrics(count)
     scores = {
         name: sum(each.scores.get(name, 0.0) for each in verdicts) / len(verdicts)
         for name in dict.fromkeys(key for each in verdicts for key in each.scores)
@@ -114,7 +117,7 @@ def score_response(
             verdicts = [*verdicts, *[Verdict(0)] * (count - len(verdicts))]
         scores |= {name: compute_metric(name, verdicts, by_score) for name in metrics}
     mean = sum(float(each.score) for each in verdicts) / len(verdicts)
-    note = next((each.note for each in verdicts if each.note is not None), None)
+    note = next((each.note for each in (*verdicts, *answers) if each.note is not None), None)
     comment = next((each.comment for each in verdicts if each.comment is not None), None)
     result: dict[str, Any] = {
         "score": _shorten(scores[metrics[0]] if metrics else mean),
@@ -131,11 +134,31 @@ def score_response(
         result["comment"] = comment
     if scores:
         result["scores"] = {name: _shorten(value) for name, value in scores.items()}
-    if verdicts[0].sums:
-        result["sums"] = dict(verdicts[0].sums)
+    if measure is not None:
+        result["measure"] = describe_measure(measure)
+    if any(each.sums for each in verdicts):
+        names = dict.fromkeys(name for each in verdicts for name in each.sums)
+        result["sums"] = {name: sum(each.sums.get(name, 0) for each in verdicts) for name in names}
     if count > 1 and response is not None:
         result["choices"] = [_shorten(float(each.score)) for each in verdicts]
     return result
+
+
+def _find_measure(spec: EvalSpec, verdicts: list[Verdict]) -> tuple[ScoreMeasure | None, list[Verdict]]:
+    """The measure of the choices, and their verdicts; without a measure if they have several, or if the line
+    wants metrics."""
+    measures = {each.measure for each in verdicts if each.note is None}
+    if not measures - {None}:
+        return None, verdicts
+    if len(measures) > 1 or spec.metrics:
+        why = (
+            "its choices have several measures"
+            if len(measures) > 1
+            else "eval.metrics are of scores from 0 to 1"
+        )
+        return None, [Verdict(0, note=f"the score has a measure, and {why}")]
+    (measure,) = measures
+    return measure, [each for each in verdicts if each.measure is not None]
 
 
 def _score_choices(

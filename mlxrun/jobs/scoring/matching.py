@@ -7,7 +7,9 @@ as they change meaning: "2\N{SUPERSCRIPT TWO}" would become "22".
 
 from __future__ import annotations
 
+import string
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +26,8 @@ from mlxrun.jobs.scoring.answer_values import (
 )
 from mlxrun.jobs.scoring.eval_spec import EvalSpec, find_option, list_alternatives
 from mlxrun.jobs.scoring.letter_choice import find_letters, name_option
+from mlxrun.jobs.scoring.measure import HIGHER, LOWER, ScoreMeasure
+from mlxrun.jobs.scoring.translation import TRANSLATION, score_translation
 from mlxrun.jobs.scoring.verdict import Verdict
 
 _SCALARS = {"string", "number", "integer", "boolean", "null"}  # types of a JSON Schema
@@ -124,6 +128,34 @@ def _match_choice(spec: EvalSpec, answer: str) -> Verdict:
     return Verdict(letters[0] in {name_option(index) for index in right if index is not None}, letters[0])
 
 
+def _match_f1(spec: EvalSpec, answer: str) -> Verdict:
+    words = _list_words(answer)
+    score = max(_compute_f1(words, _list_words(each)) for each in list_alternatives(spec.expected))
+    return Verdict(score, answer.strip())
+
+
+def _list_words(text: str) -> list[str]:
+    """The words of a text as SQuAD's evaluation has them: without case, punctuation and articles."""
+    text = "".join(
+        each for each in unicodedata.normalize("NFC", text).lower() if each not in string.punctuation
+    )
+    return [word for word in text.split() if word not in ("a", "an", "the")]
+
+
+def _compute_f1(words: Sequence[str], wanted: Sequence[str]) -> float:
+    """The harmonic mean of precision and recall of words; of two texts without words it is 1."""
+    if not words or not wanted:
+        return float(words == wanted)
+    return 2 * (Counter(words) & Counter(wanted)).total() / (len(words) + len(wanted))
+
+
+def _match_translation(spec: EvalSpec, answer: str) -> Verdict:
+    _, _, unit, is_lower = TRANSLATION[spec.match]
+    score, sums = score_translation(spec.match, answer, list_alternatives(spec.expected), spec.options)
+    measure = ScoreMeasure(unit, LOWER if is_lower else HIGHER, spec.match)
+    return Verdict(score, answer.strip(), sums=sums, measure=measure)
+
+
 def _wait_for_judge(spec: EvalSpec, answer: str) -> Verdict:
     return Verdict(0, note="no judge has scored this answer yet (mlxrun score RUN --judge FILE)")
 
@@ -137,6 +169,8 @@ _MATCHES: dict[str, Callable[[EvalSpec, str], Verdict]] = {
     "json_schema": _match_json_schema,
     "number": _match_number,
     "choice": _match_choice,
+    "f1": _match_f1,
+    **dict.fromkeys(TRANSLATION, _match_translation),
     "judge": _wait_for_judge,
 }
 _TELLING = ("exact", "number", "json", "choice")  # matches whose `extracted` tells wrong answers apart

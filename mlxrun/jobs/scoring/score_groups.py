@@ -11,9 +11,11 @@ from mlxrun.core.terminal import open_console, print_line
 from mlxrun.core.visible_text import make_line
 from mlxrun.jobs.scoring.answer_text import is_cut
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
-from mlxrun.jobs.scoring.perplexity import PERPLEXITY, TextSums, format_text_sums
+from mlxrun.jobs.scoring.measure import SHARE, MeasuredLines, ScoreMeasure, describe_measure, read_measure
+from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE, PERPLEXITY, describe_perplexities
 
 NOT_SCORED = "not scored"  # in place of a score, where no answer of a group could be scored
+MIXED = "several units"  # in place of a score, where lines have several measures
 _DIGITS = 10  # so many that a share which is printed with fewer is not rounded twice
 
 
@@ -22,7 +24,9 @@ class ScoreGroup:
     """The scores of one group. `correct`: lines that score 1; `failed`: lines that failed, which score 0;
     `cut_by_length`: answers cut by their limit of tokens; `unscored`: answers on which a scorer, a judge or a
     pattern failed, which score 0; `waiting`: those of them that a judge is to score; `metrics`: further
-    scores by name; `texts`: those whose perplexity was computed; `matches`: how the lines are scored."""
+    scores by name; `matches`: how the lines are scored; `scores`: those from 0 to 1; `measured`: the others,
+    by measure. `lost`: lines of `scores` that failed or could not be scored. They do not count where the
+    other lines have a measure, in which 0 would be a score as any other."""
 
     lines: int = 0
     correct: int = 0
@@ -30,77 +34,112 @@ class ScoreGroup:
     cut_by_length: int = 0
     unscored: int = 0
     waiting: int = 0
+    lost: int = 0
     scores: ScoreMean = field(default_factory=ScoreMean)
     metrics: dict[str, ScoreMean] = field(default_factory=lambda: defaultdict(ScoreMean))
-    texts: TextSums = field(default_factory=TextSums)
+    measured: dict[ScoreMeasure, MeasuredLines] = field(default_factory=dict)
     matches: set[str] = field(default_factory=set)
 
     @property
-    def share(self) -> float:
-        """The mean score of all lines."""
-        return self.scores.mean
+    def is_mixed(self) -> bool:
+        """Whether lines have several measures, so that no figure is one of all."""
+        return len(self.measured) > 1 or (bool(self.measured) and self.scores.count > self.lost)
+
+    @property
+    def measure(self) -> ScoreMeasure:
+        """The measure of the figure; that of shares if there is no other, or if there are several."""
+        return SHARE if self.is_mixed else next(iter(self.measured), SHARE)
+
+    @property
+    def sample(self) -> ScoreMean | MeasuredLines:
+        """What the figure, its interval and its standard error are computed from."""
+        return self.measured.get(self.measure, self.scores)
+
+    @property
+    def value(self) -> float | None:
+        """The figure of all lines: their mean score, or what their measure makes of them. None if it is
+        undefined."""
+        return None if self.is_mixed else self.sample.value
 
     @property
     def interval(self) -> ConfidenceInterval | None:
-        """The interval of `share`."""
-        return self.scores.compute_interval()
+        """The interval of `value`."""
+        return None if self.is_mixed else self.sample.compute_interval()
 
     @property
     def is_unscored(self) -> bool:
         """Whether no answer could be scored, so that the share of 0 says nothing."""
-        return bool(self.lines) and self.unscored == self.lines and not self.scores.total
+        return (
+            bool(self.lines) and self.unscored == self.lines and not self.scores.total and not self.measured
+        )
 
     def add(self, result: Mapping[str, Any], *, failed: bool, is_cut_answer: bool) -> None:
         """Count the `eval` of one record."""
-        score = result.get("score")
+        score, cluster, measure = result.get("score"), result.get("cluster"), read_measure(result)
         number = float(score) if isinstance(score, int | float) else 0.0
         self.lines += 1
-        self.correct += number == 1
         self.failed += failed
         self.cut_by_length += is_cut_answer
         self.unscored += "note" in result
         self.waiting += "note" in result and result.get("match") == "judge"
         self.matches.add(str(result.get("match", "none")))
-        self.scores.add(number, result.get("cluster"))
+        if measure is None:
+            self.correct += number == 1
+            self.lost += failed or "note" in result
+            self.scores.add(number, cluster)
+        else:
+            lines = self.measured.setdefault(measure, MeasuredLines(measure))
+            lines.add(number, result.get("sums") or {}, cluster)
         for name, value in (result.get("scores") or {}).items():
-            self.metrics[name].add(value, result.get("cluster"))
-        if result.get("match") == PERPLEXITY and result.get("sums"):
-            self.texts.add(result["sums"], result.get("cluster"))
+            self.metrics[name].add(value, cluster)
 
     def merge(self, other: ScoreGroup) -> None:
         """Count all lines of another group."""
-        for name in ("lines", "correct", "failed", "cut_by_length", "unscored", "waiting"):
+        for name in ("lines", "correct", "failed", "cut_by_length", "unscored", "waiting", "lost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.scores.merge(other.scores)
-        self.texts.merge(other.texts)
         self.matches |= other.matches
+        for measure, lines in other.measured.items():
+            self.measured.setdefault(measure, MeasuredLines(measure)).merge(lines)
         for name, mean in other.metrics.items():
             self.metrics[name].merge(mean)
 
     def compute_metrics(self) -> dict[str, float]:
         """Compute the mean of each further score, over the lines that have it."""
-        return {name: each.mean for name, each in self.metrics.items()}
+        return {name: each.value for name, each in self.metrics.items()}
 
     def describe(self) -> dict[str, Any]:
         """Describe the group as scores.json and the manifest contain it."""
-        interval = self.interval
         found: dict[str, Any] = {
             "lines": self.lines,
             "correct": self.correct,
             "failed": self.failed,
             "cut_by_length": self.cut_by_length,
             "unscored": self.unscored,
-            "share": round(self.share, _DIGITS),
-            "interval": None
-            if interval is None
-            else [round(bound, _DIGITS) for bound in (interval.low, interval.high)],
-            "interval_method": None if interval is None else interval.method,
+            **self.describe_value(self.interval),
         }
         if self.metrics:
             found["metrics"] = {name: round(value, _DIGITS) for name, value in self.compute_metrics().items()}
-        if self.texts.bytes:
-            found[PERPLEXITY] = self.texts.describe()
+        if BITS_PER_BYTE in self.measured:
+            found[PERPLEXITY] = describe_perplexities(self.measured[BITS_PER_BYTE].add_up())
         return found
+
+    def describe_value(self, interval: ConfidenceInterval | None) -> dict[str, Any]:
+        """Describe the figure with an interval of it: `share` of scores from 0 to 1, else `value` and its
+        `measure`, whose `share` is None."""
+        value = self.value
+        rounded = None if value is None else round(value, _DIGITS)
+        found: dict[str, Any] = {
+            "share": None if self.measured else rounded,
+            "interval": None if interval is None else [round(bound, _DIGITS) for bound in interval.bounds],
+            "interval_method": None if interval is None else interval.method,
+        }
+        if not self.measured:
+            return found
+        return found | {
+            "value": rounded,
+            "measure": None if self.is_mixed else describe_measure(self.measure),
+        }
 
 
 @dataclass(slots=True)
@@ -169,20 +208,26 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
         _print_plain(head, rows, stream)
 
 
-def format_share(group: ScoreGroup) -> str:
-    """Format the mean score of a group with its interval: `72.5 % [65.1, 78.9]`."""
-    if group.is_unscored:
+def format_score(group: ScoreGroup, *, with_interval: bool = True) -> str:
+    """Format the figure of a group, with its interval: `72.5 % [65.1, 78.9]`."""
+    found = group.describe_value(group.interval if with_interval else None)
+    return format_described(found | {"unscored": group.unscored, "lines": group.lines})
+
+
+def format_described(found: Mapping[str, Any]) -> str:
+    """Format the figure of a described group, or of what else has its keys."""
+    if "measure" in found:
+        measure = found["measure"]
+        return MIXED if measure is None else ScoreMeasure(**measure).format(found["value"], found["interval"])
+    if found.get("unscored") and found["unscored"] == found.get("lines") and not found["share"]:
         return NOT_SCORED
-    if group.texts.bytes:
-        return format_text_sums(group.texts.describe())
-    interval = group.interval
-    return f"{100 * group.share:.1f} %" + ("" if interval is None else f" {interval.format_percent()}")
+    return SHARE.format(found["share"], found["interval"])
 
 
 def _make_row(name: str, group: ScoreGroup, has_unscored: bool, metrics: Sequence[str]) -> list[str]:
     found = group.compute_metrics()
     return [
-        *(name, str(group.lines), str(group.correct), format_share(group), str(group.failed)),
+        *(name, str(group.lines), str(group.correct), format_score(group), str(group.failed)),
         *([str(group.unscored)] if has_unscored else []),
         *(f"{100 * found[each]:.1f} %" if each in found else "" for each in metrics),
     ]

@@ -23,12 +23,15 @@ from dataclasses import dataclass, field
 from math import comb
 from typing import Any, Protocol
 
+from mlxrun.jobs.scoring.measure import ScoreMeasure, read_measure
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The score of one answer, from 0 to 1. `extracted`: what was compared in it, None for nothing; `note`:
-    why it could not be scored; `scores`: further scores by name; `comment`: what a scorer says of an answer
-    that it has scored; `sums`: what is added up over lines, for figures of all of them together."""
+    """The score of one answer, from 0 to 1, or any number with a `measure`. `extracted`: what was compared in
+    it, None for nothing; `note`: why it could not be scored; `scores`: further scores by name; `comment`:
+    what a scorer says of an answer that it has scored; `sums`: what is added up over lines, for figures of
+    all of them together."""
 
     score: float
     extracted: Any = None
@@ -36,6 +39,12 @@ class Verdict:
     scores: Mapping[str, float] = field(default_factory=dict)
     comment: str | None = None
     sums: Mapping[str, float] = field(default_factory=dict)
+    measure: ScoreMeasure | None = None
+
+    @classmethod
+    def read(cls, found: Mapping[str, Any]) -> Verdict:
+        """Read what `asdict` has made of a verdict."""
+        return cls(**{**found, "measure": read_measure(found)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,9 +72,9 @@ def test_a_suite(
         f"4 cells: 4 done: {tmp_path}/suite.out".split(),
     ]
     assert err.splitlines() == [
-        "tiny/cities/seed-0: 3 of 3 lines done, score 100.0%",
+        "tiny/cities/seed-0: 3 of 3 lines done, 100.0 % [43.9, 100.0]",
         "tiny/areas/seed-0: 1 of 1 line done",
-        "other/cities/seed-0: 3 of 3 lines done, score 100.0%",
+        "other/cities/seed-0: 3 of 3 lines done, 100.0 % [43.9, 100.0]",
         "other/areas/seed-0: 1 of 1 line done",
     ]
     assert [config.model.path for config in fake_engine] == ["embedded", "org/other"]

@@ -86,14 +86,24 @@ def test_reasons_have_the_cell_and_the_value() -> None:
         ("scor < 1", "'scor' is no value"),
         ("score =< 1", "is no condition"),
         ("score < high", "is no condition"),
-        ("score < 80", "score is never beyond 1; for percent or points, write 80 %"),
-        ("difference < -2", "difference is never beyond 1; for percent or points, write -2 %"),
         ("worse > 3 %", "worse is a number of lines, without %"),
     ],
 )
 def test_what_is_no_condition_says_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_condition(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("score < 80", "score is never beyond 1; for percent or points, write 80 %"),
+        ("difference < -2", "difference is never beyond 1; for percent or points, write -2 %"),
+    ],
+)
+def test_a_share_beyond_one_is_a_slip(text: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        list(parse_condition(text).find_reasons([make_comparison(10)]))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ async def test_a_drop_is_shown_by_group_with_its_flips(tmp_path: Path) -> None:
         tmp_path / "b",
         [line | {"body": line["body"] | {"max_tokens": 3}} for line in lines],
     )
-    shown = show(first, second, answers=1, margin=0.02)
+    shown = show(first, second, answers=1, margin=2)
     assert shown[:2] == [
         f"first : {tmp_path / 'a' / 'job.out.jsonl'}",
         f"second: {tmp_path / 'b' / 'job.out.jsonl'}",

@@ -44,7 +44,7 @@ async def test_the_schemas_accept_a_run(tmp_path: Path) -> None:
     results = {each["evaluation_result_id"]: each for each in record["evaluation_results"]}
     assert {TOTAL, "a", "a b", "pick", "total/pass@2"} <= set(results)
     total = results[TOTAL]
-    assert total["score_details"]["score"] == pytest.approx(run.summary.total.scores.mean)
+    assert total["score_details"]["score"] == pytest.approx(run.summary.total.scores.value)
     interval = run.summary.total.interval
     assert interval is not None
     uncertainty = total["score_details"]["uncertainty"]

@@ -21,7 +21,7 @@ async def test_scores_by_group_are_those_of_the_lines(tmp_path: Path) -> None:
     assert found.total.scores.count == len(SCORED) and set(found.groups) == {"a", "a b", "pick"}
     for name, group in found.groups.items():
         scores = [line.score for line in lines if line.group == name and line.score is not None]
-        assert group.scores.mean == pytest.approx(statistics.fmean(scores))
+        assert group.value == pytest.approx(statistics.fmean(scores))
     assert found.input_tokens == sum(line.tokens[0] for line in lines) > 0
     assert found.groups["a b"].metrics["pass@2"].count == 1
 

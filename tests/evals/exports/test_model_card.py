@@ -24,7 +24,7 @@ async def test_a_readme_has_the_scores(tmp_path: Path) -> None:
     total = results["score"]
     assert (total.task_type, total.task_name) == ("text-generation", "job")
     assert (total.dataset_type, total.dataset_revision) == ("acme/sums", "abc")
-    assert total.metric_value == pytest.approx(run.summary.total.scores.mean, abs=1e-4)
+    assert total.metric_value == pytest.approx(run.summary.total.scores.value, abs=1e-4)
     interval = run.summary.total.interval
     assert interval is not None
     assert total.metric_args["confidence_interval"] == [round(interval.low, 4), round(interval.high, 4)]
@@ -50,7 +50,7 @@ async def test_an_entry_of_the_newer_format(tmp_path: Path) -> None:
     write_model_card([run], path)
     (entry,) = parse_eval_result_entries(yaml.safe_load(path.read_text()))
     assert (entry.dataset_id, entry.dataset_revision, entry.task_id) == ("acme/sums", "abc", "hard")
-    assert entry.value == pytest.approx(run.summary.total.scores.mean, abs=1e-4)
+    assert entry.value == pytest.approx(run.summary.total.scores.value, abs=1e-4)
     assert entry.date == run.ended and entry.notes is not None
     assert entry.notes.startswith(f"{len(SCORED)} lines; 95% interval ") and "; 1 failed" in entry.notes
 

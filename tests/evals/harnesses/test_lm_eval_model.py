@@ -14,7 +14,8 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from mlxrun.config.settings import Config, ModelSettings
-from mlxrun.jobs.scoring.perplexity import TextSums, score_perplexity
+from mlxrun.jobs.scoring.measure import MeasuredLines
+from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE, describe_perplexities, score_perplexity
 from tests.helpers import text_models
 from tests.helpers.harness_scripts import run_harness_script
 from tests.helpers.served_model import run_model_server
@@ -158,13 +159,14 @@ def test_perplexity_is_that_of_the_harness(found: Any) -> None:
     windows = dict(found["windows"])
     del windows["other"]
     assert sum(windows.pop("long")) == pytest.approx(found["long"]["scores"][0], abs=1e-4)
-    sums = TextSums()
+    lines = MeasuredLines(BITS_PER_BYTE)
     for page, values in windows.items():
         body = {"choices": [{"logprobs": {"token_logprobs": values}}]}
-        sums.add(score_perplexity(body, page).sums)
-    ours, theirs = sums.describe(), found["local"]["metrics"]["mlxrun_pages"]
-    assert len(sums.alone) == 3
-    assert ours["bits_per_byte"] == pytest.approx(theirs["bits_per_byte,none"], abs=1e-4)
+        verdict = score_perplexity(body, page)
+        lines.add(verdict.score, verdict.sums)
+    ours, theirs = describe_perplexities(lines.add_up()), found["local"]["metrics"]["mlxrun_pages"]
+    assert lines.count == 3
+    assert lines.value == pytest.approx(theirs["bits_per_byte,none"], abs=1e-4)
     assert ours["byte_perplexity"] == pytest.approx(theirs["byte_perplexity,none"], rel=1e-4)
     assert ours["word_perplexity"] == pytest.approx(theirs["word_perplexity,none"], rel=1e-4)
 

@@ -26,7 +26,7 @@ async def test_one_run(tmp_path: Path) -> None:
     head = "| group | lines | score | 95 % interval | failed | cut |\n| :-- | --: | --: | --: | --: | --: |\n"
     assert f"\n\n{head}| a | " in text
     assert "| b | 2 | 50.0 % | [9.5, 90.5] | 1 | 1 |" in text
-    assert "Failed lines:\n\n- 1 × " in text
+    assert "Lines that failed or could not be scored:\n\n- 1 × " in text
     assert "mlxrun 0" in text
 
 
@@ -69,5 +69,6 @@ async def test_problems_are_named(tmp_path: Path) -> None:
 async def test_answers_that_could_not_be_scored_have_a_column(tmp_path: Path) -> None:
     lines = [chat("a", "x", {"match": "judge", "group": "j"}), *chats(2)]
     text = render_markdown(await read_lines(tmp_path, lines)).replace("\u00a0", " ")
-    assert "| failed | cut | unscored |" in text and "| j | 1 | 0.0 % |" in text
+    assert "| failed | cut | unscored |" in text and "| j | 1 | not scored |" in text
+    assert "- 1 × not scored: no judge has scored this answer yet" in text
     assert [row[-3:] for row in text.splitlines() if row.startswith("| j |")] == ["1 |"]

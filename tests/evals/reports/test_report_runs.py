@@ -17,7 +17,7 @@ async def test_counts_and_reasons(tmp_path: Path) -> None:
     bench = await run_lines(tmp_path, mixed_lines())
     found = read_runs([bench.job])
     (run,) = found.runs
-    assert dict(run.counts) == {"lines": 6, "failed": 2, "cut": 1, "empty": 0, "retried": 0}
+    assert dict(run.counts) == {"lines": 6, "failed": 2, "cut": 1, "empty": 0, "unscored": 0, "retried": 0}
     assert run.scores.compute_total().lines == 4 and len(run.timings) == 6
     reasons = run.list_reasons()
     assert [(reason.count, reason.ids) for reason in reasons] == [(1, ["failed"]), (1, ["line 6"])]

@@ -25,7 +25,7 @@ async def test_one_run(tmp_path: Path) -> None:
         == "50.0 % of 4 lines, 95 % interval [15.0, 85.0]. 2 failed, 1 cut at the length, of all 6 lines."
     )
     a, b, total = report_view.list_score_rows(runs.runs)
-    assert (a.name, a.group.lines, a.group.share, a.group.failed, a.group.cut_by_length) == (
+    assert (a.name, a.group.lines, a.group.value, a.group.failed, a.group.cut_by_length) == (
         "a",
         2,
         0.5,

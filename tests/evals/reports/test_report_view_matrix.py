@@ -29,8 +29,27 @@ async def test_cells_by_model_and_task(tmp_path: Path) -> None:
     (big, (sums, no_names)), (small, (_, names)), (lost, (unloaded, _)) = matrix.rows
     assert (big, lost, small, no_names) == ("big", "lost", "small", None)
     assert unloaded is not None and unloaded.missing == ["seed-1: no weights"]
-    assert sums is not None and [each.score for each in sums.variants] == [1.0, 0.75] and sums.mean == 0.875
+    assert sums is not None and [each.group.value for each in sums.variants] == [1.0, 0.75]
+    assert sums.mean == "87.5\u00a0%"
     assert names is not None and names.missing == ["3 lines not finished"]
+
+
+async def test_a_failed_cell_shows_no_score_of_an_earlier_start(tmp_path: Path) -> None:
+    suite = tmp_path / "s.out"
+    for task in ("sums", "names"):
+        await run_lines(suite / "big" / task / "seed-1", chats(4))
+    cells = [
+        {"name": f"big/{task}/seed-1", "model": "big", "task": task, "variant": "seed-1"}
+        for task in ("sums", "names")
+    ]
+    write_suite(
+        suite, {**cells[0], "state": "failed", "error": "another model"}, {**cells[1], "state": "changed"}
+    )
+    matrix = build_matrix(read_runs([suite]))
+    assert matrix is not None
+    ((_, (names, sums)),) = matrix.rows
+    assert sums is not None and sums.variants == [] and sums.missing == ["seed-1: another model"]
+    assert names is not None and len(names.variants) == 1 and names.missing == ["seed-1: changed"]
 
 
 async def test_other_runs_have_no_matrix(tmp_path: Path) -> None:
@@ -62,7 +81,7 @@ async def test_answers_that_could_not_be_scored_are_no_score_of_zero(tmp_path: P
     assert cell is not None and cell.variants == [] and cell.missing == ["seed-1: not scored"]
 
 
-async def test_bits_per_byte_are_beside_the_score(tmp_path: Path) -> None:
+async def test_a_score_with_a_unit_is_not_drawn_on_the_scale_of_shares(tmp_path: Path) -> None:
     suite = tmp_path / "s.out"
     fields = {"prompt_windows": {}, "echo": True, "logprobs": 0, "max_tokens": 0}
     await run_lines(
@@ -74,5 +93,7 @@ async def test_bits_per_byte_are_beside_the_score(tmp_path: Path) -> None:
     assert matrix is not None
     ((_, (cell,)),) = matrix.rows
     assert cell is not None and len(cell.variants) == 1
-    (note,) = cell.notes
-    assert note.startswith("seed-1: ") and note.endswith(" bits/byte")
+    (score,) = cell.variants
+    assert cell.mean == score.value and score.value.endswith(" bits/byte") and score.plot == ""
+    for page in (render_page(read_runs([suite])), render_markdown(read_runs([suite]))):
+        assert score.value in page

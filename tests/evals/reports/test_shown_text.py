@@ -61,7 +61,6 @@ def test_markdown_is_cut() -> None:
 
 def test_numbers() -> None:
     assert shown_text.format_share(0.8715) == "87.2\u00a0%"
-    assert shown_text.format_bounds((-0.04, 0.5)) == "[\u22124.0, 50.0]"
-    assert shown_text.format_points(-0.031) == "\u22123.1" and shown_text.format_points(0.05) == "+5.0"
+    assert shown_text.style_numbers("-3.1 % [-4.0, 50.0]") == "\u22123.1\u00a0% [\u22124.0, 50.0]"
     assert shown_text.pluralize_count(1, "line") == "1 line"
     assert shown_text.pluralize_count(1200, "line") == "1,200 lines"

@@ -33,6 +33,28 @@ def test_job_files(tmp_path: Path) -> None:
     assert path.stat().st_size and not list(tmp_path.rglob("*.tmp"))
 
 
+def test_one_schema_is_expected_of_every_row(tmp_path: Path) -> None:
+    text = """
+    models: {tiny: }
+    tasks:
+      a:
+        data: cities.csv
+        prompt: "The capital of {{ country }}, as JSON"
+        expected: {type: object, required: [capital]}
+        match: json_schema
+        group: country
+    """
+    _, cells, jobs = read_cells(write_suite(tmp_path, text))
+    jobs.write(cells[0], tmp_path / "job.jsonl")
+    found = [json.loads(line)["eval"] for line in (tmp_path / "job.jsonl").read_text().splitlines()]
+    schema = {"type": "object", "required": ["capital"]}
+    assert found[0] == {"expected": schema, "match": "json_schema", "group": "France"} and len(found) > 1
+    choices = text.replace("match: json_schema", "choices: [a, b]")
+    assert any("`choices` need a column" in each for each in find_problems(write_suite(tmp_path, choices)))
+    wrong = text.replace("required: [capital]", "required: 3")
+    assert any("eval.expected" in each for each in find_problems(write_suite(tmp_path, wrong)))
+
+
 def test_columns_that_are_not_there(tmp_path: Path) -> None:
     """All of them at once, at their places in the suite; a template may have a default."""
     text = """

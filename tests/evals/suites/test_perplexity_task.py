@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.evals.suites.suite_manifest import print_matrix
+from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
 from tests.helpers.batch_fakes import read
 from tests.helpers.suite_bench import SuiteBench
 from tests.helpers.suite_files import find_problems, read_cells, write_suite
@@ -44,12 +45,15 @@ async def test_a_text_file_is_measured_once(tmp_path: Path, capsys: pytest.Captu
     }
     (record,) = read(out)
     assert record["eval"]["sums"]["bytes"] == len(TEXT.encode())
-    found = cell["scores"]["total"]["perplexity"]
-    assert found["bits_per_byte"] == pytest.approx(record["eval"]["sums"]["bits"] / len(TEXT.encode()))
-    assert any(f"{found['bits_per_byte']:.3f} bits/byte" in text for text in bench.said)
+    found = cell["scores"]["total"]
+    assert found["measure"] == {"unit": "bits/byte", "better": "lower", "aggregate": "bits / bytes"}
+    assert found["perplexity"]["bytes"] == len(TEXT.encode()) and found["share"] is None
+    shown = BITS_PER_BYTE.format(found["value"])
+    assert found["value"] == pytest.approx(record["eval"]["sums"]["bits"] / len(TEXT.encode()))
+    assert any(shown in text for text in bench.said)
     with (tmp_path / "matrix").open("w") as stream:
         print_matrix(bench.read()["cells"], stream)
-    assert f"  {found['bits_per_byte']:.3f} bits/byte" in (tmp_path / "matrix").read_text()
+    assert f"  {shown}" in (tmp_path / "matrix").read_text()
 
 
 async def test_rows_of_a_table_are_texts(tmp_path: Path) -> None:
@@ -67,8 +71,8 @@ async def test_rows_of_a_table_are_texts(tmp_path: Path) -> None:
     assert await bench.run("tiny/prose/seed-1,temperature-0") == 0
     scores = bench.read()["cells"][0]["scores"]
     assert set(scores["groups"]) == {"b0", "b1"}
-    low, high = scores["total"]["perplexity"]["interval"]
-    assert low < scores["total"]["perplexity"]["bits_per_byte"] < high
+    low, high = scores["total"]["interval"]
+    assert low < scores["total"]["value"] < high
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ from statistics import fmean, stdev
 from typing import Any
 
 import pytest
+from scipy import stats
 
 from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.evals.suites.seed_pool import SeedPool, pool_seeds
-from mlxrun.evals.suites.suite_manifest import update_cell_scores
+from mlxrun.evals.suites.suite_manifest import format_pool, update_cell_scores
 from mlxrun.jobs.scoring.intervals import ScoreMean
 from tests.helpers.batch_fakes import read
 from tests.helpers.eval_runs import run_lines, sampled_chats
@@ -121,3 +123,22 @@ async def test_a_pool_with_an_edited_record_is_left_out(
     out.write_bytes(out.read_bytes().replace(b"Capital", b"capital", 1))
     assert pool_seeds(bench.folder, bench.read()["cells"], []) == []
     assert "was edited or damaged" in caplog.text
+
+
+SECONDS = {"unit": "s", "better": "lower", "aggregate": "mean"}
+
+
+def test_scores_with_a_unit_are_pooled_by_question() -> None:
+    """Two seeds of three questions: the interval is that of three means."""
+    pool = SeedPool(means=[2.0, 3.0])
+    for at, pair in enumerate(((1.0, 2.0), (2.0, 4.0), (3.0, 3.0))):
+        for score in pair:
+            result = {"score": score, "match": "m.py:f", "measure": SECONDS}
+            record = {"custom_id": f"q{at}", "error": None, "eval": result}
+            pool._add_line(RunLine(f"q{at}", at, None, record))
+    found = pool.describe()
+    wanted = stats.ttest_1samp([1.5, 3.0, 3.0], 0).confidence_interval(0.95)
+    assert found["value"] == 2.5 and found["share"] is None and "scores" not in found
+    assert found["interval"] == pytest.approx([wanted.low, wanted.high])
+    low, high = wanted
+    assert format_pool(found) == f"2.500 s [{low:.3f}, {high:.3f}] (seeds ± 0.707)"

@@ -77,7 +77,7 @@ def test_a_good_suite_has_none(tmp_path: Path) -> None:
         ),
         (
             "data: cities.csv, prompt: '{{ area }}', choices: [a, b]",
-            "tasks.t.choices: `choices` need `expected`",
+            "tasks.t.choices: `choices` need a column as `expected`, or `expected` in `eval`",
         ),
         (
             "data: cities.csv, prompt: '{{ area }}', expected: area, match: exact, eval: {match: exact}",

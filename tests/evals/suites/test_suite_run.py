@@ -57,7 +57,7 @@ async def test_each_model_is_loaded_once(bench: SuiteBench) -> None:
     assert cell["scores"]["total"]["correct"] == 3 and cell["error"] is None and cell["seconds"] >= 0
     assert found["runs"][0]["loads"] == {"a": 1, "b": 1, "c": 1} and found["runs"][0]["exit"] == 0
     assert bench.titles[:2] == ["a/capitals/seed-2", "a/countries/seed-2"]
-    assert "a/capitals/seed-2: 3 of 3 lines done, score 100.0%" in bench.said
+    assert "a/capitals/seed-2: 3 of 3 lines done, 100.0 % [43.9, 100.0]" in bench.said
     out = bench.folder / "a/capitals/seed-2/job.out.jsonl"
     assert by_id(out).keys() == {"row-1", "row-2", "row-3"}
     manifest = json.loads((bench.folder / "c/countries/seed-2/job.out.jsonl.run/manifest.json").read_text())
@@ -140,7 +140,7 @@ async def test_failed_lines(bench: SuiteBench) -> None:
     bench.path.write_text(bench.path.read_text().replace("Capital of", "LONG"))
     assert await bench.run("a/capitals") == 1
     assert bench.read()["cells"][0]["failed"] == 3 and bench.get_states()["a/capitals/seed-2"] == "done"
-    assert "a/capitals/seed-2: 0 of 3 lines done, 3 failed, score 0.0%" in bench.said
+    assert "a/capitals/seed-2: 0 of 3 lines done, 3 failed, 0.0 % [0.0, 56.1]" in bench.said
     assert await bench.run("a/capitals") == 1 and not bench.loads
     assert await bench.run("a/capitals", retry_failed=True) == 1 and bench.loads == {"one": 1}
 

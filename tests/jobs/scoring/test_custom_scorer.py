@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from mlxrun.jobs.scoring import custom_scorer
 from mlxrun.jobs.scoring.custom_scorer import CustomScorer, load_scorer
 from mlxrun.jobs.scoring.eval_spec import EvalSpec
 from mlxrun.jobs.scoring.line_scores import score_response
+from mlxrun.jobs.scoring.measure import ScoreMeasure
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 
@@ -51,8 +53,8 @@ def test_a_scorer_gets_what_it_names(tmp_path: Path) -> None:
         ("return '1'", "returned '1', where a number from 0 to 1 was expected"),
         ("return 1.5", "returned 1.5, where a number from 0 to 1 was expected"),
         ("return float('nan')", "returned nan, where a number from 0 to 1 was expected"),
-        ("return {'comment': 'x'}", "returned a dict with other keys than score (required), comment"),
-        ("return {'score': 1, 'x': 2}", "returned a dict with other keys than score (required), comment"),
+        ("return {'comment': 'x'}", "returned a dict with other keys than score (or sums), comment"),
+        ("return {'score': 1, 'x': 2}", "returned a dict with other keys than score (or sums), comment"),
         ("return {'score': 1, 'scores': {'a': 7}}", "returned 7 as `a`, where a number from 0 to 1"),
         ("return {'score': 1, 'extracted': object()}", "is not JSON serializable"),
     ],
@@ -162,3 +164,58 @@ def test_a_score_out_of_range_was_not_raised(tmp_path: Path) -> None:
     (tmp_path / "two.py").write_text("def score(answer):\n    return 2\n")
     found = load_scorer(f"{tmp_path}/two.py:score").score(ScoredAnswer("x", 0, None, {}, {}))
     assert found.note is not None and "returned 2, where a number from 0 to 1" in found.note
+
+
+def test_a_scorer_may_return_any_number_with_its_unit(tmp_path: Path) -> None:
+    code = "def score(answer): return {'score': -12.5, 'unit': 'ms', 'better': 'lower', 'aggregate': 'p90'}\n"
+    scorer = write(tmp_path, code)
+    assert scorer.score(ANSWER) == Verdict(-12.5, measure=ScoreMeasure("ms", "lower", "p90"))
+    spec = EvalSpec("x", scorer=scorer)
+    found = score_response(spec, {"choices": [{"text": "hello"}]})
+    assert (found["score"], found["measure"]) == (
+        -12.5,
+        {"unit": "ms", "better": "lower", "aggregate": "p90"},
+    )
+    two = {"choices": [{"text": "a"}, {"text": "b"}]}
+    found = score_response(spec, two, {"body": {"n": 2}})
+    assert found["choices"] == [-12.5, -12.5] and "scores" not in found  # no pass@k of milliseconds
+    found = score_response(replace(spec, metrics=("pass@2",)), two, {"body": {"n": 2}})
+    assert found["note"] == "the score has a measure, and eval.metrics are of scores from 0 to 1"
+
+
+def test_sums_are_added_up_over_choices_and_give_a_score(tmp_path: Path) -> None:
+    code = (
+        "def score(answer):\n"
+        "    sums = {'right': len(answer), 'wrong': 1}\n"
+        "    return {'sums': sums, 'aggregate': 'right / (right + wrong)'}\n"
+    )
+    spec = EvalSpec("x", scorer=write(tmp_path, code))
+    found = score_response(spec, {"choices": [{"text": "abc"}, {"text": "a"}]}, {"body": {"n": 2}})
+    assert (found["score"], found["sums"]) == ((0.75 + 0.5) / 2, {"right": 4.0, "wrong": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("result", "note"),
+    [
+        ("{'score': float('inf'), 'unit': 's'}", "returned inf as `score`, where a number was expected"),
+        ("{'score': 2, 'unit': 3}", "returned 3 as `unit`, where a text was expected"),
+        ("{'score': 2, 'better': 'less'}", "returned 'less' as `better`, where `lower` or `higher`"),
+        ("{'sums': {'a': 'x'}, 'aggregate': 'a'}", "returned 'x' as `a`, where a number was expected"),
+        (
+            "{'sums': {'a': 0}, 'aggregate': '1 / a'}",
+            "returned sums of which 1 / a is undefined, and no `score`",
+        ),
+        ("{'unit': 's'}", "returned a dict with other keys than score (or sums)"),
+        ("2", "returned 2, where a number from 0 to 1 was expected; other numbers need their `unit`"),
+    ],
+)
+def test_wrong_measures_become_notes(tmp_path: Path, result: str, note: str) -> None:
+    found = write(tmp_path, f"def score(answer): return {result}\n").score(ANSWER)
+    assert found.score == 0 and found.measure is None and note in str(found.note)
+
+
+def test_choices_with_several_measures_have_no_score(tmp_path: Path) -> None:
+    spec = EvalSpec("x", scorer=write(tmp_path, "def score(answer): return {'score': 3, 'unit': answer}\n"))
+    found = score_response(spec, {"choices": [{"text": "a"}, {"text": "b"}]}, {"body": {"n": 2}})
+    assert found["note"] == "the score has a measure, and its choices have several measures"
+    assert found["score"] == 0 and "measure" not in found

@@ -177,3 +177,19 @@ def test_what_new_matches_extract() -> None:
     assert build_result(spec, "x =  b ")["extracted"] == " b "
     spec = parse_eval({"expected": {"$ref": "http://127.0.0.1:9/x"}, "match": "json_schema"}, {})
     assert "which is not in it" in build_result(spec, "{}")["note"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "score"),
+    [
+        ("The Eiffel Tower", "the  eiffel-tower!", 0.0),  # one word, as SQuAD's evaluation has it
+        ("The Eiffel Tower", "It is the Eiffel Tower.", 2 * 2 / (2 + 4)),
+        (["Paris", "Paris, France"], "France: Paris", 1),
+        ("to be or not to be", "to be to be", 2 * 4 / (6 + 4)),
+        ("the", "an", 1),
+        ("a cat", "", 0),
+    ],
+)
+def test_f1_of_words(expected: Any, answer: str, score: float) -> None:
+    """Precision and recall of words, as of SQuAD: 2 * common / (words + words), of the best alternative."""
+    assert build_result(parse_eval({"match": "f1", "expected": expected}, {}), answer)["score"] == score

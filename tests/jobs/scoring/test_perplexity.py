@@ -11,8 +11,9 @@ import pytest
 from scipy import stats
 
 from mlxrun.jobs.scoring.eval_spec import EvalReader, check_line_eval, parse_eval
-from mlxrun.jobs.scoring.perplexity import TextSums, format_text_sums, score_perplexity
-from mlxrun.jobs.scoring.score_groups import Scores, format_share
+from mlxrun.jobs.scoring.measure import MeasuredLines
+from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE, describe_perplexities, score_perplexity
+from mlxrun.jobs.scoring.score_groups import Scores, format_score
 from tests.helpers.batch_fakes import Bench, read, write_job
 
 TEXT = "The river\n runs past: \u00e4."
@@ -32,56 +33,43 @@ def test_a_text_is_measured_as_the_harness_does() -> None:
     """Words are what white space separates, bytes those of UTF-8, and logprobs natural."""
     found = score_perplexity(respond(-1.0, -2.5, -0.25), TEXT)
     assert found.sums == {"bits": pytest.approx(3.75 / math.log(2)), "tokens": 3, "words": 5, "bytes": 25}
-    assert found.score == pytest.approx(math.exp(-3.75 / 25))
+    assert found.score == pytest.approx(3.75 / math.log(2) / 25) and found.measure == BITS_PER_BYTE
     assert score_perplexity({"choices": [{"text": "x"}]}, "x").note == "the response has no logprobs"
+
+
+def add_up(*texts: tuple[float, int], cluster: str | None = None) -> MeasuredLines:
+    """Texts by their bits and bytes."""
+    found = MeasuredLines(BITS_PER_BYTE)
+    for bits, size in texts:
+        found.add(bits / size, {"bits": bits, "tokens": 4, "words": 2, "bytes": size}, cluster)
+    return found
 
 
 def test_figures_are_those_of_all_texts_together() -> None:
     """The mean over texts would be another one: short texts would count as long ones."""
-    sums = TextSums()
-    for bits, size in ((80.0, 10), (100.0, 90)):
-        sums.add({"bits": bits, "tokens": 4, "words": 2, "bytes": size})
-    found = sums.describe()
-    assert found["bits_per_byte"] == 1.8 != (8 + 100 / 90) / 2
+    lines = add_up((80.0, 10), (100.0, 90))
+    assert lines.value == 1.8 != (8 + 100 / 90) / 2
+    found = describe_perplexities(lines.add_up())
     assert found["byte_perplexity"] == pytest.approx(2**1.8)
     assert found["word_perplexity"] == pytest.approx(2 ** (180 / 4))
     assert found["token_perplexity"] == pytest.approx(2 ** (180 / 8))
-    assert (found["words"], found["bytes"], found["tokens"], found["better"]) == (4, 100, 8, "lower")
+    assert (found["words"], found["bytes"], found["tokens"]) == (4, 100, 8)
 
 
 def test_texts_of_one_length_have_the_interval_of_a_mean() -> None:
-    sums, bits = TextSums(), [30.0, 42.0, 35.0, 38.0]
-    for each in bits:
-        sums.add({"bits": each, "tokens": 1, "words": 1, "bytes": 10})
+    bits = [30.0, 42.0, 35.0, 38.0]
+    lines = add_up(*((each, 10) for each in bits))
     ratios = [each / 10 for each in bits]
     wanted = stats.t.interval(0.95, 3, sum(ratios) / 4, stdev(ratios) / 2)
-    assert sums.compute_interval() == pytest.approx(wanted)
-    assert format_text_sums(sums.describe()) == f"3.625 bits/byte [{wanted[0]:.3f}, {wanted[1]:.3f}]"
-
-
-def test_clusters_are_what_is_sampled() -> None:
-    """The twin: chapters of two books as so many texts would have a narrower interval."""
-    alone, books, merged = TextSums(), TextSums(), TextSums()
-    for at in range(20):
-        part = {"bits": 10.0 + 5 * (at % 2), "tokens": 1, "words": 1, "bytes": 10}
-        alone.add(part)
-        books.add(part, at % 2)
-        other = TextSums()
-        other.add(part, at % 2)
-        merged.merge(other)
-    narrow, wide = alone.compute_interval(), books.compute_interval()
-    assert narrow is not None and wide is not None
-    assert narrow[1] - narrow[0] < 0.3 < wide[1] - wide[0]
-    assert merged.compute_interval() == pytest.approx(wide)
-    single = TextSums()
-    single.add({"bits": 10.0, "tokens": 1, "words": 1, "bytes": 10}, "book")
-    assert single.compute_interval() is None and format_text_sums(single.describe()) == "1.000 bits/byte"
+    found = lines.compute_interval()
+    assert found is not None and found.bounds == pytest.approx(wanted)
+    text = BITS_PER_BYTE.format(lines.value, found.bounds)
+    assert text == f"3.625 bits/byte [{wanted[0]:.3f}, {wanted[1]:.3f}]"
+    assert add_up((10.0, 10)).compute_interval() is None
 
 
 def test_an_impossible_text_has_no_number_that_is_no_json() -> None:
-    sums = TextSums()
-    sums.add({"bits": 1e6, "tokens": 1, "words": 1, "bytes": 10_000})
-    found = sums.describe()
+    found = describe_perplexities({"bits": 1e6, "tokens": 1, "words": 1, "bytes": 10_000})
     assert found["word_perplexity"] is None and found["byte_perplexity"] == pytest.approx(2**100)
 
 
@@ -107,9 +95,11 @@ async def test_a_job_measures_texts(tmp_path: Path) -> None:
         assert sums["bits"] == pytest.approx(-sum(values) / math.log(2)) and sums["bytes"] == 33
         assert len(values) == sums["tokens"] > 8  # a window's
     total = outcome.scores.compute_total()
-    assert total.texts.bytes == 99 and total.failed == 1
-    assert format_share(total).split(" [")[0] == f"{total.texts.bits / 99:.3f} bits/byte"
+    sums = total.measured[BITS_PER_BYTE].add_up()
+    assert sums["bytes"] == 99 and total.failed == 1 and total.value == pytest.approx(sums["bits"] / 99)
+    assert format_score(total).split(" [")[0] == f"{total.value:.2f} bits/byte"
     again = Scores()
     for record in records:
         again.add(record)
-    assert again.compute_total().texts.describe() == total.texts.describe()
+    assert again.compute_total().describe()["perplexity"] == describe_perplexities(sums)
+    assert again.compute_total().value == total.value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlxrun.jobs.scoring.score_groups import Scores
+import pytest
+
+from mlxrun.jobs.scoring.score_groups import Scores, format_described, format_score
 
 
 def test_scores_as_data() -> None:
@@ -51,7 +53,7 @@ def test_fractions_metrics_and_answers_that_were_not_scored() -> None:
     assert (found["lines"], found["correct"], found["share"], found["unscored"]) == (3, 1, 0.4, 1)
     assert found["metrics"] == {"pass@2": 0.5} and found["interval_method"] == "clustered"
     total = scores.compute_total()
-    assert (total.lines, total.unscored, round(total.share, 9)) == (4, 1, 0.425)
+    assert (total.lines, total.unscored, round(total.value or 0, 9)) == (4, 1, 0.425)
     assert total.compute_metrics() == {"pass@2": 0.5}
     assert total.interval is not None and total.interval.method == "clustered"
     assert scores.groups["b"].interval is None
@@ -64,3 +66,39 @@ def test_a_score_that_is_shown_with_fewer_digits_is_rounded_once() -> None:
         body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
         scores.add({"error": None, "response": {"body": body}, "eval": {"score": 0}})
     assert f"{100 * scores.describe()['total']['interval'][1]:.1f}" == "43.4"
+
+
+SECONDS = {"unit": "s", "better": "lower", "aggregate": "mean"}
+
+
+def measure(score: float, **more: Any) -> dict[str, Any]:
+    """A record whose score is a number of seconds."""
+    body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+    result = {"score": score, "match": "m.py:f", "group": "a", "measure": SECONDS, **more}
+    return {"error": None, "response": {"body": body}, "eval": result}
+
+
+def test_scores_with_a_unit() -> None:
+    """A line that failed, or could not be scored, has none; as 0 it would be the best of all."""
+    scores = Scores()
+    for each in (2.0, 4.0, 3.0):
+        scores.add(measure(each))
+    scores.add({"error": {}, "response": None, "eval": {"score": 0, "match": "m.py:f", "group": "a"}})
+    body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
+    broken = {"score": 0, "match": "m.py:f", "group": "a", "note": "it raised"}
+    scores.add({"error": None, "response": {"body": body}, "eval": broken})
+    found = scores.describe()["groups"]["a"]
+    assert (found["lines"], found["failed"], found["unscored"], found["correct"]) == (5, 1, 1, 0)
+    assert (found["value"], found["share"], found["measure"]) == (3.0, None, SECONDS)
+    assert found["interval"] == [pytest.approx(3 - 4.302652730 / 3**0.5), pytest.approx(5.4841377118)]
+    assert format_score(scores.groups["a"]) == "3.000 s [0.516, 5.484]" == format_described(found)
+
+
+def test_lines_with_several_measures_have_no_figure() -> None:
+    scores = Scores()
+    scores.add(measure(2.0))
+    scores.add(measure(1, measure=None, group="b"))
+    assert format_score(scores.groups["a"]) == "2.000 s"
+    total = scores.compute_total()
+    assert total.is_mixed and total.value is None and total.interval is None
+    assert format_score(total) == "several units" == format_described(total.describe())

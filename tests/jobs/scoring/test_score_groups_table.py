@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from mlxrun.jobs.scoring.score_groups import Scores, format_share, print_scores
+from mlxrun.jobs.scoring.score_groups import Scores, format_score, print_scores
 
 
 def test_the_table() -> None:
@@ -46,7 +46,7 @@ def test_columns_that_are_needed() -> None:
         "b          1        1  100.0 % [20.7, 100.0]       0         0  25.0 %",
         "total      2        1    75.0 % [0.0, 100.0]       0         1  25.0 %",
     ]
-    assert format_share(scores.groups["a"]) == "50.0 %"
+    assert format_score(scores.groups["a"]) == "50.0 %"
 
 
 def test_a_group_of_which_nothing_was_scored_has_no_score() -> None:
@@ -54,5 +54,5 @@ def test_a_group_of_which_nothing_was_scored_has_no_score() -> None:
     body = {"choices": [{"text": "a", "finish_reason": "stop"}]}
     for group, note in (("a", {"note": "x"}), ("b", {})):
         scores.add({"error": None, "response": {"body": body}, "eval": {"score": 0, "group": group, **note}})
-    assert format_share(scores.groups["a"]) == "not scored"
-    assert format_share(scores.groups["b"]) == "0.0 % [0.0, 79.3]"
+    assert format_score(scores.groups["a"]) == "not scored"
+    assert format_score(scores.groups["b"]) == "0.0 % [0.0, 79.3]"

@@ -52,9 +52,9 @@ Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or 
 @click.option(
     "--equivalent-within",
     "margin",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=click.FloatRange(0, min_open=True),
     metavar="POINTS",
-    help="Test whether the scores differ by less than so many points.",
+    help="Test whether the scores differ by less than so many points, or so much in their unit.",
 )
 @click.option(
     "--fail-if",
@@ -105,9 +105,7 @@ def command(
     rules = _make_rules(options)
     from mlxrun.evals.comparisons.comparison import compare_paths
 
-    found = compare_paths(
-        first, second, rules=rules, margin=None if margin is None else margin / 100, seed=seed
-    )
+    found = compare_paths(first, second, rules=rules, margin=margin, seed=seed)
     reasons = [reason for each in parsed for reason in each.find_reasons(found.comparisons)]
     _print_result(found, options["show"], options["json_path"], reasons)
     for reason in reasons:

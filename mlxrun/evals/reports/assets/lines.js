@@ -10,6 +10,7 @@ const MARKS = {
   w: ["✗", "wrong"],
   f: ["!", "failed"],
   u: ["·", "not scored"],
+  m: ["◇", "measured"],
   "-": [" ", "not in this run"],
 };
 

@@ -41,12 +41,13 @@ function readText(text, texts) {
 }
 
 // What each filter selects, of the marks and flags of one row. Marks: c right, p partly, w wrong, f failed,
-// u answered without a score, - not there. Flags, a hexadecimal digit for each run: 1 cut, 2 empty, 4 scored
+// u answered without a score, m measured in a unit, - not there. Flags, a hexadecimal digit for each run: 1 cut, 2 empty, 4 scored
 // differently by another run.
 const STATES = {
   all: () => true,
   wrong: (marks) => /[wp]/.test(marks),
   failed: (marks) => marks.includes("f"),
+  unscored: (marks) => marks.includes("u"),
   cut: (marks, flags) => /[1357]/.test(flags),
   empty: (marks, flags) => /[2367]/.test(flags),
   flip: (marks, flags) => /[4-7]/.test(flags),
