@@ -15,17 +15,15 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mlxrun.core.errors import EngineDead, MlxrunError, is_out_of_memory
 from mlxrun.core.request import FinishReason, Request, TokenEvent
 from mlxrun.engine.engine import Engine
+from mlxrun.engine.scheduler.request_state import RequestState
 from mlxrun.engine.watchdog import Watchdog
+from mlxrun.model.load_check.report import LoadCheckReport
 from mlxrun.model.machine.device import read_device_memory
-
-if TYPE_CHECKING:
-    from mlxrun.engine.scheduler.request_state import RequestState
-    from mlxrun.model.load_check.report import LoadCheckReport
 
 log = logging.getLogger(__name__)
 

@@ -75,12 +75,12 @@ def read_input_items(
     ]
 
 
-def check_item_ids(items: Iterable[InputItem], known: Iterable[Item], where: str) -> None:
-    """Raise RequestError if two items have one id. `where`: names the owner of the `known` items."""
+def check_item_ids(items: Iterable[InputItem], known: Iterable[Item]) -> None:
+    """Raise RequestError if two items have one id. `known`: those of the conversation."""
     ids = {item["id"] for item in known}
     for each in items:
         if each.item["id"] in ids:
-            reject(f"{each.param}.id", f"{where} has an item {quote(each.item['id'])} already")
+            reject(f"{each.param}.id", f"the conversation has an item {quote(each.item['id'])} already")
         ids.add(each.item["id"])
 
 
@@ -254,5 +254,5 @@ def read_new_items(
 ) -> tuple[Item, ...]:
     """Check new items of a conversation that has `known` ones. The rest is as in read_input_items."""
     items = read_input_items(value, token, lookup, strict=strict, param="items")
-    check_item_ids(items, known, "the conversation")
+    check_item_ids(items, known)
     return tuple(each.item for each in items)

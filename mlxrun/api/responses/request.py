@@ -180,7 +180,7 @@ def read_response_request(
     history = _get_history(given, lookup)
     items = read_input_items(given.get("input", []), token, lookup.item, strict=strict)
     if "conversation" in given:
-        check_item_ids(items, (each.item for each in history), "the conversation")
+        check_item_ids(items, (each.item for each in history))
     messages, sources = _translate_items(given, [*history, *items])
     chat = {name: given[name] for name in SAME if name in given} | {"messages": messages}
     if tools.chat:

@@ -65,7 +65,6 @@ class Chat:
 def normalize_messages(
     messages: Any,
     support: MessageSupport = MessageSupport(),
-    param: str = "messages",
     *,
     strict: bool = False,
 ) -> Chat:
@@ -73,9 +72,9 @@ def normalize_messages(
     unknown fields too."""
     if not isinstance(messages, list) or not messages:
         found = "an empty array" if isinstance(messages, list) else get_json_type(messages)
-        reject(param, f"expected an array with at least one message, got {found}", code="invalid_type")
+        reject("messages", f"expected an array with at least one message, got {found}", code="invalid_type")
     reader = _MessageReader(support, strict)
-    read = [reader.read(message, f"{param}[{i}]") for i, message in enumerate(messages)]
+    read = [reader.read(message, f"messages[{i}]") for i, message in enumerate(messages)]
     if not support.tool_images:
         read = _move_tool_images(read)
     if not support.late_system:

@@ -16,13 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.cluster.line_worker import LineWorker
 from mlxrun.cluster.messages import PROTOCOL, SentLine, WorkerFacts, WorkerReport
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.visible_text import start_logging
+from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+from mlxrun.jobs.records.manifest_checks import list_versions
+from mlxrun.jobs.run.job_cache import choose_engine_config, lift_step_limit
+from mlxrun.jobs.run.line_answerer import LinePreparer, count_lines_at_once
 
 if TYPE_CHECKING:
-    from mlxrun.cluster.line_worker import LineWorker
     from mlxrun.model.load.model_info import LoadedModelInfo
 
 log = logging.getLogger(__name__)
@@ -54,9 +59,6 @@ def describe_worker(config: Config) -> tuple[WorkerFacts, LoadedModelInfo]:
     """Describe the worker that this process is with this config, and load its model without weights.
     ModelLoadError if that fails."""
     import mlxrun.model  # noqa: F401  the BLAS library goes before mlx
-    from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
-    from mlxrun.jobs.records.manifest_checks import list_versions
-    from mlxrun.jobs.run.line_answerer import count_lines_at_once
     from mlxrun.model.load.model_info import load_model_info
     from mlxrun.model.machine.device import describe_device
 
@@ -100,11 +102,7 @@ class LineActor:
 
     async def load(self) -> MlxrunError | None:
         """Load the weights and start the engine, after `describe`."""
-        from mlxrun.api.parsers.registry import detect_formats
-        from mlxrun.cluster.line_worker import LineWorker
         from mlxrun.engine.client import EngineClient
-        from mlxrun.jobs.run.job_cache import choose_engine_config, lift_step_limit
-        from mlxrun.jobs.run.line_answerer import LinePreparer
 
         config, info = self._spec.config, self._model_info
         assert info is not None

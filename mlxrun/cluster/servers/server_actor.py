@@ -13,20 +13,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from aiohttp import web
+
+from mlxrun.api.openai.response import build_error
 from mlxrun.cluster.messages import WorkerFacts
 from mlxrun.cluster.ray.ray_actor import describe_worker
 from mlxrun.cluster.servers.server_relay import KEY_HEADER, OWNER_DIGITS, SECRET_HEADER
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Forbidden, MlxrunError
 from mlxrun.core.visible_text import start_logging
-
-if TYPE_CHECKING:
-    from aiohttp import web
-
-    from mlxrun.server.engine_state import LoadedEngine
-    from mlxrun.server.http.surface import Handler, Surface
+from mlxrun.server.app import list_surfaces, make_app
+from mlxrun.server.engine_state import ENGINE, LoadedEngine
+from mlxrun.server.http.access import adopt_key, is_same_secret
+from mlxrun.server.http.json_bodies import json_response
+from mlxrun.server.http.surface import Handler, Surface
+from mlxrun.server.lifecycle import SWITCH_INTERVAL, drain, listen
+from mlxrun.server.responses.response_runs import RESPONSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,6 @@ def make_worker_app(
 ) -> web.Application:
     """Make the application of a worker: a server's application, for requests that have the secret.
     `responses_path`: as in `make_app`; `more`: surfaces for the front alone."""
-    from aiohttp import web
-
-    from mlxrun.api.openai.response import build_error
-    from mlxrun.server.app import list_surfaces, make_app
-    from mlxrun.server.http.access import adopt_key, is_same_secret
-    from mlxrun.server.http.json_bodies import json_response
-    from mlxrun.server.responses.response_runs import RESPONSES
 
     @web.middleware
     async def check_secret(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -93,9 +89,6 @@ class ServerActor:
 
     async def serve(self) -> str | MlxrunError:
         """Load the model, serve, and return the URL. Call `describe` before."""
-        from mlxrun.server.engine_state import ENGINE
-        from mlxrun.server.lifecycle import SWITCH_INTERVAL, listen
-
         spec = self._spec
         host = "127.0.0.1"
         if self._node != spec.front:
@@ -120,8 +113,6 @@ class ServerActor:
 
     async def drain(self) -> None:
         """Wait until background responses have ended, at most server.drain_timeout seconds."""
-        from mlxrun.server.lifecycle import drain
-
         assert self._app is not None
         await drain(self._app)
 

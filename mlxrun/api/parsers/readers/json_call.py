@@ -70,7 +70,6 @@ def make_json_family(
     name: str,
     tags: Mapping[str, str],
     *,
-    other_ends: tuple[str, ...] = (),
     behind: tuple[str, ...] = (),
     repeats: bool = False,
     read_object: Callable[[TextStream], Step[bool]] | None = None,
@@ -78,18 +77,18 @@ def make_json_family(
 ) -> ToolCallFamily:
     """Make the family of a format of JSON objects between `tags`: openers, each with its end tag or "".
 
-    `other_ends`: what models write in place of an end tag. `behind`: texts of which one must follow an
-    opener. `repeats`: models repeat the opener, and write blocks without a call, which are left out.
-    `read_object`: as for read_calls. `fields`: other fields of ToolCallFamily.
+    `behind`: texts of which one must follow an opener. `repeats`: models repeat the opener, and write blocks
+    without a call, which are left out. `read_object`: as for read_calls. `fields`: other fields of
+    ToolCallFamily.
     """
 
     def read(s: TextStream, opener: str) -> Step[None]:
         if behind and not (yield from s.skip(*behind)):
             raise Malformed
         if not (repeats and (yield from s.drop_empty_block(opener, tags[opener]))):
-            yield from read_block(s, tags[opener], *other_ends, read_object=read_object)
+            yield from read_block(s, tags[opener], read_object=read_object)
 
-    ends = tuple(filter(None, (*tags.values(), *other_ends)))
+    ends = tuple(filter(None, tags.values()))
     made = {"openers": tuple(tags), "read": read, "ends": ends, "markers": (*tags, *ends)}
     return ToolCallFamily(name=name, **{**made, **fields})
 

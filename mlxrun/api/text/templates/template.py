@@ -277,12 +277,11 @@ def _count_markers(tokenizer: Any, template: str | None, kind: str) -> dict[int,
     return {i: n for i, n in new.items() if added[i].special} or new
 
 
-def render_image_probe(model: ModelInfo, kind: str = "image") -> str:
-    """Render a prompt with one image or one video; empty if the model's template cannot."""
+def render_image_probe(model: ModelInfo) -> str:
+    """Render a prompt with one image; empty if the model's template cannot."""
     if not model.vision or model.chat_template is None:
         return ""
-    plain, marked = _render_with_and_without(model.tokenizer, model.chat_template, kind)
-    return marked if marked != plain or kind == "image" else ""
+    return _render_with_and_without(model.tokenizer, model.chat_template, "image")[1]
 
 
 def _render_with_and_without(tokenizer: Any, template: str, kind: str) -> tuple[str, str]:

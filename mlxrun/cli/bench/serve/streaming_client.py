@@ -121,11 +121,9 @@ async def connect(
         yield Connection(target, session, clock)
 
 
-async def send_all(
-    target: Target, bodies: Sequence[dict[str, Any]], load: LoadPattern, clock: Clock = time.perf_counter
-) -> list[StreamTimes]:
+async def send_all(target: Target, bodies: Sequence[dict[str, Any]], load: LoadPattern) -> list[StreamTimes]:
     """Send all bodies as `load` says, and return the times of each, in order."""
-    async with connect(target, load.timeout, clock) as connection:
+    async with connect(target, load.timeout) as connection:
         if load.rate is not None:
             return await _open_loop(connection.stream_chat, bodies, load.rate, random.Random(load.seed))
         slots = asyncio.Semaphore(load.concurrency)
