@@ -125,6 +125,12 @@ class EngineClient:
         assert self._thread.stats is not None, "the engine is ready"
         return self._thread.stats
 
+    @property
+    def surprise(self) -> str:
+        """How the repeated load check differed from the kept one; empty if it did not."""
+        load_check = self.read_stats().load_check
+        return "" if load_check is None else load_check.surprise
+
     async def clear_cache(self) -> None:
         """Drop all prefix cache entries that no running request uses. EngineDead if the engine has
         stopped."""

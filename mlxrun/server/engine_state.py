@@ -120,10 +120,9 @@ class EngineState:
         """Return the error of requests that need the engine; None if the engine can serve them."""
         if self._loaded is not None and self._loaded.client.dead_error is not None:
             return EngineDead(str(self._loaded.client.dead_error))
-        load_check = None if self._loaded is None else self._loaded.client.read_stats().load_check
-        if load_check is not None and load_check.surprise:
-            text = "the load check, repeated, differs from the one that was kept"
-            return EngineDead(f"{text}: {load_check.surprise}; start again: the model is then compared anew")
+        if self._loaded is not None and (surprise := self._loaded.client.surprise):
+            text = f"the load check, repeated, differs from the one that was kept: {surprise}"
+            return EngineDead(f"{text}; start again: the model is then compared anew")
         if self.draining:
             return Draining()
         return None if self._loaded is not None else NotReady("the model is being loaded: try again soon")

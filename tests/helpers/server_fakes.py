@@ -198,6 +198,10 @@ class FakeEngine:
         is_busy = self.step_ended is not None
         return EngineStats(self.numbers, None, self.step_ended or 0.0, is_busy, self.load_check)
 
+    @property
+    def surprise(self) -> str:
+        return "" if self.load_check is None else self.load_check.surprise
+
     async def clear_cache(self) -> None:
         self.cleared += 1
 

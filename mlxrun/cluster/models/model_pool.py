@@ -57,6 +57,7 @@ class ModelPool:
         self.slots = list(slots)
         self.limit = limit
         self.dead_error: MlxrunError | None = None
+        self.surprise = ""  # each process answers for its own load check
         self.is_draining = False
         self._max_waiting = max_waiting
         self._timeout = timeout

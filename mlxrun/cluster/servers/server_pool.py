@@ -89,6 +89,7 @@ class ServerPool:
         self.slots = [ServerSlot(number, make) for number, make in enumerate(makers)]
         self.router = PrefixRouter()
         self.dead_error: MlxrunError | None = None
+        self.surprise = ""  # each process answers for its own load check
         self._backoff = backoff
         self._dead = asyncio.Event()
         self._changed = asyncio.Condition()
