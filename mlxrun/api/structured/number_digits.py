@@ -13,8 +13,8 @@ DIGITS = frozenset(b"0123456789")
 _QUOTE, _BACKSLASH = b'"\\'
 
 
-class _Part(enum.Enum):
-    """A part of a number. The values: the digits that it may have."""
+class _DigitRun(enum.Enum):
+    """Digits before the point of a number, behind it, or of its exponent. The values: the most of each."""
 
     WHOLE = 25
     FRACTION = 30
@@ -25,7 +25,7 @@ class _Part(enum.Enum):
 class NumberDigits:
     """Where in a JSON text an answer is, as far as numbers need it."""
 
-    part: _Part = _Part.WHOLE
+    part: _DigitRun = _DigitRun.WHOLE
     digits: int = 0
     in_text: bool = False
     escaped: bool = False
@@ -45,7 +45,7 @@ class NumberDigits:
             elif byte in DIGITS:
                 self.digits += 1
             elif byte in b"eE" and self.digits:  # else of `true` and `false`
-                self.part, self.digits = _Part.EXPONENT, 0
-            elif not (byte in b"+-" and self.part is _Part.EXPONENT):
-                self.part, self.digits = _Part.FRACTION if byte == ord(".") else _Part.WHOLE, 0
+                self.part, self.digits = _DigitRun.EXPONENT, 0
+            elif not (byte in b"+-" and self.part is _DigitRun.EXPONENT):
+                self.part, self.digits = _DigitRun.FRACTION if byte == ord(".") else _DigitRun.WHOLE, 0
                 self.in_text = byte == _QUOTE
