@@ -61,20 +61,20 @@ def load_model(
     caller = load_caller(config, info, None if kept is None else kept.seconds)
     if has_changed_files(config, info):
         file = kept = None
+    weights = describe_form(caller.weights)
+    if kept is not None and kept.form != weights:
+        kept = None
     hooks = caller.hooks
     if config.prefill.sparse != "off":
         caller = make_positioned(caller)
     form: Literal["always", "never"] = "always" if caller.weights.held else "never"
     config = replace(config, model=replace(config.model, dequantize=form))
-    cache, vocab = run_trial_forward(caller)
+    cache, vocab = run_trial_forward(caller, known=kept is not None)
     check_adapters(caller)
     snapshots = SnapshotCodec(cache, config.cache.stored_bits)
     if snapshots.problem is not None:
         config = replace(config, cache=replace(config.cache, backend="none"))
     compared = (vocab, config, info, choose_quantization(config.cache, cache))
-    weights = describe_form(caller.weights)
-    if kept is not None and kept.form != weights:
-        kept = None
     known = kept.report if kept is not None else load_check
     if known is not None:
         load_check = follow_report(caller, known)

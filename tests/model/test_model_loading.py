@@ -199,3 +199,18 @@ def test_a_home_folder_that_is_unknown(zoo: Zoo, verdicts: KeptVerdicts, monkeyp
     monkeypatch.setattr("mlxrun.core.cache_home.find_cache_home", fail)
     logging.getLogger("mlxrun").setLevel(logging.DEBUG)
     assert not get_report(verdicts.start(zoo.text("llama"))).kept
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
+def test_a_known_model_computes_nothing_at_start(
+    zoo: Zoo, verdicts: KeptVerdicts, family: str, monkeypatch: Patch
+) -> None:
+    """Shapes of caches, and so the sums of memory, are the same."""
+    first = verdicts.start(zoo.text(family))
+    with monkeypatch.context() as inner:
+        inner.setattr("mlxrun.model.run.model_caller.mx.isnan", None)
+        second = verdicts.start(zoo.text(family))
+    assert get_report(second).kept
+    memory = [engine.scheduler.limits.memory for engine in (first, second)]
+    assert memory[0].footprint == memory[1].footprint and memory[0].weights == memory[1].weights
+    assert answer(first) == answer(second)

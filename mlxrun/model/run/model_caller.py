@@ -45,8 +45,9 @@ def _list_kinds(media: Media) -> list[MediaKind]:
     return [*kinds, "images beside videos"] if len(kinds) > 1 else kinds
 
 
-def run_trial_forward(caller: ModelCaller) -> tuple[list[Any], int]:
-    """Caches with two tokens, for their shapes, and the width of the logits.
+def run_trial_forward(caller: ModelCaller, *, known: bool = False) -> tuple[list[Any], int]:
+    """Caches with two tokens, for their shapes, and the width of the logits. `known`: that the model passes;
+    then nothing is computed.
 
     ModelLoadError if the model computes NaN, or if its tokens see later ones, as in PaliGemma's prompts and
     diffusion models. Such a model could not be computed in chunks, nor cached.
@@ -54,6 +55,8 @@ def run_trial_forward(caller: ModelCaller) -> tuple[list[Any], int]:
     cache = caller.make_cache()
     try:
         logits = caller.prefill(mx.array([[1, 1]]), cache, 0, TEXT_ONLY)
+        if known:
+            return cache, int(logits.shape[-1])
         mx.eval(logits, list_all_arrays(cache))
     except (RuntimeError, ValueError) as error:  # MLX's own, such as operations without a kernel for a dtype
         advice = "see whether another model.dtype works"
