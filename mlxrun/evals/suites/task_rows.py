@@ -75,7 +75,8 @@ def _load_dataset(hub: HubSource, folder: Path) -> Any:
     try:
         datasets: Any = importlib.import_module("datasets")
     except ImportError as error:
-        raise JobError(f"hub data sets need `datasets`: pip install 'mlxrun[hub]' ({hub.name})") from error
+        how = "pip install 'mlxrun[hub]', or give a file as `data` (--data)"
+        raise JobError(f"the data set {hub.name} is on the hub, which needs `datasets`: {how}") from error
     for name in ("datasets", "huggingface_hub"):  # they would print each message, and log it too
         logging.getLogger(name).handlers.clear()
     local = folder / Path(hub.name).expanduser()

@@ -25,6 +25,11 @@ def _clean_wikihow(text: str) -> str:
     return text.replace("  ", " ")
 
 
+def prepare_truthfulqa(row: Row) -> Row:
+    """Add `right`: the positions of the true answers of mc2."""
+    return {**row, "right": [at for at, label in enumerate(row["mc2_targets"]["labels"]) if label == 1]}
+
+
 def prepare_needle(row: Row) -> Row:
     """Add `context`, `key` and `number`: a sentence with the number among `lines` equal lines, at a `depth`
     from 0 to 1, which alone decide. The texts are those of RULER (niah_single_1)."""

@@ -3,7 +3,8 @@
 The line is a completion of a list of prompts, each the context with one continuation, with `echo`, `logprobs`
 and `max_tokens: 0`. Its response has the logprobs of the prompts' tokens. `acc` compares the sums of the
 continuations' logprobs, as in lm-evaluation-harness. `acc_norm` compares the sums per character, without the
-white space that all continuations begin with; `acc_bytes` the sums per byte of UTF-8.
+white space that all continuations begin with; `acc_bytes` the sums per byte of UTF-8. `mass` is the share of
+the right continuations in the probability of all.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from mlxrun.jobs.scoring.verdict import Verdict
 
-NORMALIZATIONS = {"none": "acc", "chars": "acc_norm", "bytes": "acc_bytes"}
+NORMALIZATIONS = {"none": "acc", "chars": "acc_norm", "bytes": "acc_bytes", "mass": "mass"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,12 @@ def score_likeliest(
         for name, sizes in lengths.items()
     }
     scores = {name: float(at in right) for name, at in likeliest.items()}
+    if isinstance(expected, list):
+        best = max(each.logprob for each in sums)
+        shares = [math.exp(each.logprob - best) for each in sums]
+        scores["mass"] = math.fsum(shares[at] for at in set(right)) / math.fsum(shares)
     primary = NORMALIZATIONS[options.get("normalize", "none")]
-    return Verdict(scores[primary], likeliest[primary], scores=scores)
+    return Verdict(scores[primary], likeliest.get(primary, likeliest["acc"]), scores=scores)
 
 
 def check_likeliest(expected: Any, options: Mapping[str, Any], url: str, body: Mapping[str, Any]) -> None:
@@ -91,6 +96,8 @@ def check_likeliest(expected: Any, options: Mapping[str, Any], url: str, body: M
     if body.get("n", 1) != 1:
         raise ValueError("eval.match likeliest needs `n: 1`")
     right = expected if isinstance(expected, list) else [expected]
+    if options.get("normalize") == "mass" and not isinstance(expected, list):
+        raise ValueError("eval.normalize mass needs a list of right continuations as `expected`")
     if not all(0 <= index < len(prompts) for index in right):
         raise ValueError(f"eval.expected must be below {len(prompts)}, the number of continuations")
     starts = options["context_chars"]

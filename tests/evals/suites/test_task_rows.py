@@ -32,7 +32,7 @@ def test_a_table(tmp_path: Path) -> None:
 
 def test_a_data_set_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(JobError, match=r"pip install 'mlxrun\[hub\]' \(org/x\)"):
+    with pytest.raises(JobError, match=r"org/x is on the hub, .* pip install 'mlxrun\[hub\]', or"):
         open_rows(None, HubSource("org/x"), tmp_path)
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 DATA = Path(__file__).parent / "data"
 SUBJECTS = ("anatomy", "astronomy", "high_school_geography", "us_foreign_policy")
-LIKELIEST = ("arc", "hellaswag", "truthfulqa")
+LIKELIEST = ("arc", "hellaswag", "truthfulqa", "truthfulqa_mc2")
 # Those that run programs need a sandbox: `make system-packages` installs it.
 GENERATED = ("gsm8k", "ifeval", *(("humaneval", "mbpp") if shutil.which("bwrap") else ()))
 SEEN = ("mmmu_val", "docvqa_val")
@@ -32,6 +32,7 @@ FILES = {
     "ifeval": ("ifeval/ifeval.yaml", "train"),
     "mbpp": ("mbpp/mbpp.yaml", "test"),
     "truthfulqa": ("truthfulqa/truthfulqa_mc1.yaml", "validation"),
+    "truthfulqa_mc2": ("truthfulqa/truthfulqa_mc2.yaml", "validation"),
 }
 # Answers that the model of the test does not give: right, wrong, and written in many ways.
 NUMBERS = ("The answer is {}.", "It is {}.\nThe answer is {}. The end", "The answer is ${}", "I get {}", "")
@@ -57,6 +58,11 @@ TEXTS = (
 
 def read_rows(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def get_file(name: str) -> str:
+    """The name of the file with the rows of a task."""
+    return name.removesuffix("_mc2")
 
 
 def write_subjects(folder: Path) -> dict[str, Any]:
@@ -104,7 +110,7 @@ def found(folder: Path) -> Any:
     tasks: dict[str, Any] = write_subjects(folder)
     used = {name: each for name, each in FILES.items() if name in LIKELIEST + GENERATED}
     for name, (file, split) in used.items():
-        path = str(DATA / f"{name}.jsonl")
+        path = str(DATA / f"{get_file(name)}.jsonl")
         splits = dict.fromkeys({split, "train"} if name in ("arc", "hellaswag") else {split}, path)
         tasks[name] = {"file": file, "data": splits}
     tasks["ifeval"]["is_chat"] = True
@@ -114,7 +120,7 @@ def found(folder: Path) -> Any:
     names = ["mmlu", *used, *SEEN]
     arguments = ["--tasks", ",".join(names), "--model", "embedded"]
     for name in names:
-        arguments += ["--data", f"{name}={DATA / name}.jsonl"]
+        arguments += ["--data", f"{name}={DATA / get_file(name)}.jsonl"]
     arguments += ["--examples", f"mmlu={DATA / 'mmlu_dev'}.jsonl"]
     rows = read_rows("mmmu_val")
     kinds = [COLOURS[row["question_type"]] for row in rows]
@@ -168,7 +174,10 @@ def test_choices_are_equal(name: str, found: Any, folder: Path) -> None:
         likelihoods = [float(each[0][0]) for each in theirs["answer"]]
         assert ours == pytest.approx(likelihoods, abs=1e-3)
         scores = record["eval"]["scores"]
-        assert {key: scores[key] for key in theirs["scores"]} == theirs["scores"]
+        if name == "truthfulqa_mc2":
+            assert record["eval"]["score"] == pytest.approx(float(theirs["scores"]["acc"]), abs=1e-4)
+        else:
+            assert {key: scores[key] for key in theirs["scores"]} == theirs["scores"]
         differences += len(set(scores.values())) > 1
     assert differences or name in ("mmlu", "truthfulqa"), "lengths of choices matter for some rows"
 

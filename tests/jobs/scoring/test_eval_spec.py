@@ -72,7 +72,7 @@ class Half:
         ),
         (
             {"expected": 0, "match": "likeliest", "context_chars": 3, "normalize": "char"},
-            r"eval.normalize must be one of none, chars, bytes \(did you mean 'chars'\?\)",
+            r"eval.normalize must be one of none, chars, bytes, mass \(did you mean 'chars'\?\)",
         ),
         ({"expected": "x", "scorer": 3}, "eval.scorer must be a string"),
         ({"expected": "x", "scorer": "os:system"}, "eval.scorer 'os:system' is not loaded"),

@@ -59,6 +59,16 @@ def test_the_normalizations() -> None:
     assert found.scores == {"acc": 0, "acc_norm": 0, "acc_bytes": 1}
 
 
+def test_the_mass_of_what_is_right() -> None:
+    """The share in the probability of all; sums that are too small for a float are no problem."""
+    few = [math.log(part) - 2000 for part in (0.1, 0.3, 0.4)]
+    choices = options(*(([f" {name}"], [value]) for name, value in zip("abc", few, strict=True)))
+    found = score_likeliest(choices, [0, 1], {"context_chars": len(CONTEXT), "normalize": "mass"})
+    assert found.score == found.scores["mass"] == pytest.approx(0.5)
+    assert (found.extracted, found.scores["acc"]) == (2, 0)
+    assert "mass" not in score_likeliest(choices, 0, {"context_chars": len(CONTEXT)}).scores
+
+
 def test_ties_and_alternatives() -> None:
     choices = options(([" a"], [-1.0]), ([" b"], [-1.0]))
     assert score_likeliest(choices, 0, {"context_chars": 18}).score == 1
@@ -128,6 +138,7 @@ def test_indices_and_contexts_fit_the_prompts() -> None:
     for wanted, reason in (
         ({"expected": 2, "context_chars": 2}, "eval.expected must be below 2"),
         ({"expected": 0, "context_chars": [2, 2, 2]}, "eval.context_chars has 3 numbers for 2 prompts"),
+        ({"expected": 0, "context_chars": 2, "normalize": "mass"}, "needs a list of right continuations"),
     ):
         with pytest.raises(ValueError, match=reason):
             check_line_eval(parse_eval({"match": "likeliest", **wanted}, {}), "/v1/completions", GOOD)
