@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mlxrun.core.visible_text import make_line
 from mlxrun.evals.bradley_terry import Strength
 from mlxrun.evals.comparisons.comparison_table import format_p
 from mlxrun.evals.comparisons.ranking import CellRanking, RankedSide
@@ -94,4 +95,4 @@ def _make_table(heads: Sequence[str], left: Sequence[int]) -> Table:
 def _escape(text: str) -> str:
     from rich.markup import escape
 
-    return escape(text)
+    return escape(make_line(text))
