@@ -49,7 +49,8 @@ COMMANDS = {
     "bundle": "Write a run or a suite as one file that is replayed anywhere.",
     "report": "Write an HTML or Markdown report of runs.",
     "export": "Write a run in the format of Inspect, lm-eval and others.",
-    "compare": "Compare the scores of two runs of the same lines.",
+    "compare": "Compare the scores of runs of the same lines, and rank them.",
+    "history": "Note the scores of nightly runs in a file, and find drift.",
     "config": "Check, show and create config files.",
     "cache": "List, verify and delete entries of the prefix cache, and warm it.",
     "doctor": "Check this machine and the model.",
@@ -65,7 +66,7 @@ COMMANDS = {
 }
 # The folder of a command's module below mlxrun/cli/commands, where it is not that folder itself.
 FOLDERS = dict.fromkeys(("pull", "list", "show", "fit", "rm"), "models.") | dict.fromkeys(
-    ("score", "verify", "replay", "bundle", "report", "export", "compare"), "runs."
+    ("score", "verify", "replay", "bundle", "report", "export", "compare", "history"), "runs."
 )
 
 EPILOG = """\b

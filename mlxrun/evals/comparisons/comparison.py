@@ -21,9 +21,12 @@ from mlxrun.evals.comparisons.pairing import (
     PairedLine,
     PairedLines,
     PairingRules,
+    ReadFacts,
     match_cells,
+    read_facts,
 )
 from mlxrun.evals.measured_difference import compare_measured, compute_measured_equivalence
+from mlxrun.evals.power import ComparisonPower, describe_power
 from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.statistics import (
     ALPHA,
@@ -66,6 +69,7 @@ class ComparedGroup:
     equivalence: Equivalence | None
     adjusted_p: float
     measure: ScoreMeasure = SHARE
+    power: ComparisonPower | None = None
 
     @property
     def gain(self) -> float:
@@ -112,7 +116,8 @@ class Comparison:
     """Two runs, or the runs of one cell. `better`, `worse`: lines that score more or less on the second side,
     in the order of the job. `unscored`: lines without a score; `unknown`: lines whose prompts could not be
     compared, as a job file has changed; `left_out`: lines that are not the same; `lost`: lines without a
-    score on a side, where scores have a unit; `unclustered`: lines that `--cluster` gives no cluster."""
+    score on a side, where scores have a unit; `unclustered`: lines that `--cluster` gives no cluster;
+    `units`: the cluster of each compared line, or its own id."""
 
     cell: CellPair
     total: ComparedGroup
@@ -125,6 +130,7 @@ class Comparison:
     differences: list[str]
     lost: int = 0
     unclustered: int = 0
+    units: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def epochs(self) -> int:
@@ -169,6 +175,17 @@ class ComparisonSet:
         return {"format": FORMAT, "comparisons": cells, "left_out": self.left_out}
 
 
+def add_power(comparison: Comparison, difference: float) -> Comparison:
+    """Return a comparison with its power for a difference, in points or in the unit of the scores."""
+
+    def add(group: ComparedGroup) -> ComparedGroup:
+        wanted = difference / (100 if group.measure.is_share else 1)
+        return replace(group, power=describe_power(group.result, wanted))
+
+    groups = [add(group) for group in comparison.groups]
+    return replace(comparison, total=add(comparison.total), groups=groups)
+
+
 def compare_paths(
     first: Path,
     second: Path,
@@ -181,7 +198,7 @@ def compare_paths(
     the scores, None for no test; `seed`: of the bootstrap. JobError if they are not of the same lines, or
     have no scores."""
     cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
-    found = [_compare_cell(cell, rules, margin, seed) for cell in cells]
+    found = [compare_cell(cell, rules, margin, seed) for cell in cells]
     adjusted = adjust_p_values([each.total.adjusted_p for each in found])
     return ComparisonSet(
         [
@@ -192,8 +209,15 @@ def compare_paths(
     )
 
 
-def _compare_cell(cell: CellPair, rules: PairingRules, margin: float | None, seed: int) -> Comparison:
-    paired = PairedLines()
+def compare_cell(
+    cell: CellPair,
+    rules: PairingRules = ANY_SAME_LINE,
+    margin: float | None = None,
+    seed: int = 0,
+    read: ReadFacts = read_facts,
+) -> Comparison:
+    """Compare the runs of one cell. `read`: reads the lines of a run."""
+    paired = PairedLines(read=read)
     for first, second in cell.runs:
         paired.add_runs(first, second, rules)
     lines = list(paired.lines.values())
@@ -231,6 +255,7 @@ def _compare_cell(cell: CellPair, rules: PairingRules, margin: float | None, see
         left_out=paired.mismatches,
         differences=list_differences(cell.runs, paired),
         lost=lost,
+        units={line.id: line.cluster or line.id for line in lines},
         unclustered=sum(line.cluster is None for line in lines) if rules.cluster is not None else 0,
     )
 

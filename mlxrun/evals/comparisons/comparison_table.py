@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
+from mlxrun.evals.power import ComparisonPower
 from mlxrun.evals.prompt_messages import dump_text, list_messages
 from mlxrun.evals.run_folders.run_folder import DONE
 from mlxrun.evals.run_folders.run_line import RunLine
@@ -136,6 +137,8 @@ def _describe_tests(group: ComparedGroup) -> Iterator[str]:
     if group.equivalence is not None:
         interval = f"90 % interval {_format_bounds(group, group.equivalence.interval)} {points}".rstrip()
         yield f"equivalence {_describe_margin(group)}: {describe_p(group.equivalence.p)}, {interval}"
+    if group.power is not None:
+        yield _describe_power(group, group.power)
 
 
 def _print_flips(
@@ -203,6 +206,17 @@ def _describe_result(group: ComparedGroup) -> str:
     if group.equivalence.is_shown:
         return f"{text}, and equivalent {margin}."
     return f"{text}; equivalence {margin} is not shown."
+
+
+def _describe_power(group: ComparedGroup, power: ComparisonPower) -> str:
+    measure, result, points = group.measure, group.result, f" {group.measure.points}".rstrip()
+    smallest = measure.format_number(power.smallest, power.smallest if points.strip() else result.first)
+    wanted = f"{power.difference * (100 if measure.is_share else 1):g}{points}"
+    needed = "no number of lines shows" if power.lines is None else f"{power.lines:,} lines show"
+    return (
+        f"power of 80 %: {result.lines:,} lines show a difference of {smallest}{points} or more; "
+        f"{needed} one of {wanted}"
+    )
 
 
 def _describe_margin(group: ComparedGroup) -> str:

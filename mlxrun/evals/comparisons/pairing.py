@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -111,7 +111,7 @@ class PairingRules:
         return match and match[min(1, self.cluster.groups)]
 
 
-class _LineFacts(NamedTuple):
+class LineFacts(NamedTuple):
     """What is compared of one line of one run. `prompt`, and the `options` of its scoring, are None if the
     job file no longer has the line; `settings`: the fields of its body that are no prompt."""
 
@@ -127,7 +127,7 @@ class _LineFacts(NamedTuple):
     measure: ScoreMeasure | None
     sums: Mapping[str, float]
 
-    def is_scored_unlike(self, other: _LineFacts) -> bool:
+    def is_scored_unlike(self, other: LineFacts) -> bool:
         """Whether another run expects something else of the line, or scores it otherwise."""
         if self.expected != other.expected or _are_different(self.options, other.options):
             return True
@@ -137,6 +137,9 @@ class _LineFacts(NamedTuple):
     def is_lost(self) -> bool:
         """Whether the line has no score, so that its measure is not known."""
         return self.measure is None and (self.failed or self.unscored)
+
+
+ReadFacts = Callable[[RunFolder, PairingRules], Iterable[tuple[str, LineFacts]]]
 
 
 @dataclass(slots=True)
@@ -189,21 +192,22 @@ class Mismatches:
 class PairedLines:
     """The lines that two sides share, by id, and what was left out. `settings`: fields of bodies that differ,
     with the number of lines; `examples`: the values of one line for each. `unknown`: lines whose prompts
-    could not be compared; `shared`: lines that are the same, with or without scores."""
+    could not be compared; `shared`: lines that are the same, with or without scores; `read`: reads a run."""
 
     lines: dict[str, PairedLine] = field(default_factory=dict)
     mismatches: Mismatches = field(default_factory=Mismatches)
     unscored: int = 0
     unknown: int = 0
     shared: int = 0
+    read: ReadFacts = field(default_factory=lambda: read_facts)
     settings: Counter[str] = field(default_factory=Counter)
     examples: dict[str, tuple[Any, Any]] = field(default_factory=dict)
 
     def add_runs(self, first: RunFolder, second: RunFolder, rules: PairingRules) -> None:
         """Add the lines of a pair of runs. JobError if they are not the same and `rules` do not allow it."""
-        known = dict(_read_facts(first, rules))
+        known = dict(self.read(first, rules))
         mismatches, same = Mismatches(), 0
-        for custom_id, after in _read_facts(second, rules):
+        for custom_id, after in self.read(second, rules):
             before = known.pop(custom_id, None)
             if before is None:
                 mismatches.only_second.append(custom_id)
@@ -222,7 +226,7 @@ class PairedLines:
         for name in ("only_first", "only_second", "prompts", "expected"):
             getattr(self.mismatches, name).extend(getattr(mismatches, name))
 
-    def _add(self, custom_id: str, before: _LineFacts, after: _LineFacts) -> None:
+    def _add(self, custom_id: str, before: LineFacts, after: LineFacts) -> None:
         if before.settings != after.settings:
             self._count_settings(before.settings, after.settings)
         self.unknown += before.prompt is None or after.prompt is None
@@ -262,8 +266,8 @@ def _explain(found: Sequence[str], first: RunFolder, second: RunFolder, same: in
     return f"{text}; {same_lines if same else 'no line is the same'}"
 
 
-def _read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, _LineFacts]]:
-    """The id of each finished line, and what is compared of it."""
+def read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, LineFacts]]:
+    """Yield the id of each finished line, and what is compared of it."""
     keys = make_run_keys(run.manifest, "", run.paths.job.parent)
     for line in run.read_lines():
         prompt, options, settings = None, None, "{}"
@@ -282,7 +286,7 @@ def _read_facts(run: RunFolder, rules: PairingRules) -> Iterator[tuple[str, _Lin
         result = line.eval
         yield (
             line.id,
-            _LineFacts(
+            LineFacts(
                 score=rules.read_score(line),
                 group=line.group or "all",
                 cluster=rules.find_cluster(line),

@@ -201,7 +201,7 @@ def _build_generation(run: ExportedRun) -> Json:
 def list_rows(run: ExportedRun) -> Iterator[Json]:
     """Yield the scored lines; each refers to the result of all lines."""
     for line in run.read_lines():
-        if line.score is not None:
+        if run.has_score(line):
             yield build_row(run, line)
 
 

@@ -109,6 +109,11 @@ class ExportedRun:
                 )
             yield found
 
+    def has_score(self, line: RunLine) -> bool:
+        """Whether a line has a score. One that failed has none where scores have a unit, in which 0 would be
+        one as any other."""
+        return line.score is not None and (not self.summary.total.measured or "measure" in line.eval)
+
     @cached_property
     def summary(self) -> RunSummary:
         found = RunSummary()

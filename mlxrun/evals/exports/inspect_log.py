@@ -172,7 +172,7 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
         "target": line.targets or "",
         "messages": [*prompt, *(choice["message"] for choice in choices[:1])],
         "output": {"model": run.model, "choices": choices, "usage": usage},
-        "scores": {} if line.score is None else {name_metric(run.summary.total): _build_score(line)},
+        "scores": {name_metric(run.summary.total): _build_score(line)} if run.has_score(line) else {},
         "metadata": {"group": line.group or "all", "match": line.match, "generation": line.generation},
         "model_usage": {run.model_id: usage},
         "uuid": f"{run.digest[:_ID_LENGTH]}-{line.number}",

@@ -40,7 +40,7 @@ def write_lm_eval_files(run: ExportedRun, folder: Path) -> list[Path]:
             task: files.enter_context(path.open("w", encoding="utf-8")) for task, path in paths.items()
         }
         for line in run.read_lines():
-            if line.score is None:
+            if not run.has_score(line):
                 continue
             task = tasks[str(line.group)]
             sample = build_sample(run, line)

@@ -1,10 +1,11 @@
-"""`mlxrun compare`: compares the scores of two runs of the same lines."""
+"""`mlxrun compare`: compares the scores of two runs of the same lines, or of more."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,15 @@ Examples:
   mlxrun compare main.out pr.out --fail-if regression       two suites, cell by cell; for CI
   mlxrun compare suite.out/bf16 suite.out/4bit              two models of one suite
   mlxrun compare a.out.jsonl b.out.jsonl --fail-if "score < 80 %" --fail-if "worse > 10 in sums"
+  mlxrun compare a.out.jsonl b.out.jsonl --power 1          how many lines show a difference of 1 point
+  mlxrun compare a.out.jsonl b.out.jsonl c.out.jsonl        each with each, and a ranking
+  mlxrun compare suite.out                                  the same of all models of a suite
+  mlxrun compare --judged pairs.jsonl                       a ranking by pairs that were judged elsewhere
 
 \b
-FIRST is what SECOND is compared with; a difference is SECOND less FIRST, in points (percentage points).
+Of two RUNS, FIRST is what SECOND is compared with. A difference is SECOND less FIRST, in points (percentage
+points). With more, or with a suite of several models, p is adjusted by Holm's method for all pairs, and
+--fail-if, --show, --equivalent-within and --power are not for them.
 Lines are paired by id. Runs whose lines are not the same are refused with what differs; --common compares
 those that are. Runs of a suite that differ in their seeds only are epochs: scores are averaged for each line.
 
@@ -47,8 +54,7 @@ Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or 
 
 
 @click.command(epilog=EPILOG)
-@click.argument("first", type=click.Path(path_type=Path))
-@click.argument("second", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option(
     "--equivalent-within",
     "margin",
@@ -70,6 +76,19 @@ Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or 
     metavar="N",
     help="Show N lines that are better, and N that are worse, with prompt and answers.",
 )
+@click.option(
+    "--power",
+    type=click.FloatRange(0, min_open=True),
+    metavar="POINTS",
+    help="Say how many lines show a difference of so many points (or so much in their unit), and what "
+    "difference these lines show.",
+)
+@click.option(
+    "--judged",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Rank models by a JSONL file of judged pairs (first, second, winner, id), without RUNS.",
+)
 @click.option("--common", is_flag=True, help="Compare the lines and runs that both sides have, unchanged.")
 @click.option("--any-prompt", is_flag=True, help="Prompts may differ, as for two prompt templates.")
 @click.option(
@@ -90,27 +109,75 @@ Exit codes: 0 compared; 1 a --fail-if holds; 2 runs that cannot be compared, or 
     help="Write every number and all flips as JSON; - prints it instead of the table.",
 )
 def command(
-    first: Path,
-    second: Path,
+    runs: tuple[Path, ...],
     conditions: tuple[str, ...],
     margin: float | None,
     seed: int,
+    judged: Path | None,
     **options: Any,
 ) -> int:
-    """Compare the scores of two runs, FIRST and SECOND, of the same lines.
+    """Compare the scores of RUNS of the same lines: FIRST and SECOND, or more.
 
-    FIRST and SECOND are a job file, its output, its run folder, a suite's folder or a part of it.
+    Each of RUNS is a job file, its output, its run folder, a suite's folder or a part of it.
     """
+    given = {"--fail-if": conditions, "--equivalent-within": margin, "--show": options["show"]}
+    given |= {"--power": options["power"]}
+    if judged is not None:
+        _refuse({"RUNS": runs, **given}, "--judged")
+        return _rank_judged(judged, options["json_path"])
+    if not runs:
+        raise click.UsageError("Missing argument 'RUNS...'.")
     parsed = _parse_conditions(conditions, margin)
     rules = _make_rules(options)
-    from mlxrun.evals.comparisons.comparison import compare_paths
+    if len(runs) != 2:
+        _refuse(given, "a comparison of each run with each")
+        return _rank_runs(runs, rules, seed, options["json_path"])
+    from mlxrun.evals.comparisons.comparison import add_power, compare_paths
 
-    found = compare_paths(first, second, rules=rules, margin=margin, seed=seed)
+    found = compare_paths(*runs, rules=rules, margin=margin, seed=seed)
+    if options["power"] is not None:
+        comparisons = [add_power(each, options["power"]) for each in found.comparisons]
+        found = replace(found, comparisons=comparisons)
     reasons = [reason for each in parsed for reason in each.find_reasons(found.comparisons)]
     _print_result(found, options["show"], options["json_path"], reasons)
     for reason in reasons:
         print_error(f"mlxrun: --fail-if {reason}")
     return 1 if reasons else 0
+
+
+def _refuse(given: Mapping[str, object], what: str) -> None:
+    """UsageError for an argument that would have no effect."""
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(f"{name} has no effect with {what}")
+
+
+def _rank_runs(runs: Sequence[Path], rules: PairingRules, seed: int, json_path: Path | None) -> int:
+    from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH
+    from mlxrun.evals.comparisons.ranking import open_sides, rank_sides
+    from mlxrun.evals.comparisons.ranking_table import print_ranking
+
+    rankings = rank_sides(open_sides(runs), rules, seed)
+    if _write_json({"format": 1, "rankings": [each.describe() for each in rankings]}, json_path):
+        return 0
+    console = open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False)
+    for ranking in rankings:
+        print_ranking(ranking, console)
+    return 0
+
+
+def _rank_judged(path: Path, json_path: Path | None) -> int:
+    from mlxrun.evals.bradley_terry import fit_strengths, read_judged_pairs
+    from mlxrun.evals.comparisons.comparison_table import PIPED_WIDTH
+    from mlxrun.evals.comparisons.ranking_table import print_strengths
+
+    try:
+        strengths = fit_strengths(read_judged_pairs(path))
+    except ValueError as error:
+        raise JobError(f"{path}: {error}") from error
+    if not _write_json({"format": 1, "strengths": [asdict(each) for each in strengths]}, json_path):
+        print_strengths(strengths, open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False))
+    return 0
 
 
 def _parse_conditions(texts: Sequence[str], margin: float | None) -> list[FailCondition]:
@@ -147,16 +214,8 @@ def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reaso
     )
 
     answers = [read_flip_texts(each, show) for each in found.comparisons]
-    if json_path is not None:
-        content = found.describe() | {"failed_conditions": list(reasons)}
-        if str(json_path) == "-":
-            print_json(content, indent=1)
-            return
-        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        try:
-            json_path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise JobError(f"{json_path}: cannot be written: {error.strerror or error}") from error
+    if _write_json(found.describe() | {"failed_conditions": list(reasons)}, json_path):
+        return
     console = open_console(width=PIPED_WIDTH, highlight=False, soft_wrap=False)
     for at, (comparison, texts) in enumerate(zip(found.comparisons, answers, strict=True)):
         if at:
@@ -167,3 +226,18 @@ def _print_result(found: ComparisonSet, show: int, json_path: Path | None, reaso
         print_summary(found.comparisons, console)
     if found.left_out:
         print_line(f"left out, as only one side has them: {', '.join(found.left_out)}")
+
+
+def _write_json(content: Mapping[str, Any], path: Path | None) -> bool:
+    """Write a comparison as JSON, if that is wanted. Return whether it is printed in place of the table."""
+    if path is None:
+        return False
+    if str(path) == "-":
+        print_json(content, indent=1)
+        return True
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JobError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return False

@@ -34,7 +34,8 @@ and the manifest are brought up to date; answers are not computed, and no model 
 The requests of the job file must be those of the run. A later `mlxrun batch` scores by the job file again.
 
 \b
-A scorer is a function of any of these parameters, and returns a number from 0 to 1, or a dict with `score`:
+A scorer is a function of any of these parameters, and returns a number from 0 to 1, or a dict with `score`.
+With a `unit` in the dict, it may be any number (docs/evals.md):
   def score(answer, expected, line, response): return answer.strip() == expected
 
 \b

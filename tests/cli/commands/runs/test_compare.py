@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,55 @@ async def test_clusters_by_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["compare", *runs, "--cluster", r"(.+)-e\d"]) == 0
     out = capsys.readouterr().out
     assert "paired t test over 8 clusters" in out and "McNemar" not in out
+
+
+async def test_more_than_two_runs_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = await make_drop(tmp_path)
+    third = await run_lines(tmp_path / "c", [chat(f"q{at}", "x", HAS_X) for at in range(20)])
+    assert main(["compare", first, second, str(third), "--common", "--json", str(tmp_path / "x.json")]) == 2
+    assert "no line in common" in capsys.readouterr().err
+    again = await run_lines(
+        tmp_path / "d", [chat(f"q{at}", f"say {at}", HAS_X | {"expected": f"say {at}"}) for at in range(20)]
+    )
+    assert main(["compare", first, second, str(again), "--json", str(tmp_path / "x.json")]) == 0
+    out = capsys.readouterr().out
+    assert "1 to 2" in out and "100.0 % [" in out and "by Holm" in out
+    [ranking] = json.loads((tmp_path / "x.json").read_text())["rankings"]
+    assert [side["best"] for side in ranking["ranking"]] == [1, 1, 3] and len(ranking["pairs"]) == 3
+
+
+async def test_power_says_how_many_lines_are_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [str(await run_lines(tmp_path / str(seed), sampled_chats(60), seed)) for seed in (1, 2)]
+    assert main(["compare", *jobs, "--power", "2"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"power of 80 %: 60 lines show a difference of [\d.]+ points or more; [\d,]+ lines show one of 2 p",
+        out,
+    )
+
+
+def test_judged_pairs_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows = [{"first": "a", "second": "b", "winner": "ab"[at % 3 == 0], "id": at} for at in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["compare", "--judged", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "+60 [" in out and "66.7 %" in out and out.index(" a ") < out.index(" b ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["a", "b", "c", "--fail-if", "regression"], "--fail-if has no effect with a comparison of each run"),
+        (["a", "--power", "1"], "--power has no effect with a comparison of each run"),
+        (["a", "--judged", "p.jsonl"], "RUNS has no effect with --judged"),
+        ([], "Missing argument 'RUNS...'"),
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", *arguments]) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,67 @@
+"""`mlxrun history`: notes the scores of repeated runs in a file, draws their trend, and finds drift."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from mlxrun.core.terminal import print_error, print_json
+from mlxrun.core.visible_text import make_line
+
+EPILOG = """\b
+Examples:
+  mlxrun history nightly.jsonl main.out                     adds the scores of a suite, and shows the trend
+  mlxrun history nightly.jsonl main.out --fail-if drift --fail-if jump
+  mlxrun history nightly.jsonl --fail-if "drift in */sums/*"   adds nothing
+  mlxrun history nightly.jsonl --json                       all figures
+
+\b
+FILE is JSONL, and is made if it is not there. RUN is a job file, its output, or the folder of a suite, each
+of whose cells has a trend. A run that is in FILE already is not added again.
+  jump    the newest score is worse than the 95 % prediction interval of those before it; from the fourth
+          run on
+  drift   scores get worse over time (Mann-Kendall, p < 0.05); from the fifth run on
+
+\b
+Exit codes: 0 noted; 1 a --fail-if holds; 2 a run that is unfinished or has no score, or usage.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--fail-if",
+    "conditions",
+    multiple=True,
+    metavar="CONDITION",
+    help="Exit with 1 if it holds: jump or drift, or one of them in CELL, where * stands for any text.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+def command(file: Path, run: Path | None, conditions: tuple[str, ...], as_json: bool) -> int:
+    """Note the scores of RUN in FILE, and show how scores change from run to run."""
+    from mlxrun.core.errors import JobError
+    from mlxrun.evals.history import add_runs, find_failures, find_trends, list_cells, read_history
+    from mlxrun.evals.run_folders.run_folder import open_runs
+    from mlxrun.evals.suites.suite_manifest import make_table, print_table
+
+    rows = read_history(file) if run is None else add_runs(file, open_runs(run))
+    if not rows:
+        raise JobError(f"{file}: is no history yet; give a run to begin it with")
+    trends = find_trends(rows)
+    reasons = list(find_failures(trends, conditions))
+    if as_json:
+        print_json({"format": 1, "cells": [each.describe() for each in trends]}, indent=1)
+    else:
+        from rich.markup import escape
+
+        shown = list(list_cells(trends))
+        table = make_table(list(shown[0]))
+        for each in shown:
+            table.add_row(*(escape(make_line(text)) for text in each.values()))
+        print_table(table, sys.stdout)
+    for reason in reasons:
+        print_error(f"mlxrun: --fail-if {reason}")
+    return 1 if reasons else 0

@@ -1,0 +1,98 @@
+"""Prints rankings: the sides of a cell in order, and the matrix of their differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mlxrun.core.visible_text import make_line
+from mlxrun.evals.bradley_terry import Strength
+from mlxrun.evals.comparisons.comparison_table import format_p
+from mlxrun.evals.comparisons.ranking import CellRanking, RankedSide
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def print_ranking(ranking: CellRanking, console: Console) -> None:
+    """Print the ranking of a cell, then the difference of each pair: the side of the row less the other."""
+    if ranking.cell:
+        console.print(f"== {ranking.cell}", markup=False)
+    lines = {pair.comparison.total.result.lines for pair in ranking.pairs}
+    heads = ["rank", "run", "score [95 %]", "ranks", "lines won", "strength [95 %]"]
+    table = _make_table(heads, left=(1,))
+    for at, side in enumerate(ranking.sides, 1):
+        table.add_row(*_make_row(at, side, ranking))
+    console.print(table)
+    console.print(_build_matrix(ranking))
+    points = ranking.measure.points or "their unit"
+    count = " to ".join(f"{each:,}" for each in sorted({min(lines), max(lines)}))
+    text = f"difference of the row less the column, in {points}, over {count} lines; * p < 0.05, by Holm"
+    console.print(text, markup=False, soft_wrap=True)
+    if ranking.why is not None:
+        console.print(f"strengths: {ranking.why}", markup=False, soft_wrap=True)
+
+
+def print_strengths(strengths: Sequence[Strength], console: Console) -> None:
+    """Print the strengths of judged pairs."""
+    table = _make_table(["rank", "model", "strength [95 %]", "won", "pairs"], left=(1,))
+    for at, each in enumerate(strengths, 1):
+        table.add_row(
+            str(at), _escape(each.name), format_strength(each), f"{100 * each.wins:.1f} %", f"{each.pairs:,}"
+        )
+    console.print(table)
+
+
+def format_strength(strength: Strength) -> str:
+    """Format an Elo rating with its interval: `+35 [+10, +60]`."""
+    return f"{strength.rating:+.0f} [{strength.low:+.0f}, {strength.high:+.0f}]"
+
+
+def _make_row(rank: int, side: RankedSide, ranking: CellRanking) -> list[str]:
+    interval = None if side.interval is None else side.interval.bounds
+    ranks = str(side.best) if side.best == side.worst else f"{side.best} to {side.worst}"
+    strength = side.strength
+    return [
+        str(rank),
+        _escape(side.name),
+        ranking.measure.format(side.score, interval),
+        ranks,
+        "" if strength is None else f"{100 * strength.wins:.1f} %",
+        "" if strength is None else format_strength(strength),
+    ]
+
+
+def _build_matrix(ranking: CellRanking) -> Table:
+    names = [side.name for side in ranking.sides]
+    table = _make_table(["", *map(_escape, names)], left=(0,))
+    known = {(pair.first, pair.second): pair for pair in ranking.pairs}
+    for name in names:
+        cells = []
+        for other in names:
+            pair = known.get((other, name)) or known.get((name, other))
+            if pair is None:
+                cells.append("")
+                continue
+            result = pair.comparison.total.result
+            difference = result.difference if pair.second == name else 0.0 - result.difference
+            number = ranking.measure.format_number(difference, result.first, "+")
+            cells.append(f"{number} (p {format_p(pair.p)}){' *' if pair.is_significant else ''}")
+        table.add_row(_escape(name), *cells)
+    return table
+
+
+def _make_table(heads: Sequence[str], left: Sequence[int]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="left" if at in left else "right", no_wrap=at not in left)
+    return table
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(make_line(text))

@@ -1,0 +1,232 @@
+"""A history file: the figures of runs that are repeated, such as each night, and whether they drift.
+
+The file is JSONL. A row has the figure of one cell of a suite, or of one job, and what computed it. Two tests
+look at the figures of a cell in the order of the file:
+
+    jump    the newest is worse than the 95 % prediction interval of those before it, by Student's t
+    drift   figures get worse over time, by the test of Mann and Kendall (1945), which steps and slow declines
+            alike make significant (p < 0.05)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from mlxrun.core.errors import JobError
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, list_working_runs
+from mlxrun.evals.run_folders.run_folder_paths import find_cell
+from mlxrun.evals.statistics import ALPHA
+from mlxrun.jobs.records.run_paths import wrap_write_errors
+from mlxrun.jobs.scoring.intervals import find_quantile
+from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
+
+FEWEST_BEFORE_JUMP, FEWEST_OF_DRIFT = 3, 5  # with fewer figures, nothing can be significant
+WORDS = ("jump", "drift")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryRow:
+    """The figure of one run. `cell`: model, task and variant of a suite's cell, or the output's name; `time`:
+    when it ended; `value`, `interval`: in the unit of `measure`, None for a share; `output`, `model`: digests
+    of the output and of the model's files; `version`: of mlxrun."""
+
+    cell: str
+    time: str
+    lines: int
+    value: float
+    interval: tuple[float, float] | None
+    measure: dict[str, str] | None
+    output: str
+    model: str | None
+    version: str | None
+
+    @property
+    def score_measure(self) -> ScoreMeasure:
+        return SHARE if self.measure is None else ScoreMeasure(**self.measure)
+
+
+@dataclass(frozen=True, slots=True)
+class CellTrend:
+    """The figures of one cell, the newest last. `bounds`: the prediction interval of the newest; `p`: of the
+    test of a trend. Both are None for too few figures."""
+
+    cell: str
+    rows: Sequence[HistoryRow]
+    bounds: tuple[float, float] | None
+    p: float | None
+    slope: float
+
+    @property
+    def measure(self) -> ScoreMeasure:
+        return self.rows[-1].score_measure
+
+    @property
+    def has_jumped(self) -> bool:
+        """Whether the newest figure is worse than those before it let expect."""
+        if self.bounds is None:
+            return False
+        low, high = self.bounds
+        newest = self.rows[-1].value
+        slack = 1e-9 * max(1.0, abs(newest))  # equal figures may differ in their last digit
+        return newest > high + slack if self.measure.better == LOWER else newest < low - slack
+
+    @property
+    def has_drifted(self) -> bool:
+        """Whether figures get worse over time."""
+        return self.p is not None and self.p < ALPHA and self.measure.is_better(-self.slope)
+
+    def holds(self, word: str) -> bool:
+        """Whether a condition of `--fail-if` holds."""
+        return self.has_jumped if word == "jump" else self.has_drifted
+
+    def draw(self, most: int = 30) -> str:
+        """Draw the newest figures as a line of bars."""
+        values = [row.value for row in self.rows[-most:]]
+        low, high = min(values), max(values)
+        if high == low:
+            return _BARS[3] * len(values)
+        return "".join(_BARS[round((each - low) / (high - low) * (len(_BARS) - 1))] for each in values)
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the trend as JSON."""
+        found = {"cell": self.cell, "values": [row.value for row in self.rows], "prediction": self.bounds}
+        return found | {"trend_p": self.p, "jump": self.has_jumped, "drift": self.has_drifted}
+
+
+def read_history(path: Path) -> list[HistoryRow]:
+    """Read a history file; empty if there is none. JobError with the line that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobError(f"{path}: cannot be read: {error}") from error
+    found = []
+    for number, text in enumerate(lines, 1):
+        try:
+            row = HistoryRow(**json.loads(text))
+            if not math.isfinite(row.value) or row.score_measure.better not in ("lower", "higher"):
+                raise ValueError("a value that is no figure")
+        except (ValueError, TypeError, RecursionError) as error:
+            raise JobError(f"{path}:{number}: is no row of a history: {error}") from error
+        found.append(row)
+    return found
+
+
+def build_row(run: RunFolder) -> HistoryRow:
+    """Build the row of a run. JobError if it is unfinished, or has no figure."""
+    manifest, out = run.manifest, run.paths.out
+    total = (manifest.get("scores") or {}).get("total") or {}
+    value = total.get("value", total.get("share"))
+    if run.state != DONE:
+        raise JobError(f"{out}: the run is {run.state}; only finished runs belong into a history")
+    if not total.get("lines") or value is None:
+        raise JobError(f"{out}: the run has no score")
+    cell, ended = find_cell(out), list_working_runs(manifest)[-1]
+    return HistoryRow(
+        cell=out.name if cell is None else "/".join(cell[1:]),
+        time=str(ended["ended"] or ended["started"]),
+        lines=int(total["lines"]),
+        value=float(value),
+        interval=total["interval"],
+        measure=total.get("measure"),
+        output=str(manifest["output"]["sha256"]),
+        model=manifest["model"].get("fingerprint"),
+        version=manifest["versions"].get("mlxrun"),
+    )
+
+
+def add_runs(path: Path, runs: Sequence[RunFolder]) -> list[HistoryRow]:
+    """Add the rows of runs to a history file, and return all. A run that is there already is not added."""
+    known = read_history(path)
+    seen = {(row.cell, row.time, row.output) for row in known}
+    rows = [row for row in map(build_row, runs) if (row.cell, row.time, row.output) not in seen]
+    for row in rows:
+        before = next((each for each in reversed(known) if each.cell == row.cell), None)
+        if before is not None and before.measure != row.measure:
+            raise JobError(f"{path}: the figures of {row.cell} have another unit; begin a new history")
+    text = "".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows)
+    with wrap_write_errors(path, begun=False), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+    return [*known, *rows]
+
+
+def find_trends(rows: Sequence[HistoryRow]) -> list[CellTrend]:
+    """Find the trend of each cell, in the order of their first rows."""
+    cells: dict[str, list[HistoryRow]] = {}
+    for row in rows:
+        cells.setdefault(row.cell, []).append(row)
+    return [_find_trend(cell, own) for cell, own in cells.items()]
+
+
+def _find_trend(cell: str, rows: Sequence[HistoryRow]) -> CellTrend:
+    values = [row.value for row in rows]
+    bounds, p, slope = None, None, 0.0
+    before = values[:-1]
+    if len(before) >= FEWEST_BEFORE_JUMP:
+        reach = find_quantile(len(before) - 1) * stdev(before) * math.sqrt(1 + 1 / len(before))
+        bounds = fmean(before) - reach, fmean(before) + reach
+    if len(values) >= FEWEST_OF_DRIFT and max(values) > min(values):
+        from scipy import stats
+
+        found = stats.kendalltau(range(len(values)), values)
+        p, slope = float(found.pvalue), float(found.statistic)
+    return CellTrend(cell, rows, bounds, p, slope)
+
+
+def find_failures(trends: Sequence[CellTrend], conditions: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each condition that holds: `jump` or `drift`, of all cells or `in PATTERN`.
+    JobError for a condition that is none, or of no cell."""
+    for text in conditions:
+        word, _, pattern = (part.strip() for part in text.partition(" in "))
+        if word not in WORDS:
+            raise JobError(
+                f"--fail-if {text!r}: a condition is {' or '.join(WORDS)}, or one of them `in CELL`"
+            )
+        chosen = [trend for trend in trends if fnmatchcase(trend.cell, pattern or "*")]
+        if not chosen:
+            raise JobError(
+                f"--fail-if {text!r}: there is no such cell: {', '.join(each.cell for each in trends)}"
+            )
+        yield from (f"{trend.cell}: {text}: {describe_trend(trend)}" for trend in chosen if trend.holds(word))
+
+
+def describe_trend(trend: CellTrend) -> str:
+    """Describe what was found of a cell in words."""
+    measure, newest = trend.measure, trend.rows[-1].value
+    parts = []
+    if trend.has_jumped and trend.bounds is not None:
+        expected = measure.format_bounds(trend.bounds, newest)
+        parts.append(f"{measure.format(newest)} is worse than was to be expected, {expected}")
+    if trend.has_drifted and trend.p is not None:
+        parts.append(f"it gets worse over {len(trend.rows)} runs (p = {trend.p:.2g})")
+    if parts:
+        return "; ".join(parts)
+    needed = max(FEWEST_BEFORE_JUMP + 1, FEWEST_OF_DRIFT)
+    return "steady" if len(trend.rows) >= needed else f"too few runs to tell ({len(trend.rows)} of {needed})"
+
+
+def list_cells(trends: Sequence[CellTrend]) -> Iterator[Mapping[str, str]]:
+    """Yield the row of each cell for the table: newest figure, change, bars, and what was found."""
+    for trend in trends:
+        row, measure = trend.rows[-1], trend.measure
+        change = ""
+        if len(trend.rows) > 1:
+            difference = row.value - trend.rows[-2].value
+            change = f"{measure.format_number(difference, row.value, '+')} {measure.points}".rstrip()
+        yield {
+            "cell": trend.cell,
+            "trend": trend.draw(),
+            "newest [95 %]": measure.format(row.value, row.interval),
+            "change": change,
+            "runs": str(len(trend.rows)),
+            "found": describe_trend(trend),
+        }
