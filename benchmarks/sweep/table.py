@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from benchmarks.sweep.family import FamilyResult, Status
 from benchmarks.sweep.layers import Layers, render_layers
 from benchmarks.sweep.left_out import LEFT_OUT
+from benchmarks.sweep.library_faults import render_faults
 from benchmarks.tiny.processor_files import PROCESSORS
 
 WORDS: dict[Status, str] = {
@@ -74,7 +75,7 @@ def render_markdown(
             lines += _render_rows(some)
             lines += render_layers((layers or {}).get(kind, {}))
         if some and kind == "vision":
-            lines += _render_left_out()
+            lines += [*_render_left_out(), *render_faults()]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,136 @@
+"""Faults of mlx-vlm that mlxrun goes around or refuses, each with a script that shows it.
+
+A script follows PREAMBLE, which makes `load(family)`. It prints `shows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFault:
+    """`families`: where it is; `what` is wrong; `instead`: what mlxrun does; `script`: lines of Python that
+    print `shows`."""
+
+    families: tuple[str, ...]
+    what: str
+    instead: str
+    script: str
+    shows: str
+
+
+PREAMBLE = """import tempfile
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_vlm.utils import load_model, load_processor, prepare_inputs
+from PIL import Image
+
+from benchmarks.tiny.random_models import write_vision_model
+
+
+def load(family):
+    folder = Path(tempfile.mkdtemp()) / "model"
+    write_vision_model(family, folder)
+    return load_model(folder), load_processor(folder, add_detokenizer=False)
+"""
+_BOTH = """model, _ = load("{family}")
+image, video = model.config.image_token_id, model.config.video_token_id
+ids, grid, pixels = mx.array([[1, *[image] * 4, *[video] * 4]]), mx.array([[1, 4, 4]]), mx.ones((16, 384))
+videos = {{"pixel_values_videos": pixels, "video_grid_thw": grid}}
+"""
+_PLACED = """model, processor = load("{family}")
+made = prepare_inputs(processor, images=[Image.new("RGB", (90, 50))], prompts=["a<image>b"])
+ids, pixels = made["input_ids"], made["pixel_values"]
+"""
+
+FAULTS = (
+    LibraryFault(
+        ("llava", "llava_onevision", "granite4_vision", "got", "cohere_compass"),
+        "processors hand `padding`, which is for the tokenizer, to image processors that refuse it.",
+        "Image processors of transformers are called without arguments for texts that they do not know.",
+        """_, processor = load("llava")
+try:
+    prepare_inputs(processor, images=[Image.new("RGB", (40, 40))], prompts=["a<image>b"])
+except ValueError as error:
+    print(str(error).partition("error: ")[2])
+""",
+        "ImagesKwargs.__init__() got an unexpected keyword argument 'padding'",
+    ),
+    LibraryFault(
+        ("gemma3", "pixtral", "mistral3", "llava"),
+        "a prompt with images whose chat template writes the token that begins texts begins with two.",
+        "The tokenizer of a processor adds none to a text that begins with it, as in transformers.",
+        """_, processor = load("gemma3")
+text = processor.tokenizer.bos_token + "<start_of_image>"
+made = prepare_inputs(processor, images=[Image.new("RGB", (40, 40))], prompts=[text])
+print(made["input_ids"][0].tolist().count(processor.tokenizer.bos_token_id))
+""",
+        "2",
+    ),
+    LibraryFault(
+        ("qwen2_vl", "qwen2_5_vl"),
+        "videos beside images are left out, and their tokens keep the embedding of the token.",
+        "Images and videos of a prompt are encoded by a call of each kind.",
+        _BOTH.format(family="qwen2_5_vl")
+        + """made = model.get_input_embeddings(ids, pixels, image_grid_thw=grid, **videos).inputs_embeds
+print(mx.array_equal(made[0, 5:], model.language_model.model.embed_tokens(ids)[0, 5:]).item())
+""",
+        "True",
+    ),
+    LibraryFault(
+        ("qwen3_5", "qwen3_5_moe"),
+        "videos beside images are an error, since features of images are counted for the tokens of both.",
+        "The calls are two here too.",
+        _BOTH.format(family="qwen3_5")
+        + """try:
+    model.get_input_embeddings(ids, pixels, image_grid_thw=grid, **videos)
+except ValueError as error:
+    print(error)
+""",
+        "Image features and image tokens do not match: tokens: 8, features 4",
+    ),
+    LibraryFault(
+        ("llava_next", "granite_vision"),
+        "all features of a tile take the place of one token, although the processor makes one of each.",
+        "Features are packed as in transformers (the hook `tiles`).",
+        _PLACED.format(family="llava_next")
+        + """print(ids.shape[1], model.get_input_embeddings(ids, pixels).inputs_embeds.shape[1])
+""",
+        "54 162",
+    ),
+    LibraryFault(
+        ("deepseek_vl_v2",),
+        "the grids of as many images as there are tiles are read, beyond the end of their array.",
+        "The array has rows of zeros there (the same hook). A list instead of an array shows the fault.",
+        _PLACED.format(family="deepseek_vl_v2")
+        + """grids = [list(rows) for rows in made["images_spatial_crop"]]
+try:
+    model.get_input_embeddings(ids, pixels, grids, made["images_seq_mask"])
+except IndexError as error:
+    print(error)
+""",
+        "list index out of range",
+    ),
+)
+
+
+def render_faults() -> Iterator[str]:
+    """Lines of docs/models.md about the faults."""
+    yield from (
+        "",
+        "## Faults of mlx-vlm",
+        "",
+        "mlxrun goes around these. A script shows each; the comment is what it prints. The scripts run in a",
+        "clone of mlxrun, after these lines:",
+        "",
+        "```python",
+        *PREAMBLE.splitlines(),
+        "```",
+    )
+    for fault in FAULTS:
+        names = ", ".join(f"`{family}`" for family in fault.families)
+        yield from ("", f"In {names}: {fault.what} {fault.instead}", "", "```python")
+        yield from (*fault.script.splitlines(), f"# {fault.shows}", "```")
