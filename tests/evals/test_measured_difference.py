@@ -138,6 +138,14 @@ def test_equivalence_is_in_the_unit_of_the_scores() -> None:
     assert compute_measured_equivalence(make("median", BEFORE), make("median", after), 0.5).is_shown
 
 
+@pytest.mark.parametrize("aggregate", ["mean", "median"])
+def test_equal_lines_show_what_their_number_allows(aggregate: str) -> None:
+    """From 59 lines on, fewer than 5 % of all lines differ."""
+    for lines, is_shown in ((58, False), (59, True)):
+        equal = make(aggregate, [float(at) for at in range(lines)])
+        assert compute_measured_equivalence(equal, equal, 1.0).is_shown is is_shown
+
+
 def test_an_undefined_figure_is_named() -> None:
     lines = MeasuredLines(ScoreMeasure("", "higher", "a / b"))
     lines.add(0.0, {"a": 1.0, "b": 0.0})

@@ -223,12 +223,12 @@ class MeasuredLines:
         return None if values is None else float(values.std(ddof=1) / len(values) ** 0.5)
 
     def compute_interval(self) -> ConfidenceInterval | None:
-        """Compute the 95 % interval of the figure; None where it has none."""
+        """Compute the 95 % interval of the figure; None where it has none, or does not vary."""
         value, error = self.value, self.compute_standard_error()
         if self.measure.quantile is not None:
             return self._compute_quantile_interval(self.measure.quantile)
-        if value is None or error is None:
-            return None
+        if value is None or not error:
+            return None  # lines that are all equal show nothing of how others vary
         reach = find_quantile(len(set(self.list_units())) - 1) * error
         return ConfidenceInterval(value - reach, value + reach, "jackknife")
 

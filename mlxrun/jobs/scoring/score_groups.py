@@ -68,10 +68,9 @@ class ScoreGroup:
 
     @property
     def is_unscored(self) -> bool:
-        """Whether no answer could be scored, so that the share of 0 says nothing."""
-        return (
-            bool(self.lines) and self.unscored == self.lines and not self.scores.total and not self.measured
-        )
+        """Whether no line has a score, as all failed or could not be scored: a share of 0 says nothing."""
+        is_lost = bool(self.lines) and self.failed + self.unscored == self.lines
+        return is_lost and not self.scores.total and not self.measured
 
     def add(self, result: Mapping[str, Any], *, failed: bool, is_cut_answer: bool) -> None:
         """Count the `eval` of one record."""
@@ -211,7 +210,7 @@ def print_scores(scores: Scores, stream: TextIO) -> None:
 def format_score(group: ScoreGroup, *, with_interval: bool = True) -> str:
     """Format the figure of a group, with its interval: `72.5 % [65.1, 78.9]`."""
     found = group.describe_value(group.interval if with_interval else None)
-    return format_described(found | {"unscored": group.unscored, "lines": group.lines})
+    return NOT_SCORED if group.is_unscored else format_described(found)
 
 
 def format_described(found: Mapping[str, Any]) -> str:
@@ -219,7 +218,8 @@ def format_described(found: Mapping[str, Any]) -> str:
     if "measure" in found:
         measure = found["measure"]
         return MIXED if measure is None else ScoreMeasure(**measure).format(found["value"], found["interval"])
-    if found.get("unscored") and found["unscored"] == found.get("lines") and not found["share"]:
+    lost = found.get("failed", 0) + found.get("unscored", 0)
+    if lost and lost == found.get("lines") and not found["share"]:
         return NOT_SCORED
     return SHARE.format(found["share"], found["interval"])
 
@@ -227,7 +227,13 @@ def format_described(found: Mapping[str, Any]) -> str:
 def _make_row(name: str, group: ScoreGroup, has_unscored: bool, metrics: Sequence[str]) -> list[str]:
     found = group.compute_metrics()
     return [
-        *(name, str(group.lines), str(group.correct), format_score(group), str(group.failed)),
+        *(
+            name,
+            str(group.lines),
+            "" if group.measured else str(group.correct),
+            format_score(group),
+            str(group.failed),
+        ),
         *([str(group.unscored)] if has_unscored else []),
         *(f"{100 * found[each]:.1f} %" if each in found else "" for each in metrics),
     ]

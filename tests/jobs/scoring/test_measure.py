@@ -113,6 +113,12 @@ def test_a_formula_is_of_the_sums_of_all_lines() -> None:
     assert lines.compute_standard_error() == pytest.approx(np.std(resampled), rel=0.1)
 
 
+def test_lines_that_are_all_equal_have_no_interval() -> None:
+    """One without a width would claim too much."""
+    assert make("mean", [2.0] * 20).compute_interval() is None
+    assert make("mean", [2.0] * 19 + [2.1]).compute_interval() is not None
+
+
 def test_what_is_undefined_is_none() -> None:
     lines = MeasuredLines(ScoreMeasure("", "higher", "a / b"))
     assert lines.value is None and lines.compute_interval() is None

@@ -94,6 +94,14 @@ def test_scores_with_a_unit() -> None:
     assert format_score(scores.groups["a"]) == "3.000 s [0.516, 5.484]" == format_described(found)
 
 
+def test_lines_that_all_failed_have_no_score() -> None:
+    scores = Scores()
+    for _ in range(3):
+        scores.add({"error": {}, "response": None, "eval": {"score": 0, "match": "perplexity", "group": "a"}})
+    group = scores.groups["a"]
+    assert group.is_unscored and format_score(group) == "not scored" == format_described(group.describe())
+
+
 def test_lines_with_several_measures_have_no_figure() -> None:
     scores = Scores()
     scores.add(measure(2.0))

@@ -140,6 +140,8 @@ def command(
         found = replace(found, comparisons=comparisons)
     reasons = [reason for each in parsed for reason in each.find_reasons(found.comparisons)]
     _print_result(found, options["show"], options["json_path"], reasons)
+    if options["power"] is not None and any(each.total.power is None for each in found.comparisons):
+        print_error("mlxrun: --power: differences of quantiles, and of a single line, have no standard error")
     for reason in reasons:
         print_error(f"mlxrun: --fail-if {reason}")
     return 1 if reasons else 0

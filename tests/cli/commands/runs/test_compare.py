@@ -138,6 +138,14 @@ async def test_power_says_how_many_lines_are_needed(
     )
 
 
+async def test_power_of_a_single_line_is_said_to_be_unknown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = str(await run_lines(tmp_path, sampled_chats(1)))
+    assert main(["compare", job, job, "--power", "2"]) == 0
+    assert "of a single line, have no standard error" in capsys.readouterr().err
+
+
 def test_judged_pairs_are_ranked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pairs.jsonl"
     rows = [{"first": "a", "second": "b", "winner": "ab"[at % 3 == 0], "id": at} for at in range(30)]
