@@ -22,6 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.machine.device import StreamSpread
 
 ProductMethod = Literal["library", "flat", "dequantized"]
 
@@ -214,18 +215,23 @@ def count_weights(layer: Any) -> int:
 
 
 def hold_dequantized(layers: Iterable[nn.Module], dtype: mx.Dtype, *, lazy: bool = False) -> None:
-    """Replace quantized weights by plain ones of this type, one at a time, so that memory is bounded.
+    """Replace quantized weights by plain ones of this type, few at a time, so that memory is bounded.
     `lazy`: compute none, so that only shapes are known."""
+    layers = list(layers)
+    spread = StreamSpread(0 if lazy else sum(map(count_weights, layers)) * dtype.size)
     for module in layers:
         plain = _find_plain_class(module)
         assert plain is not None
-        weight = dequantize_weight(module, dtype)
+        stream = spread.choose(count_weights(module))
+        with mx.stream(stream):
+            weight = dequantize_weight(module, dtype)
         if not lazy:
-            mx.eval(weight)
+            spread.launch(weight, stream)
         for name in ("scales", "biases"):
             module.pop(name, None)
         module.weight = weight
         module.__class__ = plain
+    spread.wait()
 
 
 def _find_plain_class(module: nn.Module) -> type | None:

@@ -30,7 +30,7 @@ from mlxrun.model.load.model_info import LoadedModelInfo, load_model_info, log_w
 from mlxrun.model.load.tensor_files import read_tensors
 from mlxrun.model.load.weight_check import check_loading
 from mlxrun.model.lora import apply_adapter, read_adapters
-from mlxrun.model.machine.device import limit_buffers
+from mlxrun.model.machine.device import StreamSpread, limit_buffers
 from mlxrun.model.pooling.pooled_model import get_trunk_classes
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 
@@ -86,9 +86,24 @@ def load_lazily(
         is_bfloat = any(tensor.type == "BF16" for tensor in info.gguf.tensors.values())
         dtype = mx.bfloat16 if is_bfloat else find_dtype(model)
     if dtype is not None:
-        model.set_dtype(dtype)
+        _cast_parameters(model, dtype)
     model.eval()
     return model, unused, dtype
+
+
+def _cast_parameters(model: Any, dtype: mx.Dtype) -> None:
+    """As `set_dtype` of the library's model, on several streams."""
+
+    def is_floating(array: mx.array) -> bool:
+        return mx.issubdtype(array.dtype, mx.floating)
+
+    nbytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()) if is_floating(array))
+    spread = StreamSpread(nbytes)
+
+    def cast(array: mx.array) -> mx.array:
+        return array.astype(dtype, stream=spread.choose(array.nbytes)) if is_floating(array) else array
+
+    model.apply(cast)
 
 
 def _make_error(info: LoadedModelInfo, error: Exception) -> ModelLoadError:

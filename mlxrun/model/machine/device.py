@@ -11,6 +11,7 @@ import os
 import platform
 import shutil
 import time
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,7 @@ CUDA_STEP_COSTS = StepCosts(512, waiting_weight=4, few_lengths=True, min_chunk=5
 CPU_STEP_COSTS = StepCosts(deep_prompt=384)  # so that a chunk costs about as much as a step of 16 rows
 BUSY = {"cpu": 256, "metal": 512, "cuda": 2048}  # tokens beside decoding rows
 STEP_MS, CUDA_STEP_MS = 200, 100
+PARALLEL_BYTES, MOST_STREAMS, MOST_LAUNCHED = 1 << 28, 8, 2
 REPRODUCIBLE_THREADS = 1  # the only number that every machine has
 # The facts on which the last digits of results depend.
 DECISIVE = (
@@ -187,6 +189,40 @@ def _compiles() -> bool:
     if "MLX_DISABLE_COMPILE" in os.environ:
         return False
     return get_backend() != "cpu" or shutil.which("g++") is not None
+
+
+class StreamSpread:
+    """Spreads independent arrays over streams, which compute them at the same time. `nbytes`: of all arrays.
+    On a CPU there are several streams for many bytes, each with a thread. Only the thread that made this can
+    use it."""
+
+    def __init__(self, nbytes: int) -> None:
+        is_single = uses_gpu() or nbytes < PARALLEL_BYTES
+        more = 0 if is_single else min(os.cpu_count() or 1, MOST_STREAMS) - 1
+        self._streams = [
+            mx.default_stream(mx.default_device()),
+            *(mx.new_stream(mx.cpu) for _ in range(more)),
+        ]
+        self._sizes = [0] * len(self._streams)
+        self._launched: list[deque[mx.array]] = [deque() for _ in self._streams]
+
+    def choose(self, size: int) -> mx.Stream:
+        """The stream that has least to do, for an array of this size."""
+        at = self._sizes.index(min(self._sizes))
+        self._sizes[at] += size
+        return self._streams[at]
+
+    def launch(self, array: mx.array, stream: mx.Stream) -> None:
+        """Compute an array of this stream, once few others of it are left."""
+        waiting = self._launched[self._streams.index(stream)]
+        mx.async_eval(array)
+        waiting.append(array)
+        if len(waiting) > MOST_LAUNCHED:
+            mx.eval(waiting.popleft())
+
+    def wait(self) -> None:
+        """Wait for all that was launched."""
+        mx.eval([array for waiting in self._launched for array in waiting])
 
 
 def start_measuring(drop_pool: bool) -> int:

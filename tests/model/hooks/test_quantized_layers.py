@@ -28,6 +28,7 @@ from mlxrun.model.hooks.quantized_layers import (
     multiply,
     use_library_products,
 )
+from mlxrun.model.machine import device
 
 MODES = [
     *[("affine", bits, 64) for bits in (2, 3, 4, 5, 6, 8)],
@@ -102,6 +103,23 @@ def test_held_weights_give_the_librarys_product(mode: str, bits: int, group: int
     assert {name.rpartition(".")[2] for name, _ in tree_of(layers)} == {"weight", "bias"}
     for name, value in layers.run(x).items():
         assert difference(expected[name], value) < 1e-5, name
+
+
+def test_weights_are_the_same_on_several_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their places, whichever stream is done first."""
+    found = []
+    for least in (1 << 60, 0):
+        monkeypatch.setattr(device, "PARALLEL_BYTES", least)
+        monkeypatch.setattr(device.os, "cpu_count", lambda: 3)
+        assert len(device.StreamSpread(1)._streams) == (1 if least else 3)
+        sizes = [256, 32, 1024, 64, *[96] * 20]
+        layers = [nn.Linear(64, size, bias=False) for size in sizes]
+        for at, layer in enumerate(layers):
+            layer.weight = mx.random.normal(layer.weight.shape, key=mx.random.key(at))
+        quantized = [layer.to_quantized(group_size=32, bits=4) for layer in layers]
+        quantized_layers.hold_dequantized(quantized, mx.float32)
+        found.append([layer.weight for layer in quantized])
+    assert all(mx.array_equal(one, many).item() for one, many in zip(*found, strict=True))
 
 
 def test_a_layer_in_several_places_is_taken_once() -> None:

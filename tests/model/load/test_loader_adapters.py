@@ -18,6 +18,7 @@ from mlx.utils import tree_flatten
 from mlxrun.core.errors import ConfigError, ModelLoadError
 from mlxrun.core.request import HitKind
 from mlxrun.model.load import loader
+from mlxrun.model.machine import device
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.model_fixtures import Zoo
 from tests.helpers.oracle import text_answer
@@ -65,6 +66,17 @@ def test_an_adapter_is_applied(zoo: Zoo, adapter: Make) -> None:
     )["a"]
     engine_driver.check_answer(event, text_answer(folder, BASE, adapter=str(made)))
     assert engine_driver.has_other_answer(event, zoo.answer("llama", BASE))
+
+
+def test_weights_are_cast_alike_on_several_streams(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for least in (1 << 60, 0):
+        monkeypatch.setattr(device, "PARALLEL_BYTES", least)
+        engine = engine_driver.make_real_engine(zoo.text("llama"), dtype="bfloat16", load_check=False)
+        found.append(dict(tree_flatten(engine_driver.get_runner(engine)._caller.model.parameters())))
+    assert found[0].keys() == found[1].keys()
+    for name, array in found[0].items():
+        assert array.dtype == mx.bfloat16 and mx.array_equal(array, found[1][name]).item()
 
 
 def test_adapters_do_not_decide_the_type_of_activations(zoo: Zoo) -> None:

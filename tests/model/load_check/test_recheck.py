@@ -85,7 +85,7 @@ def test_a_vision_model(zoo: Zoo, verdicts: KeptVerdicts) -> None:
     assert describe_state(engine) == state
 
 
-@pytest.mark.parametrize("stop", [1, 2, 5, 9, 14, 20, 30])
+@pytest.mark.parametrize("stop", [1, 5, 14, 30])
 def test_it_gives_way_at_any_place(tmp_path: Path, zoo: Zoo, verdicts: KeptVerdicts, stop: int) -> None:
     """And leaves no trace in the model, in half precision and with quantized layers."""
     folder = quantize_folder(zoo.text("llama"), tmp_path / "model")
