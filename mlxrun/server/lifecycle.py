@@ -30,7 +30,7 @@ from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.certificate import ServerCertificate, read_certificate
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import CONFIG
-from mlxrun.server.http.connection import HttpConnection, RefusedConnection, close_idle
+from mlxrun.server.http.connection import HttpConnection
 from mlxrun.server.key_reload import reload_config
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.welcome import describe_models, welcome_model
@@ -89,11 +89,7 @@ async def listen(
     http, loop = runner.server, asyncio.get_running_loop()
     assert http is not None
     options: dict[str, Any] = {"keepalive_timeout": KEEPALIVE_SECONDS, "access_log": None, "logger": http_log}
-
-    def connect() -> asyncio.BaseProtocol:
-        if len(http.connections) >= settings.max_connections and not close_idle(http.connections):
-            return RefusedConnection()
-        return HttpConnection(http, loop=loop, **options)
+    connect = partial(HttpConnection, http, most=settings.max_connections, loop=loop, **options)
 
     try:
         listener = await _create_listener(connect, settings, certificate)

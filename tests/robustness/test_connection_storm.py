@@ -4,13 +4,15 @@ of them is left."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 
-from mlxrun.server import lifecycle
+from mlxrun.server.http import connection
 from tests.helpers.server_fakes import Serving, make_chat_body, make_script, run_server, server_config
 from tests.helpers.storm_counts import count
 from tests.robustness.test_server_fuzz import nothing_left
@@ -94,6 +96,17 @@ async def test_clients_that_say_nothing() -> None:
         await nothing_left(s)
 
 
+async def test_a_burst_is_limited_too() -> None:
+    """Connections that are accepted in one turn of the loop are counted one by one."""
+    async with run_server(server_config(max_connections=4)) as s, make_callers(s) as callers:
+        address = urlsplit(s.url).hostname, urlsplit(s.url).port
+        sockets = [socket.create_connection(address) for _ in range(40)]  # the loop does not turn meanwhile
+        callers += [Caller(*await asyncio.open_connection(sock=each)) for each in sockets]
+        statuses = await ask_all(callers)
+        assert set(statuses) <= {200, 503, 0} and 1 <= statuses[200] <= 4
+        await nothing_left(s)
+
+
 async def test_who_is_being_answered_keeps_the_connection() -> None:
     """Where all are busy a further client gets 503, and those that are busy their whole answers."""
     go_on = asyncio.Event()
@@ -114,7 +127,7 @@ async def test_who_is_being_answered_keeps_the_connection() -> None:
 
 async def test_a_lock_out_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Mutation: idle connections keep their places, as they did."""
-    monkeypatch.setattr(lifecycle, "close_idle", lambda connections: False)
+    monkeypatch.setattr(connection, "close_idle", lambda connections: False)
     async with run_server(server_config(max_connections=LIMIT)) as s, make_callers(s) as callers:
         await callers.connect(LIMIT)
         assert (await s.get("/health")).status == 503

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from aiohttp import web
 
@@ -21,9 +22,25 @@ from mlxrun.server.http.surface import ROUTES
 
 class HttpConnection(web.RequestHandler):
     """One connection. aiohttp itself refuses broken request lines, long headers and invalid chunks. These
-    errors are answered in JSON like all others."""
+    errors are answered in JSON like all others. `most`: server.max_connections."""
 
-    __slots__ = ()
+    __slots__ = ("_most",)
+
+    def __init__(self, server: web.Server, *, most: int, **options: Any) -> None:
+        super().__init__(server, **options)
+        self._most = most
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin, or hand the connection to a RefusedConnection. It is counted here: a burst makes many
+        protocols before the first of them is connected."""
+        assert self._manager is not None and isinstance(transport, asyncio.Transport)
+        others = self._manager.connections
+        if len(others) < self._most or close_idle(others):
+            super().connection_made(transport)
+        else:
+            refused = RefusedConnection()
+            transport.set_protocol(refused)
+            refused.connection_made(transport)
 
     @property
     def is_idle(self) -> bool:

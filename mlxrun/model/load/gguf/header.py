@@ -185,7 +185,7 @@ class _HeaderReader:
         """The name of the next tensor, what it is, and its place behind the header."""
         name = self._read_string()
         (rank,) = self._unpack("I")
-        if rank > 8:
+        if not 1 <= rank <= 8:
             raise ValueError(f"{name!r:.100} has {rank} dimensions")
         *shape, kind, place = self._unpack(f"{rank}QIQ")
         if 0 in shape:

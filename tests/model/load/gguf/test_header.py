@@ -69,7 +69,8 @@ def test_lengths_that_make_a_file_too_much_work_are_refused(tmp_path: Path) -> N
         "'' twice": struct.pack("<QQ", 0, 2) + bytes(200),
         "it would have 0 tensors and 1152921504606846976 values": struct.pack("<QQ", 0, 1 << 60) + bytes(200),
         "has no values": struct.pack("<QQ", 1, 0) + struct.pack("<QIQIQ", 0, 1, 0, 0, 0),
-        "it has '' twice": struct.pack("<QQ", 2, 0) + bytes(200),
+        "'' has 0 dimensions": struct.pack("<QQ", 1, 0) + struct.pack("<QIIQ", 0, 0, 0, 0),
+        "'t' twice": struct.pack("<QQ", 2, 0) + 2 * struct.pack("<QcIQIQ", 1, b"t", 1, 8, 0, 0),
         "a list of lists": struct.pack("<QQ", 0, 1) + lists,
         "a list of 16777217": struct.pack("<QQ", 0, 1) + lists[:9] + struct.pack("<IIQ", 9, 8, (1 << 24) + 1),
     }.items():
