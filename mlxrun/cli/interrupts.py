@@ -20,6 +20,7 @@ from typing import Any
 
 DELAY = 0.02  # seconds until the finaliser has ended
 SETTLE = 0.5  # seconds in which further signals are the same one
+TEARDOWN = 10.0  # seconds in which a command that has ended may close its files and threads
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _IS_LINUX = sys.platform.startswith("linux")
 _RESET = -0x80000000 if _IS_LINUX else 0x4  # SA_RESETHAND
@@ -82,15 +83,19 @@ def _interrupt(number: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
-def expect_last_signal() -> None:
-    """Let the next signal end the process, after a moment: the first one was taken. Call this on the main
-    thread only."""
+def expect_last_signal(seconds: float | None = None) -> None:
+    """Let the next signal after so many seconds end the process (None: SETTLE), and ignore those before: the
+    first one was taken. Call this on the main thread only."""
+    if _Settling.timer is not None:
+        _Settling.timer.cancel()
+        _Settling.timer.join()
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
-    _Settling.timer = threading.Timer(SETTLE, _use_default_actions)
-    _Settling.timer.daemon = True
+    timer = threading.Timer(SETTLE if seconds is None else seconds, _use_default_actions)
+    timer.daemon = True
     try:
-        _Settling.timer.start()
+        timer.start()
+        _Settling.timer = timer
     except RuntimeError:  # there is no memory for a thread
         _use_default_actions()
 

@@ -1,5 +1,5 @@
-"""The event loop of commands. A second SIGINT or SIGTERM ends the process, whatever the loop waits for. The
-loop's clock stands still while the process is suspended.
+"""The event loop of commands. A second SIGINT or SIGTERM ends the process, whatever the loop waits for, but
+not once the command has ended in order. The loop's clock stands still while the process is suspended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar, TypeVarTuple
 
-from mlxrun.cli.interrupts import NUMBERS, expect_last_signal, reset_when_delivered
+from mlxrun.cli.interrupts import NUMBERS, TEARDOWN, expect_last_signal, reset_when_delivered
 from mlxrun.core.processes import STEP, RunningClock
 
 T = TypeVar("T")
@@ -44,6 +44,7 @@ class SignalLoop(asyncio.SelectorEventLoop):
     process. Its time limits count only time in which the process runs."""
 
     _signalled = False
+    _ended = False
 
     def __init__(self) -> None:
         self._clock = RunningClock()
@@ -69,9 +70,13 @@ class SignalLoop(asyncio.SelectorEventLoop):
         reset_when_delivered(sig)
 
     def remove_signal_handler(self, sig: int) -> bool:
-        """Remove the handler, and return whether there was one. After a signal, the next one ends the process
-        all the same."""
-        found = super().remove_signal_handler(sig)
-        if self._signalled and sig in NUMBERS:
-            signal.signal(sig, signal.SIG_DFL)
-        return found
+        """Remove the handler, and return whether there was one. After a signal, the work that it stopped has
+        ended: further ones are ignored, so that the exit code stays. They end a teardown that hangs."""
+        if not self._signalled:
+            return super().remove_signal_handler(sig)
+        if not self._ended:
+            self._ended = True
+            expect_last_signal(TEARDOWN)
+        if sig not in NUMBERS:
+            signal.signal(sig, signal.SIG_IGN)
+        return True

@@ -150,7 +150,7 @@ def handle_signals(stop: asyncio.Event, say: Say, reload: Callable[[], None] | N
 
     def handle_hangup() -> None:
         if stops_at_hangup and not has_terminal():
-            handle(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
         elif reload is not None:
             reload()
 

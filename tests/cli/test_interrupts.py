@@ -197,6 +197,30 @@ def test_signals_that_come_together_are_one() -> None:
     assert (done.stdout, done.returncode) == ("waits\nstops\nin order\n", 0), done.stderr
 
 
+REMOVE = """interrupts._Settling.timer.join()  # as in a long drain
+    for number in (*interrupts.NUMBERS, signal.SIGHUP):
+        loop.remove_signal_handler(number)
+    {wait}
+    for number in (signal.SIGHUP, *interrupts.NUMBERS):
+        os.kill(os.getpid(), number)
+    print("in order")"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_signals_after_the_work_change_no_exit_code(hangs: bool) -> None:
+    """A teardown that takes longer than TEARDOWN is ended by them."""
+    before = """loop.add_signal_handler(signal.SIGHUP, print)
+    loop.call_soon(os.kill, os.getpid(), signal.SIGTERM)"""
+    after = REMOVE.format(wait="interrupts._Settling.timer.join()" if hangs else "")
+    twin = f"""
+from mlxrun.cli import signal_loop
+interrupts.SETTLE, signal_loop.TEARDOWN = 0.0, {0.0 if hangs else 600.0}"""
+    program = HANGING.format(library="ctypes.CDLL", before=before, after=after, run=RUN, twin=twin)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    wanted = ("waits\nstops\n", -signal.SIGINT) if hangs else ("waits\nstops\nin order\n", 0)
+    assert (done.stdout, done.returncode) == wanted, done.stderr
+
+
 def test_all_commands_run_on_this_loop() -> None:
     folder = Path(interrupts.__file__).parent
     assert [path.name for path in folder.glob("*.py") if "asyncio.run(" in path.read_text()] == []

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,12 @@ def test_what_is_kept_in_the_data_folder(
 
 @pytest.mark.slow
 def test_the_command_serves_and_stops(tmp_path: Path) -> None:
-    """`mlxrun serve` on the embedded model: the printed URL answers, SIGTERM ends it with 0."""
-    command = [sys.executable, "-m", "mlxrun.cli.main", "serve", "--port", "0"]
+    """`mlxrun serve` on the embedded model: the printed URL answers, SIGTERM ends it with 0, however often it
+    is sent."""
+    program = (
+        "import sys; from mlxrun.cli import interrupts, main; interrupts.SETTLE = 600; sys.exit(main.main())"
+    )
+    command = [sys.executable, "-c", program, "serve", "--port", "0"]
     command += ["--set", f"server.data_path={tmp_path / 'data'}"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -175,7 +180,13 @@ def test_the_command_serves_and_stops(tmp_path: Path) -> None:
         with urllib.request.urlopen(request, timeout=60) as response:
             assert json.loads(response.read())["choices"][0]["message"]["content"] == "5"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        while not process.stdout.readline().startswith("stopping"):
+            pass
+        until = time.monotonic() + 60
+        while process.poll() is None and time.monotonic() < until:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        assert process.poll() == 0
     finally:
         process.kill()
         process.communicate()
