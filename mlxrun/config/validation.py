@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import jsonschema
 
-from mlxrun.config.nodes import ConfigNode, ConfigProblem
+from mlxrun.config.nodes import ConfigNode, ConfigProblem, Origin
 from mlxrun.config.schema import EXTENDS, build_schema
 from mlxrun.config.setting_fields import SettingField, find_field, list_fields, list_sections
 from mlxrun.config.yaml_source import render_yaml
@@ -27,33 +28,55 @@ _TYPES = {
     "object": "a mapping",
     "null": "null",
 }
+MOST_SUGGESTED = 100  # unknown keys of a layer for which a suggestion is looked for: it takes a millisecond
 _YAML_1_1 = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 
 def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
     """Return all problems of one layer, by the JSON Schema and by the ranges of byte sizes."""
-    errors = jsonschema.Draft202012Validator(build_schema()).iter_errors(tree.strip_origins())
-    problems = [problem for error in errors for problem in _explain(tree, error)]
+    problems, unknown = [], list[_UnknownKey]()
+    for error in jsonschema.Draft202012Validator(build_schema()).iter_errors(tree.strip_origins()):
+        steps = list(error.absolute_path)
+        path, node = ".".join(map(str, steps)), tree.find(steps)
+        assert node is not None
+        if error.validator == "additionalProperties":
+            schema: Any = error.schema
+            unknown += _list_unknown_keys(node, path, list(schema["properties"]))
+        else:
+            text = describe_schema_error(error, find_field(steps))
+            problems.append(ConfigProblem.at(node.origin, path, text))
+    problems += _explain_unknown_keys(unknown)
     return problems + list(_check_sizes(tree, {problem.key for problem in problems}))
 
 
-def _explain(tree: ConfigNode, error: jsonschema.ValidationError) -> Iterator[ConfigProblem]:
-    """Yield the problems that one schema error means."""
-    path = ".".join(str(step) for step in error.absolute_path)
-    node = tree.find(list(error.absolute_path))
-    assert node is not None
-    if error.validator == "additionalProperties":
-        schema: Any = error.schema
-        known, is_section = list(schema["properties"]), path in ("", *list_sections())
-        for key, child in node.value.items():
-            if key not in known:
-                meant = _find_meant_key(key, path) if is_section else find_closest(key, known)
-                suggestion = suggest_word(meant)
-                origin = child.key_origin or child.origin
-                yield ConfigProblem.at(origin, f"{path}.{key}" if path else key, f"unknown key{suggestion}")
-    else:
-        info = find_field(list(error.absolute_path))
-        yield ConfigProblem.at(node.origin, path, describe_schema_error(error, info))
+@dataclass(frozen=True, slots=True)
+class _UnknownKey:
+    """A key that the mapping at `path` does not have; `known`: those that it has."""
+
+    origin: Origin
+    path: str
+    key: str
+    known: list[str]
+
+    def find_meant(self) -> str | None:
+        if self.path in ("", *list_sections()):
+            return _find_meant_key(self.key, self.path)
+        return find_closest(self.key, self.known)
+
+
+def _list_unknown_keys(node: ConfigNode, path: str, known: list[str]) -> Iterator[_UnknownKey]:
+    for key, child in node.value.items():
+        if key not in known:
+            yield _UnknownKey(child.key_origin or child.origin, path, key, known)
+
+
+def _explain_unknown_keys(unknown: list[_UnknownKey]) -> Iterator[ConfigProblem]:
+    """Yield their problems, the first ones of the layer with suggestions."""
+    ordered = sorted(unknown, key=lambda each: (each.origin.name, each.origin.line, each.origin.column))
+    for number, each in enumerate(ordered):
+        suggestion = suggest_word(each.find_meant() if number < MOST_SUGGESTED else None)
+        name = f"{each.path}.{each.key}" if each.path else each.key
+        yield ConfigProblem.at(each.origin, name, f"unknown key{suggestion}")
 
 
 def _check_sizes(tree: ConfigNode, wrong: set[str]) -> Iterator[ConfigProblem]:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from mlxrun.config import validation
 from mlxrun.config.nodes import Origin
 from mlxrun.config.yaml_source import parse_value
 from tests.helpers.config_files import load_errors
@@ -45,6 +46,16 @@ media:
         " (did you mean 'input'?)",
         "--set engine.max_errors: 0 is less than 1",
     ]
+
+
+def test_the_first_unknown_keys_have_suggestions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with thousands is refused within seconds: none is looked for beyond those that are shown."""
+    looked_for: list[str] = []
+    monkeypatch.setattr(validation, "find_closest", lambda key, words: looked_for.append(key))
+    monkeypatch.setattr(validation, "MOST_SUGGESTED", 3)
+    text = "b1: 1\nscheduler: {b2: 1, b3: 1}\nb4: 1\n" + "".join(f"c{n}: 1\n" for n in range(50))
+    assert len(load_errors(text)) == 54
+    assert list(dict.fromkeys(looked_for)) == ["b1", "b2", "b3"]
 
 
 @pytest.mark.parametrize("value", ["*", "a, b", "null", "1", "it's: #1", "]", "a\nb", "a.example"])
