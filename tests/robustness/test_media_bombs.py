@@ -115,6 +115,7 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], str | None]] = {
         lambda: make_avi([SMALL] * 4, rate=(1, 2**32 - 1)),
         "longer than media.video_max_seconds",
     ),
+    "2 x 2": (lambda: make_video(size=(2, 2), kind="mp4"), "the model's processor refused the videos"),
     "5,000 streams": (lambda: make_avi([SMALL] * 4, streams=5_000), "not a readable video"),
 }
 
@@ -157,7 +158,7 @@ async def test_bombs_are_refused_and_others_are_answered(served: ModelServer) ->
                 return
             text = body["error"]["message"]
             assert (status, body["error"]["code"]) == (400, "invalid_video"), (name, body)
-            assert text.startswith("messages[0].content[0]") and said in text, (name, text)
+            assert text.startswith("messages[0].content[0].video_url.url: ") and said in text, (name, text)
             assert text.isprintable() and len(text.encode()) <= MAX_MESSAGE
 
         alone = [(await send(body))[1]["choices"] for body in (plain, seen)]

@@ -265,6 +265,7 @@ async def prepare_chat_prompt(
         work = partial(
             build_chat_prompt,
             *(model_info, messages, images, tools, arguments),
+            refs=refs,
             continued_path=continued_path,
             must_fit=must_fit,
         )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mlxrun.api.text.continuation import render_continuation
+from mlxrun.api.text.media.media_kinds import VIDEO, MediaRef
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import ImageMarkers, get_image_markers, render_chat
@@ -88,12 +89,14 @@ def build_chat_prompt(
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
     *,
+    refs: Sequence[MediaRef] = (),
     continued_path: str | None = None,
     must_fit: bool = False,
 ) -> RenderedPrompt:
     """Render and tokenize a conversation. The model's processor runs only if there are images or videos.
 
-    `images`: images and videos, in the order of their parts. `continued_path`: the path of the last message's
+    `images`: images and videos, in the order of their parts. `refs`: where they are in the body; a PDF is
+    there once for each page. `continued_path`: the path of the last message's
     content, if the answer continues it. `must_fit`: a text that is certainly longer than the context raises
     PromptTooLong before it is tokenized. Raises MediaError if the processor refuses the images."""
     if continued_path is None:
@@ -105,7 +108,7 @@ def build_chat_prompt(
     tokens = tokenize(model, text, add_special_tokens=False)
     videos = sum(isinstance(each, Video) for each in images)
     get_image_markers(model).check(tokens.ids, len(images) - videos, videos)
-    processed = _process_images(model, text, images) if images else None
+    processed = _process_images(model, text, images, refs) if images else None
     found = find_cache_positions(model, tokens, messages, tools, arguments)
     if processed is None:
         return RenderedPrompt(text, tokens.ids, cache_positions=found)
@@ -120,22 +123,29 @@ def build_chat_prompt(
     )
 
 
-def _process_images(model: ModelInfo, text: str, images: Sequence[Image | Video]) -> ProcessedPrompt:
+def _process_images(
+    model: ModelInfo, text: str, images: Sequence[Image | Video], refs: Sequence[MediaRef]
+) -> ProcessedPrompt:
+    """The prompt with its media. MediaError names the field of the only one; of several, the processor does
+    not say which it refuses."""
+    params = {ref.param for ref in refs}
+    param = params.pop() if len(params) == 1 else "messages"
     videos = [each for each in images if isinstance(each, Video)]
     stills = [each for each in images if not isinstance(each, Video)]
+    code = VIDEO.code if videos else refs[0].medium.code if refs else MediaError.code
     try:
         return model.process(text, stills, videos) if videos else model.process(text, stills)
     except MediaError as exc:
         if exc.param is not None:
             raise
-        raise MediaError(f"messages: {exc}", param="messages") from exc
+        raise MediaError(f"{param}: {exc}", param=param, code=code) from exc
     except MlxrunError:
         raise
     except Exception as exc:  # the model's own processor may raise anything
         logger.warning("image processor failed", exc_info=True)
         reason = describe_foreign_error(exc, 200)
-        text = f"messages: the model's processor refuses the {'videos' if videos else 'images'}: {reason}"
-        raise MediaError(text, param="messages") from exc
+        text = f"{param}: the model's processor refuses the {'videos' if videos else 'images'}: {reason}"
+        raise MediaError(text, param=param, code=code) from exc
 
 
 def build_raw_prompt(model: ModelInfo, prompt: str | Sequence[int], param: str) -> RenderedPrompt:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from mlxrun.api.text.media.media_kinds import PDF, MediaRef
 from mlxrun.api.text.prompt import build_chat_prompt, build_raw_prompt, check_text
 from mlxrun.api.text.templates.template import get_image_markers
 from mlxrun.core.errors import MediaError, RequestError
@@ -137,6 +138,33 @@ def test_an_image_that_the_processor_refuses(param: str | None) -> None:
         )
     assert caught.value.param == (param or "messages")
     assert str(caught.value).startswith("messages: ") == (param is None)
+
+
+PICTURE, PAPER = MediaRef("", "a.url"), MediaRef("", "b.file_data", PDF)
+
+
+@pytest.mark.parametrize("error", [MediaError("no"), ValueError("no")])
+@pytest.mark.parametrize(
+    ("refs", "param", "code"),
+    [
+        ([PICTURE], "a.url", "invalid_image"),
+        ([PAPER, PAPER], "b.file_data", "invalid_document"),
+        ([PICTURE, PAPER], "messages", "invalid_image"),
+    ],
+)
+def test_what_the_processor_refuses_is_named(
+    refs: list[MediaRef], param: str, code: str, error: Exception
+) -> None:
+    """By its own field, if it is the only one."""
+
+    class Refusing(FakeModelInfo):
+        def process(self, text: str, images: Any) -> Any:
+            raise error
+
+    messages = [{"role": "user", "content": [{"type": "image"}] * len(refs)}]
+    with pytest.raises(MediaError, match=f"^{param}: .*no$") as caught:
+        build_chat_prompt(Refusing(vision=True), messages, [RED] * len(refs), None, {}, refs=refs)
+    assert (caught.value.param, caught.value.code) == (param, code)
 
 
 def test_raw_prompts_as_ids() -> None:
