@@ -20,13 +20,24 @@ class NestedTooDeeply(ValueError):
         super().__init__(f"nested too deeply: more than {MAX_DEPTH} levels")
 
 
+class LongNumber(ValueError):
+    """A JSON text has an integer with more digits than Python reads."""
+
+    def __init__(self) -> None:
+        super().__init__("a number has thousands of digits")
+
+
 def load_json(text: str | bytes, **hooks: Any) -> Any:
     """The value of a JSON text. `hooks`: keyword arguments of json.loads. NestedTooDeeply for a deep text,
-    another ValueError for one that is not JSON."""
+    LongNumber for a long integer, another ValueError for one that is not JSON."""
     try:
         value = json.loads(text, **hooks)
     except RecursionError as error:
         raise NestedTooDeeply from error
+    except ValueError as error:
+        if "set_int_max_str_digits" not in str(error):
+            raise
+        raise LongNumber from error
     check_depth(value)
     return value
 

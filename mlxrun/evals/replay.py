@@ -26,6 +26,7 @@ from typing import Any
 from mlxrun.config.setting_fields import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.errors import JobError
+from mlxrun.core.field_errors import get_json_type
 from mlxrun.evals.run_folders.moved_paths import find_moved_paths
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
@@ -69,8 +70,13 @@ def rebuild_config(run: RunFolder) -> Config:
     Files and folders that have moved with the job are found."""
     if run.manifest.get("batch"):
         raise JobError(f"{run.name}: is a batch of a server; its answers have ids that only the server gives")
+    recorded: Any = run.manifest.get("config")
+    sections = {name: recorded.get(name, {}) for name in _SECTIONS} if isinstance(recorded, dict) else {}
+    for name, found in {"config": recorded, **sections}.items():
+        if not isinstance(found, dict):
+            text = f"its {name} must be an object, not {get_json_type(found)}"
+            raise JobError(f"{run.paths.manifest}: contains no config that can be used: {text}")
     try:
-        recorded: dict[str, Any] = run.manifest["config"]
         config = build_config(recorded)
         known, plain = {name: set(recorded.get(name, ())) for name in _SECTIONS}, to_plain(config)
         is_whole = known == {name: set(plain[name]) for name in _SECTIONS}

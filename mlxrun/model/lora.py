@@ -112,6 +112,7 @@ def _name_errors(setting: str, path: str) -> Iterator[None]:
 
 def _apply_adapter(model: Any, path: str, *, vision: bool) -> Any:
     load_weights = model.load_weights
+    _check_needed(read_adapter_config(Path(path)), Path(path, CONFIG), vision=vision)
 
     def load_checked(source: Any, strict: bool = True) -> Any:
         weights = list(mx.load(source).items()) if isinstance(source, str) else source
@@ -232,7 +233,9 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder} has no {CONFIG}, so it is not the folder of an adapter")
     try:
         config = load_json(read_text_file(folder / CONFIG))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{folder / CONFIG}: {error.strerror}") from error
+    except ValueError as error:
         raise ConfigError(f"{folder / CONFIG}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / CONFIG}: not a JSON object")
@@ -247,6 +250,20 @@ def read_adapter_config(folder: Path) -> dict[str, Any]:
         raise ConfigError(str(error)) from error
     _check_values(config, folder / CONFIG)
     return config
+
+
+def _check_needed(config: Mapping[str, Any], path: Path, *, vision: bool) -> None:
+    """ConfigError if an entry is missing without which a library loads nothing."""
+    if config.get("fine_tune_type") == "full":
+        return
+    if vision and "rank" in config and "lora_parameters" not in config:  # of mlx-vlm's older training
+        return
+    for key in ("lora_parameters",) if vision else ("lora_parameters", "num_layers"):
+        if key not in config:
+            raise ConfigError(f"{path}: {key} is missing")
+    for key in (*_NEEDED, "dropout"):
+        if key not in config["lora_parameters"]:
+            raise ConfigError(f"{path}: lora_parameters.{key} is missing")
 
 
 def _check_values(config: Mapping[str, Any], path: Path) -> None:

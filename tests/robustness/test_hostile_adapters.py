@@ -8,6 +8,7 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,15 @@ def with_config(**values: Any) -> Edit:
     return lambda folder: (folder / CONFIG).write_text(
         json.dumps(json.loads((folder / CONFIG).read_text()) | values)
     )
+
+
+def without(key: str) -> Edit:
+    def edit(folder: Path) -> None:
+        config = json.loads((folder / CONFIG).read_text())
+        del config[key]
+        (folder / CONFIG).write_text(json.dumps(config))
+
+    return edit
 
 
 def with_file(name: str, content: str | bytes) -> Edit:
@@ -134,8 +144,12 @@ CASES: dict[str, tuple[Edit, str]] = {
     "layers of NaN": (with_config(num_layers=float("nan")), "num_layers is nan, which is not a whole number"),
     "parameters in a list": (with_config(lora_parameters=[]), "lora_parameters is [], which is not"),
     "a deep config": (with_file(CONFIG, "[" * 100_000), "nested too deeply"),
-    "a long number": (with_file(CONFIG, '{"num_layers": ' + "9" * 100_000 + "}"), "limit (4300 digits)"),
-    "a large config": (with_size(CONFIG, 1 << 40), "it has more than 1,048,576 bytes"),
+    "a long number": (with_file(CONFIG, '{"num_layers": ' + "9" * 100_000 + "}"), "thousands of digits"),
+    "a large config": (with_size(CONFIG, 1 << 40), f"{CONFIG}: it has more than 1,048,576 bytes"),
+    "no parameters": (without("lora_parameters"), f"{CONFIG}: lora_parameters is missing"),
+    "parameters without a scale": (with_config(lora_parameters={"rank": 4}), "parameters.scale is missing"),
+    "no weights": (with_size(WEIGHTS, 0), "the file has 0 bytes only"),
+    "a deep header": (with_file(WEIGHTS, struct.pack("<Q", 10**5) + b"[" * 10**5), "nested too deeply"),
     "a config that is a FIFO": (with_link(CONFIG, None), "it is a FIFO"),
     "a config that is a device": (with_link(CONFIG, "/dev/zero"), "it is a device"),
     "a config that is itself": (with_link(CONFIG, CONFIG), "has no adapter_config.json"),
@@ -144,6 +158,25 @@ CASES: dict[str, tuple[Edit, str]] = {
     "weights of a terabyte": (with_size(WEIGHTS, 1 << 40), "and the file has 10995116"),
     "a header of a terabyte": (with_file(WEIGHTS, struct.pack("<Q", 1 << 40) + b"{}"), "its header would"),
 }  # fmt: skip
+
+
+PARAMETERS = {"rank": 4, "scale": 1.0, "dropout": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "vision"),
+    [
+        ({"num_layers": 2, "lora_parameters": PARAMETERS}, "", ""),
+        ({"lora_parameters": PARAMETERS}, "num_layers is missing", ""),
+        ({"num_layers": 2, "rank": 4}, "lora_parameters is missing", ""),
+        ({"fine_tune_type": "full"}, "", ""),
+        ({}, "lora_parameters is missing", "lora_parameters is missing"),
+    ],
+)
+def test_each_library_has_what_it_needs(config: dict[str, Any], text: str, vision: str) -> None:
+    for said, is_vision in ((text, False), (vision, True)):
+        with pytest.raises(ConfigError, match=f"c: {said}") if said else nullcontext():
+            lora._check_needed(config, Path("c"), vision=is_vision)
 
 
 def refuse(folder: Path, *, alone: bool = False) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from mlxrun.core.errors import JobError
+from mlxrun.core.field_errors import quote
 from mlxrun.jobs.records.run_paths import replace_file, wrap_write_errors
 
 SUMS = "SHA256SUMS"
@@ -110,17 +111,29 @@ def _unpack(tar: tarfile.TarFile, folder: Path, limit: int) -> dict[str, str]:
         tops.add(top)
         if len(tops) > 1:
             raise JobError("has more than one folder")
-        content = tar.extractfile(member)
-        assert content is not None, "it is a regular file"
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        digest = hashlib.sha256()
-        with target.open("xb") as file:  # a second file of this name is an error
-            while data := content.read(_STEP):
-                digest.update(data)
-                file.write(data)
-        found[name] = digest.hexdigest()
+        if name in found:
+            raise JobError(f"has a member twice: {quote(member.name)}")
+        try:
+            found[name] = _write_member(tar, member, folder / name)
+        except gzip.BadGzipFile:
+            raise
+        except OSError as error:
+            text = f"its member {quote(member.name)} cannot be unpacked: {error.strerror or error}"
+            raise JobError(text) from error
     return found
+
+
+def _write_member(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> str:
+    """Write a member to a new file. Returns its digest."""
+    content = tar.extractfile(member)
+    assert content is not None, "it is a regular file"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with target.open("xb") as file:
+        while data := content.read(_STEP):
+            digest.update(data)
+            file.write(data)
+    return digest.hexdigest()
 
 
 def _check_member(member: tarfile.TarInfo, limit: int) -> tuple[str, str]:
@@ -149,6 +162,14 @@ def _check_sums(folder: Path, found: Mapping[str, str]) -> None:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Read the digests in an unpacked folder by name."""
+    """Read the digests in an unpacked folder by name. JobError if a line is none."""
+    found = {}
     lines = (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines()
-    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for number, line in enumerate(lines, 1):
+        digest, _, name = line.partition("  ")
+        if not (digest and name):
+            raise JobError(
+                f"line {number} of {SUMS} is damaged: it is not a digest and a name: {quote(line)}"
+            )
+        found[name] = digest
+    return found

@@ -157,11 +157,16 @@ def open_bundle(path: Path, folder: Path | None = None) -> Iterator[list[RunFold
         if folder is not None:
             unpacked = _keep(unpacked, folder)
         own = read_sums(unpacked)  # beside them may be replays
-        runs = [run for run in open_runs(unpacked / FILES) if _get_name(run, unpacked) in own]
-        for run in runs:
-            run.name = str(path) if len(runs) == 1 else f"{path}: {run.name}"
-            _check_trust(run)
-        yield runs
+        try:
+            runs = [run for run in open_runs(unpacked / FILES) if _get_name(run, unpacked) in own]
+            for run in runs:
+                run.name = str(path) if len(runs) == 1 else f"{path}: {run.name}"
+                _check_trust(run)
+            yield runs
+        except JobError as error:
+            if folder is None:  # nobody knows the temporary one
+                error.args = (str(error).replace(f"{unpacked}/", f"{path}: "),)
+            raise
 
 
 def _get_name(run: RunFolder, unpacked: Path) -> str:

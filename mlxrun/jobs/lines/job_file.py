@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.field_errors import find_closest
-from mlxrun.core.limited_json import NestedTooDeeply, load_json
+from mlxrun.core.limited_json import LongNumber, NestedTooDeeply, load_json
 from mlxrun.core.text_files import check_encoding, is_stream, open_regular
 from mlxrun.jobs.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
 
@@ -178,9 +178,9 @@ def _decode(raw: RawLine) -> Any:
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")  # as in "Unterminated string starting at"
         raise _LineError(f"not JSON: {reason} at column {error.pos + 1}") from error
-    except NestedTooDeeply as error:
+    except (NestedTooDeeply, LongNumber) as error:
         raise _LineError(f"not JSON that can be read: {error}") from error
-    except ValueError as error:  # our own hooks; integers of thousands of digits
+    except ValueError as error:  # our own hooks
         raise _LineError(f"not JSON: {error}") from error
     return value
 

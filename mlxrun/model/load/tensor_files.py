@@ -7,10 +7,8 @@ index names a missing file.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, TypeGuard
 import mlx.core as mx
 
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.limited_json import load_json
 from mlxrun.model.load.model_files import check_plain_file, list_weight_files, read_json
 
 _MAX_HEADER = 100_000_000  # bytes, as in the format's own library
@@ -48,15 +47,17 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
-            (length,) = struct.unpack("<Q", file.read(8))
+            if size < 8:
+                raise ValueError(f"the file has {size} bytes only")
+            length = int.from_bytes(file.read(8), "little")
             if length > min(size - 8, _MAX_HEADER):
                 raise ValueError(f"its header would have {length} bytes")
-            found = json.loads(file.read(length), object_pairs_hook=_refuse_twins)
+            found = load_json(file.read(length), object_pairs_hook=_refuse_twins)
         if not isinstance(found, dict):
             raise ValueError("its header is not a JSON object")
         entries = {name: _read_entry(name, value) for name, value in found.items() if name != _METADATA}
         _check_places(entries, size - 8 - length)
-    except (OSError, ValueError, RecursionError, struct.error) as error:
+    except (OSError, ValueError) as error:
         reason = "the header of the weights cannot be used, perhaps after an incomplete download"
         raise ModelLoadError(f"{path}: {reason}: {str(error) or type(error).__name__}") from error
     return entries

@@ -92,7 +92,12 @@ HOSTILE: list[tuple[str, Add, str]] = [
     ("up", add_file("run/../../escaped"), "a path that is not allowed: 'run/../../escaped'"),
     ("no folder", add_file("a"), "a path that is not allowed: 'a'"),
     ("control", add_file("run/a\x1b[2J"), "a path that is not allowed"),
-    ("twice", add_twice, "cannot be unpacked: File exists"),
+    ("twice", add_twice, "has a member twice: 'run/a'"),
+    (
+        "long",
+        add_file(f"run/{'a' * 300}"),
+        r"its member 'run/a+\.\.\. \(304\)' cannot be unpacked: File name too long",
+    ),
     ("folders", add_two_folders, "has more than one folder"),
     ("no sums", add_file("run/a"), f"is no bundle: it has no {SUMS}"),
     ("header", add_file("run/a", pax_headers={"comment": "x" * (2 << 20)}), "a header that is too long"),
@@ -122,6 +127,8 @@ def test_a_careless_program_would_write_outside(tmp_path: Path) -> None:
         ({"a": b"1", SUMS: b"0  a\n"}, "a was changed"),
         ({"a": b"1", SUMS: b""}, "a was changed"),
         ({SUMS: b"0  a\n"}, "a is missing"),
+        ({SUMS: b"0  a\n\x00\xff\n"}, "gz: line 2 of SHA256SUMS is damaged"),
+        ({SUMS: b"0\n"}, "gz: line 1 of SHA256SUMS is damaged: it is not a digest and a name: '0'"),
     ],
 )
 def test_every_file_has_the_recorded_digest(tmp_path: Path, files: dict[str, bytes], says: str) -> None:

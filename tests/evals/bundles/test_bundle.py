@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import JobError
-from mlxrun.evals.bundles.bundle import is_bundle, open_bundle, write_bundle
+from mlxrun.evals.bundles.archive import read_sums, write_archive
+from mlxrun.evals.bundles.bundle import _get_name, is_bundle, open_bundle, write_bundle
 from mlxrun.evals.replay import rebuild_config
 from tests.helpers.batch_fakes import Bench, chat, chats, write_job
 from tests.helpers.suite_bench import SuiteBench
@@ -141,6 +143,26 @@ async def test_a_kept_folder_is_that_of_the_bundle(tmp_path: Path) -> None:
         pytest.raises(JobError, match="is there already, and is not this bundle as it was unpacked"),
         open_bundle(path, kept),
     ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [(None, "its config must be an object, not null"), ({"model": []}, "its model must be")],
+)
+async def test_a_damaged_config_is_named_in_its_bundle(tmp_path: Path, config: Any, said: str) -> None:
+    """And not in the temporary folder."""
+    bench = await finish(tmp_path / "jobs", chats(2))
+    manifest = json.loads(bench.paths.manifest.read_text())
+    path = write_bundle(bench.job, None)
+    with open_bundle(path, tmp_path / "kept") as (run,):
+        name = _get_name(run, tmp_path / "kept")
+    files: dict[str, Path | bytes] = {
+        each: tmp_path / "kept" / each for each in read_sums(tmp_path / "kept")
+    } | {name: json.dumps(manifest | {"config": config}).encode()}
+    write_archive(path, "run", files)
+    text = f"{path}: {name}: contains no config that can be used: {said}"
+    with pytest.raises(JobError, match=f"^{re.escape(text)}"), open_bundle(path):
         pass
 
 

@@ -56,7 +56,7 @@ def test_both_forms() -> None:
         (b'{"id": "a\xff"}', "not UTF-8: byte 0xff at byte 10", None),
         (b'{"id": "a", "prompt": "\\ud800"}', "contains a lone UTF-16 surrogate", None),
         (b"[" * 100_000, "not JSON that can be read: nested too deeply", None),
-        (b"9" * 5000, "not JSON: Exceeds the limit", None),
+        (b"9" * 5000, "not JSON that can be read: a number has thousands of digits", None),
         (b"\xff\xfe{\x00", "not UTF-8: byte 0xff at byte 1", None),
         (["a"], "a line must be a JSON object, not an array", None),
         ("a", "a line must be a JSON object, not a string", None),
