@@ -25,7 +25,7 @@ from mlxrun.core.errors import Forbidden, MlxrunError
 from mlxrun.core.visible_text import start_logging
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
-from mlxrun.server.http.access import adopt_key, is_same_secret
+from mlxrun.server.http.access import NO_KEY, adopt_key, is_same_secret
 from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.surface import Handler, Surface
 from mlxrun.server.lifecycle import SWITCH_INTERVAL, drain, listen
@@ -57,7 +57,7 @@ def make_worker_app(
     async def check_secret(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_same_secret(request.headers.get(SECRET_HEADER, ""), secret):
             return json_response(build_error(Forbidden("only the front may ask")), 403)
-        adopt_key(request, request.headers[KEY_HEADER])
+        adopt_key(request, request.headers.get(KEY_HEADER, NO_KEY))
         return await handler(request)
 
     app = make_app(config, responses_path=responses_path, surfaces=[*list_surfaces(), *more])

@@ -60,7 +60,7 @@ async def test_a_job_with_a_scorer(tmp_path: Path, scorer: str) -> None:
     bench.evals = make_eval_reader(bench.job)
     before = by_id(bench.paths.out)
     outcome = await bench.run()
-    assert bench.ran == 0 and outcome.scores.groups["s"].share == pytest.approx(10 / 40 / 2)
+    assert bench.ran == 0 and outcome.scores.groups["s"].scores.value == pytest.approx(10 / 40 / 2)
     assert json.loads(bench.paths.manifest.read_text())["scoring"]["scorers"][scorer] != first
     assert {name for name, data in by_id(bench.paths.out).items() if data != before[name]} == {"a"}
 
@@ -103,7 +103,7 @@ async def test_all_choices_of_a_line(tmp_path: Path) -> None:
     metrics = json.loads(bench.paths.scores.read_text())["total"]["metrics"]
     assert list(metrics) == ["mean", "pass@8", "pass^8", "majority"]
     assert metrics["pass^8"] < metrics["mean"] < metrics["pass@8"]
-    assert metrics["mean"] == round(outcome.scores.compute_total().share, 10)
+    assert metrics["mean"] == round(outcome.scores.compute_total().scores.value, 10)
 
 
 CLEAN = """
