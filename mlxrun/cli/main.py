@@ -150,7 +150,8 @@ def _run(argv: Sequence[str] | None, command: click.Command, program: str) -> in
     try:
         result = command.main(args=argv, prog_name=program, standalone_mode=False)
     except click.ClickException as error:
-        vars(error)["message"] = make_message(error.message)  # it has arguments, and names of files in it
+        if not isinstance(error, click.exceptions.NoArgsIsHelpError):  # whose message is our own help
+            vars(error)["message"] = make_message(error.message)  # it has arguments, and names of files in it
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):

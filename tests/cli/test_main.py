@@ -21,6 +21,13 @@ def test_help_lists_the_commands_and_teaches(capsys: pytest.CaptureFixture[str])
     assert "mlxrun batch jobs/eval.jsonl" in out
 
 
+@pytest.mark.parametrize("name", ["service", "cache", "job", "config", "bench"])
+def test_a_group_alone_shows_its_help_in_lines(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name]) == 2
+    said = capsys.readouterr()
+    assert "\\n" not in said.out + said.err and "\nCommands:\n" in said.out + said.err
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"mlxrun, version {__version__}\n"

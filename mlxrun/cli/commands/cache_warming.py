@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mlxrun.cli.commands.chat import KEY_VARIABLE, find_server, make_client
+from mlxrun.cli.commands.chat import KEY_VARIABLE, find_server, list_certificates, make_client
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.limited_json import load_json
@@ -38,6 +38,10 @@ def add_server_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(url: str | None, key: str | None, **options: Any) -> Any:
         found = url or find_server(key)
         if found is None:
+            running = next(reversed(list_certificates()), None)
+            if running is not None:
+                need = "another API key" if key else "its API key"
+                raise ConfigError(f"{running} needs {need}: give --key, or set {KEY_VARIABLE}")
             raise ConfigError("no server runs on this machine; `mlxrun serve` starts one, or give --url")
         return function(client=make_client(found, key), **options)
 

@@ -83,14 +83,14 @@ def find_server(key: str | None) -> str | None:
     """The usual address, else that of the newest server on this machine, if a server answers there."""
     from mlxrun.cli.server_client import ClientError
 
-    for url in dict.fromkeys((LOCAL, *reversed(_list_certificates()))):
+    for url in dict.fromkeys((LOCAL, *reversed(list_certificates()))):
         with suppress(ClientError):
             make_client(url, key).list_models(_LOOK_SECONDS)
             return url
     return None
 
 
-def _list_certificates() -> dict[str, str | None]:
+def list_certificates() -> dict[str, str | None]:
     """The certificates of the servers on this machine by their URLs, the oldest first."""
     from mlxrun.server.running_servers import find_notes_folder, list_servers
 
@@ -101,7 +101,7 @@ def make_client(url: str, key: str | None) -> ServerClient:
     """A client of the server at `url`, which accepts only its own certificate if it runs on this machine."""
     from mlxrun.cli.server_client import ServerClient
 
-    return ServerClient(url, key, _list_certificates().get(url.rstrip("/").removesuffix("/v1")))
+    return ServerClient(url, key, list_certificates().get(url.rstrip("/").removesuffix("/v1")))
 
 
 @contextmanager

@@ -168,6 +168,8 @@ def _write_suite(
             raise JobError(f"--tasks: {describe_unknown_task(name)}")
     files = {key: _read_files(key, given, names) for key, given in (("data", data), ("examples", examples))}
     path = None if model is None else find_model(model)
+    if path is not None and Path(path).expanduser().exists():
+        path = os.path.abspath(Path(path).expanduser())  # the suite is in another folder
     short = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path or "model").name).strip("._-")[:60] or "model"
     suite = build_suite(short, path, names, **files)
     text = "".join(

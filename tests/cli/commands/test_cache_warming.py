@@ -84,9 +84,18 @@ def test_what_is_wrong_is_said(
     ):
         assert main(["cache", *arguments]) == code, arguments
         assert text in capsys.readouterr().err
-    monkeypatch.setattr("mlxrun.cli.commands.cache_warming.find_server", lambda key: None)
+    commands = "mlxrun.cli.commands.cache_warming"
+    monkeypatch.setattr(f"{commands}.find_server", lambda key: None)
+    monkeypatch.setattr(f"{commands}.list_certificates", dict)
     assert main(["cache", "pinned"]) == 2
     assert "no server runs" in capsys.readouterr().err
+    monkeypatch.setattr(f"{commands}.list_certificates", lambda: {"http://a": None, "http://b": None})
+    for key, text in (
+        ((), "http://b needs its API key: give --key"),
+        (("--key", "k"), "needs another API key"),
+    ):
+        assert main(["cache", "pinned", *key]) == 2
+        assert text in capsys.readouterr().err
 
 
 def test_workers_and_models_are_named() -> None:

@@ -104,6 +104,10 @@ def test_standard_tasks(
     assert main(["eval", str(folder / "suite.yaml"), "-o", str(folder)]) == 0, "it runs as any suite"
     assert [config.model.path for config in fake_engine] == ["org/Some-Model"]
     assert len(read_cells(folder / "suite.yaml")[1]) == 1
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "config.json").write_text("{}")
+    assert main([*command[:4], "./own", *command[5:]]) == 0, "a folder of the working directory"
+    assert fake_engine[-1].model.path == str(tmp_path / "own")
 
 
 @pytest.mark.parametrize(
