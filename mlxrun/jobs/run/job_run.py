@@ -156,7 +156,7 @@ class JobRun:
         self._meter = meter = ProgressMeter(
             self.clock, end, len(index), total_prompt=state.prompt, total_output=state.output
         )
-        meter.done, meter.failed = index.state.count(DONE, 0, end), index.state.count(FAILED, 0, end)
+        self._count_written(index)
         self._report_earlier_runs(state, digest)
         with StatusFile(self.paths.status, meter, manifest.run) as self._status:
             return await self._complete(index, end, manifest)
@@ -289,9 +289,15 @@ class JobRun:
             count = pluralize(len(self._answers), "partial answer")
             self.say(f"{count} of the last run will be continued")
 
+    def _count_written(self, index: LineIndex) -> None:
+        """Count the lines that have a record. Those that could not be written are computed again."""
+        meter = self._meter
+        meter.done, meter.failed = (index.state.count(state, 0, meter.total) for state in (DONE, FAILED))
+
     async def _record_failure(self, error: MlxrunError, index: LineIndex, manifest: Manifest) -> None:
         """Complete the files for the next run, and say how to continue."""
         meter = self._meter
+        self._count_written(index)
         try:
             await asyncio.to_thread(manifest.end, index, meter, error.exit_code, complete=False)
         except JobError as second:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mlxrun.core.errors import ConfigError, JobError
+from mlxrun.jobs.records.run_paths import Appender
 from mlxrun.jobs.run import job_run
 from mlxrun.jobs.run.job_run import JobOptions, JobRun
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
@@ -242,3 +243,22 @@ async def test_an_engine_that_starts_when_the_signal_comes_is_closed(tmp_path: P
     with pytest.raises(Interrupted):
         await JobRun(bench.paths, setup, JobOptions(), bench.said.append, stop).run()
     assert bench.client.closed and not bench.ran
+
+
+async def test_lines_that_could_not_be_written_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job says as many as the next run finds."""
+    bench = Bench(write_job(tmp_path, chats(8)))
+    await bench.run(limit=3)
+
+    def fail(file: Appender, data: bytes) -> None:
+        raise JobError("the disk is full")
+
+    monkeypatch.setattr(Appender, "append", fail)
+    with pytest.raises(JobError, match="the disk is full"):
+        await bench.run()
+    assert bench.said[-1] == "3 of 8 lines done, 0 failed; the same command continues from here"
+    monkeypatch.undo()
+    assert (await bench.run()).exit_code == 0
+    assert "continuing: 3 of 8 lines done, 0 failed" in bench.said
