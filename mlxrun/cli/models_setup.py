@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -84,20 +84,32 @@ def make_tree(loaded: LoadedConfig, name: str) -> ConfigNode:
 
 
 async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None:
-    """ConfigError for models of this machine whose `memory` is less than their weights."""
+    """ConfigError for models of this machine whose `memory` is less than their weights, or which need more
+    than `scheduler.memory_limit`."""
     from mlxrun.cluster.models.messages import DescribeModels
     from mlxrun.cluster.models.model_process import describe_models
-    from mlxrun.config.server_settings import read_served_model
 
-    entries = {name: read_served_model(value) for name, value in loaded.config.models.items()}
-    own = [name for name, each in entries.items() if each.memory is not None and is_local(each.path)]
+    entries, limit = read_entries(loaded), loaded.config.scheduler.memory_limit
+    own = [
+        name
+        for name, each in entries.items()
+        if (limit is not None or each.memory is not None) and is_local(each.path)
+    ]
     facts = await describe_models(DescribeModels([configs[name] for name in own])) if own else None
-    problems = []
-    for name, found in zip(own, facts.models if facts else (), strict=True):
-        if not isinstance(found, Exception):
-            problems += list_memory_problems(loaded, name, entries[name].memory or 0, found.weights)
+    found = zip(own, facts.models if facts else (), strict=True)
+    known = {name: each for name, each in found if not isinstance(each, Exception)}
+    shares = {name: entries[name].memory or each.needed for name, each in known.items()}
+    weights = {name: each.weights for name, each in known.items()}
+    problems = list_memory_problems(loaded, shares, weights, limit or 0)
     if problems:
         raise ConfigError.from_problems(problems)
+
+
+def read_entries(loaded: LoadedConfig) -> dict[str, ServedModelSettings]:
+    """Read the entries of `models`, by name."""
+    from mlxrun.config.server_settings import read_served_model
+
+    return {name: read_served_model(value) for name, value in loaded.config.models.items()}
 
 
 def is_local(path: str) -> bool:
@@ -105,14 +117,38 @@ def is_local(path: str) -> bool:
     return path == "embedded" or Path(path).exists()
 
 
-def list_memory_problems(loaded: LoadedConfig, name: str, memory: int, weights: int) -> list[str]:
-    """What is wrong with what a model gets, if it is less than its weights. Both are bytes."""
+def list_memory_problems(
+    loaded: LoadedConfig, shares: Mapping[str, int], weights: Mapping[str, int], limit: int
+) -> list[str]:
+    """What is wrong with what models get: less than their weights, or more than the limit beside the pinned
+    ones. `shares`, `weights`: bytes of each model; `limit`: of all together, 0 if unknown."""
     from mlxrun.config.model_entries import place_problem
 
-    if memory >= weights:
-        return []
-    text = f"{format_rounded(memory)} are less than its weights, {format_rounded(weights)}"
-    return [place_problem(loaded.tree, ("models", name, "memory"), text).text]
+    entries, small = read_entries(loaded), [name for name in shares if shares[name] < weights[name]]
+    found: list[tuple[tuple[str, ...], str]] = [
+        (
+            ("models", name, "memory"),
+            f"{format_rounded(shares[name])} are less than its weights, {format_rounded(weights[name])}",
+        )
+        for name in small
+    ]
+    kept = sum(share for name, share in shares.items() if entries[name].pinned)
+    for name, share in shares.items():
+        needed = kept + (0 if entries[name].pinned else share)
+        if found or not limit or needed <= limit:
+            continue
+        beside = f", {format_rounded(needed)} with the pinned models" if needed > share else ""
+        text = f"needs {format_rounded(share)}{beside}, and {format_rounded(limit)} may be used"
+        if weights[name] > limit:
+            hint = f"its weights alone are {format_rounded(weights[name])}"
+        else:
+            hint = "fewer bytes in its `memory` leave less for prompts and answers"
+        if entries[name].memory is None and loaded.config.scheduler.memory_limit is not None:
+            found.append((("scheduler", "memory_limit"), f"model {name} {text}; {hint}"))
+        else:
+            place = ("models", name) if entries[name].memory is None else ("models", name, "memory")
+            found.append((place, f"it {text}; {hint}"))
+    return [place_problem(loaded.tree, place, text).text for place, text in found]
 
 
 def share_memory(
@@ -202,26 +238,11 @@ def make_slots(
 def check_shares(loaded: LoadedConfig, slots: Sequence[ModelSlot], limit: int) -> None:
     """ConfigError if a model gets less than its weights, if pinned models do not fit together, or if another
     model does not fit beside them."""
-    from mlxrun.config.model_entries import place_problem
-
-    known = [slot for slot in slots if slot.facts is not None and limit]
-    problems = [
-        problem
-        for slot in known
-        if slot.facts is not None
-        for problem in list_memory_problems(loaded, slot.name, slot.memory, slot.facts.weights)
-    ]
+    shares = {slot.name: slot.memory for slot in slots}
+    weights = {slot.name: slot.facts.weights if slot.facts else 0 for slot in slots}
+    problems = list_memory_problems(loaded, shares, weights, limit) if limit else []
     if problems:
         raise ConfigError.from_problems(problems)
-    kept = sum(slot.memory for slot in slots if slot.pinned)
-    for slot in slots:
-        needed = kept + (0 if slot.pinned else slot.memory)
-        if limit and needed > limit:
-            beside = f", {format_rounded(needed)} with the pinned models" if needed > slot.memory else ""
-            text = f"it needs {format_rounded(slot.memory)}{beside}, and {format_rounded(limit)} may be used"
-            hint = "fewer bytes in its `memory` leave less for prompts and answers"
-            place = ("models", slot.name, "memory")
-            raise ConfigError(place_problem(loaded.tree, place, f"{text}; {hint}").text)
 
 
 async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
@@ -231,7 +252,6 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     from mlxrun.cluster.models.model_pool import ModelPool
     from mlxrun.cluster.models.model_process import describe_models, digest_models
     from mlxrun.cluster.models.model_relay import ModelRelay, make_models_front
-    from mlxrun.config.server_settings import read_served_model
     from mlxrun.engine.client import EngineClient
     from mlxrun.server.batches.batch_queue import make_batch_queue
     from mlxrun.server.engine_state import LoadedEngine
@@ -241,7 +261,7 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
 
     config, secret = loaded.config, secrets.token_urlsafe(32)
     configs = load_model_configs(loaded, sets, options)
-    models = {name: read_served_model(value) for name, value in config.models.items()}
+    models = read_entries(loaded)
     facts = await describe_models(DescribeModels(list(configs.values())))
     slots = make_slots(configs, models, facts, secret)
     check_shares(loaded, slots, facts.limit)

@@ -10,6 +10,8 @@ from mlxrun.config.rules import NAME
 from mlxrun.config.server_settings import ServedModelSettings, read_served_model
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
+from mlxrun.core.byte_sizes import format_bytes
+from mlxrun.core.field_errors import suggest
 
 Place = tuple[str, ...]
 _ENTRY_KEYS = {
@@ -59,7 +61,9 @@ def _check_entry(name: str, model: ServedModelSettings) -> Iterator[tuple[Place,
         yield (name,), f"the name {name!r} is not 1 to 64 letters, digits, '.', '_' and '-'"
     for key in model.settings:
         if key not in list_fields() or not key.startswith(_OF_ONE_MODEL):
-            yield (name, "settings", key), "is not a setting of one model, such as sampling.temperature"
+            near = suggest(key, [each for each in list_fields() if each.startswith(_OF_ONE_MODEL)])
+            text = f"is not a setting of one model{near or ', such as sampling.temperature'}"
+            yield (name, "settings", key), text
         elif key in _ENTRY_KEYS:
             yield (name, "settings", key), f"belongs in {_ENTRY_KEYS[key]}"
     problem = find_path_problem(model.path) if model.path else "it has no path"
@@ -74,6 +78,6 @@ def _check_memory(models: dict[str, ServedModelSettings], limit: int | None) -> 
         needed = kept + (0 if model.pinned else model.memory or 0)
         if limit is not None and needed > limit:
             beside = " with that of pinned models" if needed > (model.memory or 0) else ""
-            text = f"its memory{beside} is {needed}, more than scheduler.memory_limit {limit}"
-            yield (name, "memory"), text
+            more = f"{format_bytes(needed)}, more than scheduler.memory_limit, {format_bytes(limit)}"
+            yield (name, "memory"), f"its memory{beside} is {more}"
             return

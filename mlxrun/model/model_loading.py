@@ -79,6 +79,9 @@ def load_model(
     if known is not None:
         load_check = follow_report(caller, known)
     else:
+        if config.engine.load_check:
+            once = "" if file is None else ", once for these files"
+            log.info("comparing %s with its library%s", info.name, once)
         load_check = choose_methods(caller, *compared)
         if file is not None:
             file.write(KeptVerdict(weights, caller.weights.seconds, load_check))

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from mlxrun.cli.commands.config import check
 from mlxrun.cli.model_process import measure_need
-from mlxrun.cli.models_setup import load_model_configs, number_models, share_memory
+from mlxrun.cli.models_setup import list_memory_problems, load_model_configs, number_models, share_memory
 from mlxrun.config.loading import load_config
 from mlxrun.config.settings import Config, ModelSettings
 from mlxrun.core.errors import ConfigError
@@ -77,6 +77,31 @@ def test_memory_for_less_than_the_weights_is_found_by_the_check_of_a_config(tmp_
         CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
     (problem,) = error.value.problems
     assert problem.startswith(f"{path}:4:13: models.chat.memory: 1.0 MB are less than its weights")
+
+
+def test_a_limit_below_a_model_is_found_by_the_check_at_the_limit(tmp_path: Path) -> None:
+    path = write(tmp_path, "models:\n  chat: embedded\nscheduler: {memory_limit: 2MB}\n")
+    with pytest.raises(ConfigError) as error:
+        CliRunner().invoke(check, [str(path)], catch_exceptions=False, standalone_mode=False)
+    (problem,) = error.value.problems
+    assert problem.startswith(f"{path}:3:13: scheduler.memory_limit: model chat needs ")
+    assert ", and 2.0 MB may be used; its weights alone are " in problem
+
+
+@pytest.mark.parametrize(
+    ("entry", "shares", "limit", "start"),
+    [
+        ("{path: embedded}", {"a": 9}, 8, "3:13: scheduler.memory_limit: model a needs 9 B, and 8 B"),
+        ("{path: embedded, memory: 9}", {"a": 9}, 8, "2:31: models.a.memory: it needs 9 B, and 8 B"),
+        ("{path: embedded, memory: 1}", {"a": 1}, 8, "2:31: models.a.memory: 1 B are less than its weights"),
+    ],
+)
+def test_what_is_wrong_is_said_at_the_key_that_is_in_the_file(
+    entry: str, shares: dict[str, int], limit: int, start: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, f"models:\n  a: {entry}\nscheduler: {{memory_limit: 20GB}}\n")
+    (problem,) = list_memory_problems(load_config(path), shares, {"a": 3}, limit)
+    assert problem.startswith(f"{path}:{start}")
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,10 @@ def test_defaults_do_not_contradict_each_other() -> None:
             "{a: {path: embedded, settings: {sampling.heat: 1}}}",
             "settings.sampling.heat: is not a setting of one",
         ),
+        (
+            "{a: {path: embedded, settings: {sampling.temprature: 1}}}",
+            "is not a setting of one model (did you mean 'sampling.temperature'?)",
+        ),
         ("{a: {path: embedded, settings: {model.names: 1}}}", "settings.model.names: belongs in `names`"),
         ("{'': embedded}", "models.: the name '' is not 1 to 64 letters"),
         ("[embedded]", 'models: ["embedded"] is not a mapping'),
@@ -303,10 +307,10 @@ def test_one_model_or_several() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{a: {path: embedded, memory: 2GB}}", "models.a.memory: its memory is 2000000000, more than"),
+        ("{a: {path: embedded, memory: 2GB}}", "models.a.memory: its memory is 2GB, more than"),
         (
             "{a: {path: embedded, memory: 600MB, pinned: true}, b: {path: embedded, memory: 500MB}}",
-            "models.b.memory: its memory with that of pinned models is 1100000000, more than",
+            "models.b.memory: its memory with that of pinned models is 1100MB, more than",
         ),
     ],
 )

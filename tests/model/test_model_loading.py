@@ -53,6 +53,18 @@ def test_the_second_start_compares_nothing(zoo: Zoo, verdicts: KeptVerdicts, fam
     assert answer(first) == answer(second)
 
 
+def test_a_comparison_is_logged_before_it_begins(
+    zoo: Zoo, verdicts: KeptVerdicts, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    texts = []
+    for mode in ("cached", "cached", "always", False):
+        caplog.clear()
+        verdicts.start(zoo.text("llama"), load_check=mode)
+        texts.append([m.partition(" with ")[2] for m in caplog.messages if m.startswith("comparing ")])
+    assert texts == [["its library, once for these files"], [], ["its library"], []]
+
+
 @pytest.mark.parametrize(("mode", "count"), [("always", 2), (True, 2), (False, 0)])
 def test_other_modes_keep_nothing(zoo: Zoo, verdicts: KeptVerdicts, mode: Any, count: int) -> None:
     for _ in range(2):

@@ -52,7 +52,9 @@ class Conversation:
         return bool(self.turns)
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON. ConfigError if that fails."""
+        """Write the messages as JSON. ConfigError if that fails, or if it would replace an image or a PDF."""
+        if path.suffix.lower() in (*IMAGES, PDF) and path.exists():
+            raise ConfigError(f"{path} is not replaced: it is an image or a PDF; name another file")
         try:
             path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except OSError as error:

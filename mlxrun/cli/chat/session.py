@@ -23,7 +23,7 @@ HELP = """\
 /retry             answer the last question again
 /undo              remove the last question and its answer
 /system [TEXT]     set or remove the system message
-/set FIELD=VALUE   a field of the requests, such as temperature=0.2 or max_tokens=200
+/set FIELD=VALUE   a field of the requests, such as temperature=0.2 or max_tokens=200; /set FIELD= unsets it
 /model [NAME]      which model answers; without a name: what there is
 /think [on|off]    show or hide reasoning
 /stats [on|off]    show or hide tokens and speed
@@ -31,6 +31,7 @@ HELP = """\
 /bye               end; Ctrl-D does it too
 Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image or a PDF
 in a question attaches it. Ctrl-C stops an answer."""
+END = ("bye", "exit", "quit")  # commands
 QUOTES = '"""'
 ReadLine = Callable[[str], str]
 
@@ -50,8 +51,10 @@ class ChatSession:
         """Read and answer until the input ends. `read_line`: returns a line, EOFError at the end."""
         for text in _read_texts(read_line):
             try:
-                if text.startswith("/") and not find_attachments(text):
-                    if self._obey(*text[1:].partition(" ")[::2]):
+                name, _, given = text[1:].partition(" ")
+                is_command = name in END or name in self._list_commands() or not find_attachments(text)
+                if text.startswith("/") and is_command:
+                    if self._obey(name, given.strip()):
                         return
                 else:
                     self.ask(text)
@@ -90,8 +93,17 @@ class ChatSession:
 
     def _obey(self, name: str, given: str) -> bool:
         """Run a command; whether it ends the session."""
-        given = given.strip()
-        commands: dict[str, Callable[[str], None]] = {
+        commands = self._list_commands()
+        if name in END:
+            return True
+        if name in commands:
+            commands[name](given)
+        else:
+            self._note(f"there is no /{name}{suggest(name, [*commands, 'bye'])}; /help lists what there is")
+        return False
+
+    def _list_commands(self) -> dict[str, Callable[[str], None]]:
+        return {
             "help": lambda _: self._note(HELP),
             "new": lambda _: self.conversation.turns.clear(),
             "retry": self._retry,
@@ -104,13 +116,6 @@ class ChatSession:
             "save": lambda path: self.conversation.save(_make_path(path)),
             "load": lambda path: self.conversation.load(_make_path(path)),
         }
-        if name in ("bye", "exit", "quit"):
-            return True
-        if name in commands:
-            commands[name](given)
-        else:
-            self._note(f"there is no /{name}{suggest(name, [*commands, 'bye'])}; /help lists what there is")
-        return False
 
     def _retry(self, _: str) -> None:
         if self.conversation.forget_answer():
@@ -125,7 +130,10 @@ class ChatSession:
                 ", ".join(f"{name}={value}" for name, value in self.fields.items()) or "nothing is set"
             )
             return
+        from mlxrun.api.openai.fields import BODIES
+
         name, value = parse_field(text.replace(" ", "=", 1) if "=" not in text else text, "/set")
+        BODIES["chat"].check({name: value})
         self.fields[name] = value
         if value is None:
             del self.fields[name]

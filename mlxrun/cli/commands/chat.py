@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -119,6 +120,8 @@ def _open_client(
     from mlxrun.cli.server_client import ServerClient
 
     loaded = load_command_config(config_path, name_model(model, ("log.level=warning", *sets)))
+    if loaded.config.log.level == "warning":
+        logging.getLogger("mlxrun.model.model_loading").setLevel(logging.INFO)  # says what takes long
     say(f"loading {loaded.config.model.path}")
     with run_local_server(loaded.config) as found:
         yield ServerClient(found)

@@ -123,6 +123,23 @@ def test_commands(tmp_path: Path) -> None:
     assert "none.json cannot be read" in shown
 
 
+def test_a_field_that_no_request_has_is_not_set() -> None:
+    shown, session = talk(ScriptedClient(), "/set temprature=2", "/set temperature=9", "/set top_k=2")
+    assert "temprature: unknown parameter (did you mean 'temperature'?)" in shown
+    assert "temperature: 9 is greater" in shown and session.fields == {"top_k": 2}
+    _, session = talk(ScriptedClient(), "/set top_k=2", "/set seed=1", "/set top_k=")
+    assert session.fields == {"seed": 1}
+
+
+def test_a_command_with_the_path_of_an_image_is_a_command(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"JPG")
+    client = ScriptedClient([AnswerDelta("a")])
+    shown, _ = talk(client, f"/load {path}", f"{path} /load", f"/save {path}")
+    assert f"{path} is not a conversation" in shown and len(client.received) == 1
+    assert f"{path} is not replaced" in shown and path.read_bytes() == b"JPG"
+
+
 def test_several_lines_in_quotation_marks() -> None:
     client = ScriptedClient([AnswerDelta("a")])
     talk(client, '"""one', "", 'two"""')

@@ -25,6 +25,15 @@ def _nothing_else_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlxrun.cli.commands.chat.LOCAL", "http://127.0.0.1:9")
 
 
+def test_a_first_load_says_what_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", "-p", "2 + 3?", "--set", "engine.load_check=always"]) == 0
+    shown = capsys.readouterr().err
+    assert "with its library" in shown and "loaded " not in shown, "other lines are not shown"
+
+
 def test_one_question(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("What is\n"))
     assert main(["chat", "-p", "2 + 3?", "--set", "sampling.temperature=0"]) == 0

@@ -174,7 +174,7 @@ def test_models_that_cannot_have_their_memory_are_refused_at_start(tmp_path: Pat
     too_much = ["--set", "models.other.memory=2GB"]
     process = start_command(tmp_path, "serve", "--port", "0", *sets, *too_much)
     assert process.wait(240) == 2
-    assert "models.other.memory: its memory is 2000000000, more than scheduler.memory_limit" in read_log(
+    assert "models.other.memory: its memory is 2GB, more than scheduler.memory_limit, 1GB" in read_log(
         tmp_path
     )
 
