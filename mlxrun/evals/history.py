@@ -24,6 +24,7 @@ from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, list_working_ru
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.statistics import ALPHA
 from mlxrun.jobs.records.run_paths import wrap_write_errors
+from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import find_quantile
 from mlxrun.jobs.scoring.measure import LOWER, SHARE, ScoreMeasure
 
@@ -36,7 +37,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 class HistoryRow:
     """The figure of one run. `cell`: model, task and variant of a suite's cell, or the output's name; `time`:
     when it ended; `value`, `interval`: in the unit of `measure`, None for a share; `output`, `model`: digests
-    of the output and of the model's files; `version`: of mlxrun."""
+    of the output and of the model's files; `version`: of mlxrun; `failed`, `unscored`: lines that failed or
+    could not be scored, 0 in rows of versions that did not note them."""
 
     cell: str
     time: str
@@ -47,6 +49,8 @@ class HistoryRow:
     output: str
     model: str | None
     version: str | None
+    failed: int = 0
+    unscored: int = 0
 
     @property
     def score_measure(self) -> ScoreMeasure:
@@ -98,6 +102,7 @@ class CellTrend:
     def describe(self) -> dict[str, Any]:
         """Describe the trend as JSON."""
         found = {"cell": self.cell, "values": [row.value for row in self.rows], "prediction": self.bounds}
+        found |= {name: [getattr(row, name) for row in self.rows] for name in ("failed", "unscored")}
         return found | {"trend_p": self.p, "jump": self.has_jumped, "drift": self.has_drifted}
 
 
@@ -141,6 +146,8 @@ def build_row(run: RunFolder) -> HistoryRow:
         output=str(manifest["output"]["sha256"]),
         model=manifest["model"].get("fingerprint"),
         version=manifest["versions"].get("mlxrun"),
+        failed=int(manifest["counts"]["failed"]),
+        unscored=int(total.get("unscored", 0)),
     )
 
 
@@ -208,10 +215,21 @@ def describe_trend(trend: CellTrend) -> str:
         parts.append(f"{measure.format(newest)} is worse than was to be expected, {expected}")
     if trend.has_drifted and trend.p is not None:
         parts.append(f"it gets worse over {len(trend.rows)} runs (p = {trend.p:.2g})")
-    if parts:
-        return "; ".join(parts)
-    needed = max(FEWEST_BEFORE_JUMP + 1, FEWEST_OF_DRIFT)
-    return "steady" if len(trend.rows) >= needed else f"too few runs to tell ({len(trend.rows)} of {needed})"
+    runs, needed = len(trend.rows), max(FEWEST_BEFORE_JUMP + 1, FEWEST_OF_DRIFT)
+    if not parts:
+        parts.append("steady" if runs >= needed else f"too few runs to tell ({runs} of {needed})")
+    return "; ".join([*parts, *_list_lost(trend.rows)])
+
+
+def _list_lost(rows: Sequence[HistoryRow]) -> Iterator[str]:
+    """Yield phrases about lines without an answer or a score, in the newest run and in earlier ones."""
+    *earlier, newest = rows
+    if newest.failed:
+        yield f"{pluralize(newest.failed, 'line')} failed"
+    if newest.unscored:
+        yield f"{pluralize(newest.unscored, 'line')} could not be scored"
+    if count := sum(row.failed + row.unscored > 0 for row in earlier):
+        yield f"lines failed or could not be scored in {pluralize(count, 'earlier run')}"
 
 
 def list_cells(trends: Sequence[CellTrend]) -> Iterator[Mapping[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +82,26 @@ def test_conditions_are_of_cells() -> None:
         list(find_failures(trends, ["regression"]))
     with pytest.raises(JobError, match="there is no such cell: a/sums/s, b/sums/s"):
         list(find_failures(trends, ["drift in c"]))
+
+
+def test_failed_lines_are_part_of_what_was_found() -> None:
+    values = (0.8, 0.8, 0.8, 0.8, 0.4)
+    rows = [replace(make_row(each), failed=5 if each < 0.5 else 0) for each in values]
+    [row] = list_cells(find_trends(rows))
+    assert row["found"].endswith("[80.0, 80.0]; 5 lines failed")
+    [reason] = find_failures(find_trends(rows), ["jump"])
+    assert reason.endswith("; 5 lines failed")
+    [row] = list_cells(find_trends([*rows[::-1], *rows[:2]]))
+    assert row["found"] == "steady; lines failed or could not be scored in 1 earlier run"
+    [row] = list_cells(find_trends([replace(rows[0], unscored=2)]))
+    assert row["found"] == "too few runs to tell (1 of 5); 2 lines could not be scored"
+
+
+def test_rows_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    path, row = tmp_path / "nightly.jsonl", asdict(make_row(0.5))
+    del row["failed"], row["unscored"]
+    path.write_text(json.dumps(row) + "\n")
+    assert read_history(path) == [make_row(0.5)]
 
 
 def test_the_trend_is_drawn() -> None:

@@ -241,7 +241,7 @@ class _EvalCommand:
 
     async def run(self, flags: dict[str, Any]) -> int:
         """Run the cells, and print the matrix however that ends."""
-        from mlxrun.evals.suites.suite_manifest import SuiteManifest, print_matrix
+        from mlxrun.evals.suites.suite_manifest import SuiteManifest, count_first_lines, print_matrix
         from mlxrun.evals.suites.suite_run import SuiteRun, SuiteSetup, count_states
         from mlxrun.jobs.run.job_run import JobOptions
         from mlxrun.jobs.run.stop_signals import StopSignals
@@ -254,6 +254,8 @@ class _EvalCommand:
         records = list(manifest.records.values())
         print_matrix(records, sys.stdout, manifest.pools)
         print_line(f"{count_states(records)}: {self.folder}")
+        if any(map(count_first_lines, records)):
+            print_line("a start without --limit continues the cells that have their first lines only")
         return code
 
     async def check_cost(self, limit: int | None) -> int:

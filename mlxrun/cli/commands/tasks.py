@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from mlxrun.core.errors import JobError
-from mlxrun.core.terminal import open_console, print_text
+from mlxrun.core.terminal import print_line, print_text
 
 
 @click.command(
@@ -33,20 +33,17 @@ def command(name: str | None) -> None:
 
 
 def _print_table() -> None:
-    from rich.table import Table
-
+    """Print the tasks without wrapping, so that names can be copied and found."""
     from mlxrun.evals.tasks.task_box import list_task_names, read_task
 
-    table = Table(box=None, pad_edge=False)
-    for column in ("task", "rows", "revision", "licence", "lm-eval", "metrics"):
-        table.add_column(column, overflow="fold")
+    rows = [("task", "rows", "revision", "licence", "lm-eval", "metrics")]
     for name in list_task_names():
         task = read_task(name)
         hub = task.node.strip_origins().get("hub") or {}
         source = "/".join(filter(None, (hub.get("name"), hub.get("subset"), hub.get("split"))))
         about = task.about
-        table.add_row(
-            *(name, source, hub.get("revision", "")[:8], about["licence"]),
-            *(about.get("lm_eval") or "", ", ".join(about["metrics"])),
-        )
-    open_console().print(table)
+        lm_eval, metrics = about.get("lm_eval") or "", ", ".join(about["metrics"])
+        rows.append((name, source, hub.get("revision", "")[:8], about["licence"], lm_eval, metrics))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print_line("  ".join(map(str.ljust, row, widths)).rstrip())

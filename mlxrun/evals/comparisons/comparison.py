@@ -55,8 +55,9 @@ _OF_MODEL = {
 class ComparedGroup:
     """The lines of one group, or all lines. `first`, `second`: intervals of the scores, None for too few
     lines. `adjusted_p`: the p value, adjusted for the number of compared groups, or of cells for all lines
-    (`adjust_p_values`). `failed`: lines of the second side that failed; `unscored`: lines that could not be
-    scored on a side, as a scorer, a judge or a pattern failed. Such lines score 0."""
+    (`adjust_p_values`). `failed`, `failed_first`: lines of the second and of the first side that failed;
+    `unscored`: lines that could not be scored on a side, as a scorer, a judge or a pattern failed. Such lines
+    score 0."""
 
     name: str
     result: PairedDifference
@@ -70,6 +71,7 @@ class ComparedGroup:
     adjusted_p: float
     measure: ScoreMeasure = SHARE
     power: ComparisonPower | None = None
+    failed_first: int = 0
 
     @property
     def gain(self) -> float:
@@ -337,6 +339,7 @@ def _compare_group(name: str, lines: Sequence[PairedLine], margin: float | None,
         better=sum(b > a for a, b in zip(first, second, strict=True)),
         worse=sum(b < a for a, b in zip(first, second, strict=True)),
         failed=sum(line.failed > 0 for line in lines),
+        failed_first=sum(line.failed_first > 0 for line in lines),
         unscored=sum(line.unscored > 0 for line in lines),
         equivalence=None if margin is None else compute_equivalence(first, second, margin, clusters),
         adjusted_p=result.p,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
 from mlxrun.evals.power import ComparisonPower
 from mlxrun.evals.prompt_messages import dump_text, list_messages
-from mlxrun.evals.run_folders.run_folder import DONE
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval
@@ -53,10 +53,14 @@ def _describe_sides(comparison: Comparison) -> Iterator[str]:
     if comparison.cell.name:
         yield f"== {comparison.cell.name}"
     for which, side in zip(("first ", "second"), zip(*comparison.cell.runs, strict=True), strict=True):
-        names = ", ".join(f"{run.paths.out}{'' if run.state == DONE else f' ({run.state})'}" for run in side)
-        yield f"{which}: {names}"
+        yield f"{which}: {describe_runs(side)}"
     if comparison.epochs > 1:
         yield f"{comparison.epochs} runs of each side; the score of a line is the mean of its runs"
+
+
+def describe_runs(runs: Sequence[RunFolder]) -> str:
+    """List the outputs of runs, with the state of those that are not done."""
+    return ", ".join(f"{run.paths.out}{'' if run.state == DONE else f' ({run.state})'}" for run in runs)
 
 
 def print_summary(comparisons: Sequence[Comparison], console: Console) -> None:
@@ -164,26 +168,38 @@ def _print_texts(write: Callable[[str], object], found: FlipTexts) -> None:
                 write(line)
 
 
-def _describe_rest(comparison: Comparison) -> Iterator[str]:
-    if comparison.total.failed:
-        yield f"{pluralize(comparison.total.failed, 'line')} failed in the second run, and scored 0"
+def describe_lines(
+    comparison: Comparison,
+    first: str = "the first run",
+    second: str = "the second run",
+    either: str = "a run",
+) -> Iterator[str]:
+    """Yield a sentence for each kind of line that failed, has no score or is left out. `first`, `second`,
+    `either`: names of the sides."""
+    for failed, side in ((comparison.total.failed_first, first), (comparison.total.failed, second)):
+        if failed:
+            yield f"{pluralize(failed, 'line')} failed in {side}, and scored 0"
     if comparison.total.unscored:
         count = pluralize(comparison.total.unscored, "line")
-        yield f"{count} could not be scored in a run, and scored 0 there (`note` in its output says why)"
+        yield f"{count} could not be scored in {either}, and scored 0 there (`note` in its output says why)"
     if comparison.lost:
         count = pluralize(comparison.lost, "line")
-        yield f"{count} failed or could not be scored in a run, and not compared, as scores have a unit"
+        yield f"{count} failed or could not be scored in {either}, and not compared, as scores have a unit"
     if comparison.unscored:
         yield f"{pluralize(comparison.unscored, 'line')} without a score, not compared"
     if comparison.unclustered:
         count = pluralize(comparison.unclustered, "line")
         yield f"warning: --cluster gives {count} no cluster; each is one of its own"
-    left_out = [*comparison.left_out.describe("the first run", "the second run")]
+    left_out = [*comparison.left_out.describe(first, second)]
     if left_out:
         yield f"left out: {'; '.join(left_out)}"
     if comparison.unknown:
         count = pluralize(comparison.unknown, "line")
         yield f"warning: the prompts of {count} were not compared, as a job file has changed since its run"
+
+
+def _describe_rest(comparison: Comparison) -> Iterator[str]:
+    yield from describe_lines(comparison)
     if comparison.differences:
         yield "What else differs:"
         yield from (f"  {each}" for each in comparison.differences)

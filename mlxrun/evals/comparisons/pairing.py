@@ -50,19 +50,22 @@ def match_cells(
     shared = [name for name in sides[0] if name in sides[1]]
     alone = [[name for name in side if name not in shared] for side in sides]
     if not shared:
-        names = " and ".join(str(list(side)[:_NAMED]) for side in sides)
-        raise JobError(f"the two sides have no run of the same name: {names}")
+        raise JobError(f"the two sides have no run of the same name: {_describe_alone(alone)}")
     if any(alone) and not common:
-        found = " and ".join(
-            f"only the {which} side has {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
-            for which, names in zip(("first", "second"), alone, strict=True)
-            if names
-        )
+        found = _describe_alone(alone)
         raise JobError(f"the two sides do not have the same runs: {found}; --common compares the others")
     cells: dict[str, list[tuple[RunFolder, RunFolder]]] = {}
     for name in shared:
         cells.setdefault(remove_seed(name), []).append((sides[0][name], sides[1][name]))
     return [CellPair(name, tuple(runs)) for name, runs in cells.items()], alone[0] + alone[1]
+
+
+def _describe_alone(alone: Sequence[Sequence[str]]) -> str:
+    return " and ".join(
+        f"only the {which} side has {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
+        for which, names in zip(("first", "second"), alone, strict=True)
+        if names
+    )
 
 
 def remove_seed(name: str) -> str:
@@ -155,6 +158,7 @@ class PairedLine:
     second: float = 0.0
     epochs: int = 0
     failed: int = 0  # of the second side
+    failed_first: int = 0
     unscored: int = 0  # of either side
     measure: ScoreMeasure | None = None
     sums: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
@@ -242,6 +246,7 @@ class PairedLines:
         line.measure = line.measure or before.measure or after.measure
         line.lost += before.is_lost or after.is_lost
         line.failed += after.failed
+        line.failed_first += before.failed
         line.unscored += before.unscored or after.unscored
 
     def _count_settings(self, before: str, after: str) -> None:

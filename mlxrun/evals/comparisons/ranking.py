@@ -18,7 +18,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.evals.bradley_terry import JudgedPair, Strength, fit_strengths
 from mlxrun.evals.comparisons.comparison import ANY_SAME_LINE, Comparison, compare_cell
 from mlxrun.evals.comparisons.pairing import CellPair, LineFacts, PairingRules, match_cells, read_facts
-from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
+from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.statistics import ALPHA, adjust_by_holm
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval
@@ -77,12 +77,20 @@ class CellRanking:
     pairs: list[ComparedPair]
     why: str | None
 
+    def list_runs(self) -> dict[str, tuple[RunFolder, ...]]:
+        """List the runs of each side, by its name."""
+        found: dict[str, tuple[RunFolder, ...]] = {}
+        for pair in self.pairs:
+            first, second = zip(*pair.comparison.cell.runs, strict=True)
+            found |= {pair.first: first, pair.second: second}
+        return found
+
     def describe(self) -> dict[str, Any]:
         """Describe the ranking as JSON."""
-        pairs = [
-            {"first": pair.first, "second": pair.second, "p_holm": pair.p, **pair.comparison.total.describe()}
-            for pair in self.pairs
-        ]
+        runs = [run for side in self.list_runs().values() for run in side]
+        pairs = [{"p_holm": pair.p, **pair.comparison.total.describe()} for pair in self.pairs]
+        for pair, described in zip(self.pairs, pairs, strict=True):
+            described["first"]["name"], described["second"]["name"] = pair.first, pair.second
         measure = None if self.measure.is_share else describe_measure(self.measure)
         sides = [asdict(side) for side in self.sides]
         return {
@@ -91,6 +99,7 @@ class CellRanking:
             "ranking": sides,
             "pairs": pairs,
             "no_strengths": self.why,
+            "unfinished": [str(run.paths.out) for run in runs if run.state != DONE],
         }
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from mlxrun.core.visible_text import make_line
 from mlxrun.evals.bradley_terry import Strength
-from mlxrun.evals.comparisons.comparison_table import format_p
+from mlxrun.evals.comparisons.comparison_table import describe_lines, describe_runs, format_p
 from mlxrun.evals.comparisons.ranking import CellRanking, RankedSide
+from mlxrun.evals.run_folders.run_folder import DONE
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,8 +32,19 @@ def print_ranking(ranking: CellRanking, console: Console) -> None:
     count = " to ".join(f"{each:,}" for each in sorted({min(lines), max(lines)}))
     text = f"difference of the row less the column, in {points}, over {count} lines; * p < 0.05, by Holm"
     console.print(text, markup=False, soft_wrap=True)
+    for line in _describe_rest(ranking):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _describe_rest(ranking: CellRanking) -> Iterator[str]:
     if ranking.why is not None:
-        console.print(f"strengths: {ranking.why}", markup=False, soft_wrap=True)
+        yield f"strengths: {ranking.why}"
+    for name, runs in ranking.list_runs().items():
+        if any(run.state != DONE for run in runs):
+            yield f"{name}: {describe_runs(runs)}"
+    pairs = [(each.first, each.second, each.comparison) for each in ranking.pairs]
+    lines = (describe_lines(found, a, b, f"{a} or {b}") for a, b, found in pairs)
+    yield from dict.fromkeys(chain.from_iterable(lines))  # a side is in several pairs
 
 
 def print_strengths(strengths: Sequence[Strength], console: Console) -> None:

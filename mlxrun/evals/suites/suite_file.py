@@ -70,11 +70,13 @@ class SuiteFile:
 
 
 def read_suite(path: Path, raw: bytes | None = None) -> SuiteFile:
-    """Read the suite in a file. ConfigError if it is no readable mapping. `suite` has the models and tasks
-    without a problem. `raw`: what the file will have, if it is not yet written."""
+    """Read the suite in a file. ConfigError if it is no readable mapping, or is a job. `suite` has the models
+    and tasks without a problem. `raw`: what the file will have, if it is not yet written."""
     name = str(path)
     problems: list[ConfigProblem] = []
     hint = ""
+    if path.suffix == ".jsonl":
+        raise ConfigError(f"{name}: this is a job, not a suite; run it with `mlxrun batch {name}`")
     try:
         raw = read_regular(path) if raw is None else raw
         check_encoding(raw[:4])

@@ -196,6 +196,8 @@ def format_pool(pool: Mapping[str, Any]) -> str:
 def _format_score(record: Mapping[str, Any]) -> str:
     """A score with its interval if there is one, and what is missing."""
     scores, state = record["scores"], str(record["state"])
+    if first := count_first_lines(record):
+        state = f"first {first}"
     if state == "failed" or scores is None:  # scores of a failed cell are those of an earlier start
         return f"{record['done']} lines" if state == "done" else state
     total = scores["total"]
@@ -205,6 +207,11 @@ def _format_score(record: Mapping[str, Any]) -> str:
     notes += [f"{record['cut_by_length']} cut"] if record["cut_by_length"] else []
     notes += [] if state == "done" else [state]
     return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def count_first_lines(record: Mapping[str, Any]) -> int:
+    """Count the lines of a cell that `--limit` ended; 0 for other cells."""
+    return int(record["done"] + record["failed"]) if record["state"] == "todo" else 0
 
 
 def make_table(heads: Sequence[str], text: int = 2) -> Table:

@@ -23,7 +23,7 @@ from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.judge_run import run_judge
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
-from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest
+from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
 from mlxrun.evals.suites.task_template import parse_task_judge
 from mlxrun.jobs.lines.job_check import make_eval_reader
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
@@ -259,6 +259,9 @@ def _is_complete(meter: ProgressMeter) -> bool:
 
 def count_states(records: Sequence[Mapping[str, Any]]) -> str:
     """Count the cells in each state, for people."""
-    states = [str(each["state"]) for each in records]
+    states = [
+        f"with the first {pluralize(first, 'line')}" if (first := count_first_lines(each)) else each["state"]
+        for each in records
+    ]
     parts = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return f"{pluralize(len(states), 'cell')}: {', '.join(parts)}"

@@ -135,7 +135,11 @@ def test_options(tmp_path: Path, fake_engine: list[Config], capsys: pytest.Captu
     arguments = ["-c", str(tmp_path / "base.yaml"), "--set", "cache.backend=none", "-o", str(tmp_path / "o")]
     assert main(["eval", str(suite), *arguments, "--only", "*/cities", "--only", "tiny", "--limit", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.splitlines()[-1] == f"4 cells: 3 todo, 1 done: {tmp_path}/o"
+    assert "(first 2)" in out
+    assert out.splitlines()[-2:] == [
+        f"4 cells: 2 with the first 2 lines, 1 done, 1 todo: {tmp_path}/o",
+        "a start without --limit continues the cells that have their first lines only",
+    ]
     assert {config.scheduler.max_running for config in fake_engine} == {3}
     assert {config.cache.backend for config in fake_engine} == {"none"}
     assert not (tmp_path / "o/other/areas").exists()

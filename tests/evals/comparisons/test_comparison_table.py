@@ -98,6 +98,14 @@ async def test_answers_that_could_not_be_scored_are_counted(tmp_path: Path) -> N
     assert any(line.startswith("1 line could not be scored in a run") for line in show(*runs))
 
 
+async def test_failed_lines_of_both_sides_are_counted(tmp_path: Path) -> None:
+    lines = sampled_chats(5)
+    refused = [line | {"body": line["body"] | {"max_tokens": 10**9}} for line in lines]
+    runs = [await run_lines(tmp_path / name, each) for name, each in (("a", refused), ("b", lines))]
+    assert "5 lines failed in the first run, and scored 0" in show(*runs)
+    assert "5 lines failed in the second run, and scored 0" in show(*reversed(runs))
+
+
 async def test_lines_that_a_pattern_of_clusters_does_not_match_are_counted(tmp_path: Path) -> None:
     job = await run_lines(tmp_path, sampled_chats(12))
     rules = PairingRules(cluster=re.compile("q(1)"))

@@ -61,5 +61,9 @@ def test_missing_cells_are_named() -> None:
     ):
         match(["m/a", "m/b", "m/c"], ["m/a", "m/b", "m/d"])
     assert list(match(["m/a", "m/b", "m/c"], ["m/a", "m/b", "m/d"], common=True)) == ["m/a", "m/b"]
-    with pytest.raises(JobError, match="the two sides have no run of the same name"):
-        match(["m/a", "n/b"], ["m/c", "n/d"], common=True)
+    with pytest.raises(JobError) as caught:
+        match(["m/a", "n/b"], ["m/c", *(f"n/{at}" for at in range(5))], common=True)
+    assert str(caught.value) == (
+        "the two sides have no run of the same name: only the first side has m/a, n/b "
+        "and only the second side has m/c, n/0, n/1, n/2, n/3, ..."
+    )

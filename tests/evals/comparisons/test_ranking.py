@@ -13,6 +13,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_table import format_p
+from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.comparisons.ranking import open_sides, rank_sides
 from mlxrun.evals.comparisons.ranking_table import print_ranking
 from mlxrun.evals.statistics import adjust_by_holm
@@ -89,6 +90,42 @@ async def test_the_models_of_a_suite_by_task(tmp_path: Path) -> None:
     assert [side.name for side in rankings[0].sides] == ["large", "small"]
     first, second = (ranking.pairs[0] for ranking in rankings)
     assert first.p == second.p == pytest.approx(2 * first.comparison.total.result.p)
+
+
+async def test_failed_runs_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = make_lines(20, 8)
+    refused = [line | {"body": line["body"] | {"max_tokens": 10**9}} for line in lines]
+    runs = {"good": lines, "refused": refused, "other": lines}
+    jobs = [await run_lines(tmp_path / name, each, name=f"{name}.jsonl") for name, each in runs.items()]
+    jobs.append(await run_lines(tmp_path / "begun", lines, name="begun.jsonl", limit=5))
+    for order in ([1, 0, 2, 3], [0, 1, 2, 3]):  # also the side that is first in all pairs
+        [ranking] = rank_sides(open_sides([jobs[at] for at in order]), PairingRules(common=True))
+        print_ranking(ranking, open_console(width=150, highlight=False, soft_wrap=False))
+        out = capsys.readouterr().out.splitlines()
+        assert "8 lines failed in refused, and scored 0" in out
+        assert f"begun: {tmp_path / 'begun' / 'begun.out.jsonl'} (unfinished)" in out
+        assert "left out: 3 lines only in good ('q5', 'q6', 'q7')" in out
+        assert not any("failed in good" in line or line.startswith(("good:", "other:")) for line in out)
+        found = ranking.describe()
+        assert found["unfinished"] == [str(tmp_path / "begun" / "begun.out.jsonl")]
+        failed = {
+            side["name"]: count
+            for pair in found["pairs"][:3]
+            for side, count in ((pair["first"], pair["failed_first"]), (pair["second"], pair["failed"]))
+        }
+        assert failed["good"] == failed["begun"] == 0 and failed["refused"] in (5, 8)
+
+
+async def test_an_unfinished_suite_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    suite = tmp_path / "s.out"
+    for model, words in (("small", 3), ("large", 20)):
+        await run_lines(suite / model / "x" / "seed-1", make_lines(words, 8), limit=5)
+    write_suite(suite)
+    [ranking] = rank_sides(open_sides([suite]))
+    print_ranking(ranking, open_console(width=150, highlight=False, soft_wrap=False))
+    out = capsys.readouterr().out
+    assert f"small: {suite}/small/x/seed-1/job.out.jsonl (unfinished)\n" in out
+    assert f"large: {suite}/large/x/seed-1/job.out.jsonl (unfinished)\n" in out
 
 
 async def test_what_cannot_be_ranked_is_named(tmp_path: Path) -> None:

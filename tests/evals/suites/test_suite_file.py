@@ -91,3 +91,11 @@ def test_a_suite_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_bytes(b"a: \xff")
     with pytest.raises(ConfigError, match="the suite is not UTF-8 text"):
         read_suite(tmp_path / "s.yaml")
+
+
+def test_a_job_is_no_suite(tmp_path: Path) -> None:
+    path = tmp_path / "eval.jsonl"
+    path.write_text('{"custom_id": "a"}\n{"custom_id": "b"}\n')
+    with pytest.raises(ConfigError) as caught:
+        read_suite(path)
+    assert str(caught.value) == f"{path}: this is a job, not a suite; run it with `mlxrun batch {path}`"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mlxrun.core.terminal import print_error, print_json
+from mlxrun.core.terminal import print_error, print_json, print_line
 from mlxrun.core.visible_text import make_line
 
 EPILOG = """\b
@@ -46,14 +46,20 @@ def command(file: Path, run: Path | None, conditions: tuple[str, ...], as_json: 
     from mlxrun.evals.history import add_runs, find_failures, find_trends, list_cells, read_history
     from mlxrun.evals.run_folders.run_folder import open_runs
     from mlxrun.evals.suites.suite_manifest import make_table, print_table
+    from mlxrun.jobs.run.progress import pluralize
 
-    rows = read_history(file) if run is None else add_runs(file, open_runs(run))
+    rows = known = read_history(file)
+    runs = [] if run is None else open_runs(run)
+    if runs:
+        rows = add_runs(file, runs)
+    added = len(rows) - len(known)
     if not rows:
         raise JobError(f"{file}: is no history yet; give a run to begin it with")
     trends = find_trends(rows)
     reasons = list(find_failures(trends, conditions))
     if as_json:
-        print_json({"format": 1, "cells": [each.describe() for each in trends]}, indent=1)
+        counts = {"added": added, "already_there": len(runs) - added}
+        print_json({"format": 1, **counts, "cells": [each.describe() for each in trends]}, indent=1)
     else:
         from rich.markup import escape
 
@@ -62,6 +68,8 @@ def command(file: Path, run: Path | None, conditions: tuple[str, ...], as_json: 
         for each in shown:
             table.add_row(*(escape(make_line(text)) for text in each.values()))
         print_table(table, sys.stdout)
+        if runs:
+            print_line(f"{file}: {pluralize(added, 'row')} added, {len(runs) - added} already there")
     for reason in reasons:
         print_error(f"mlxrun: --fail-if {reason}")
     return 1 if reasons else 0

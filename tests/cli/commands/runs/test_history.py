@@ -36,6 +36,20 @@ async def test_a_nightly_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert cell["values"] == [1.0] * 4 + [0.5] and cell["jump"] and not cell["drift"]
 
 
+async def test_failed_lines_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nightly.jsonl"
+    lines = [line | {"body": line["body"] | {"max_tokens": 10**9}} for line in chats(6)]
+    job = str(await run_lines(tmp_path / "a", lines))
+    assert main(["history", str(path), job]) == 0
+    out = capsys.readouterr().out
+    assert "; 6 lines failed" in out and out.endswith(f"{path}: 1 row added, 0 already there\n")
+    assert main(["history", str(path), job]) == 0
+    assert capsys.readouterr().out.endswith(f"{path}: 0 rows added, 1 already there\n")
+    assert main(["history", str(path), job, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["added"], found["already_there"]) == (0, 1) and found["cells"][0]["failed"] == [6]
+
+
 def test_no_history_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["history", str(tmp_path / "x.jsonl")]) == 2
     assert "is no history yet" in capsys.readouterr().err
