@@ -70,8 +70,12 @@ def quote(value: Any) -> str:
 
 def find_closest(word: Any, words: Iterable[str]) -> str | None:
     """The member of `words` that was probably meant; None if none is close."""
+    given, words = str(word)[:80], list(words)
+    for each in words:
+        if each.casefold() == given.casefold():
+            return each
     # With less, `num_retries` would be meant by `num_beams`.
-    near = difflib.get_close_matches(str(word)[:80], list(words), 1, cutoff=0.7)
+    near = difflib.get_close_matches(given, words, 1, cutoff=0.7)
     return near[0] if near else None
 
 

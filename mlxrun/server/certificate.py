@@ -58,7 +58,8 @@ def _read_context(files: Mapping[str, str]) -> ssl.SSLContext:
     try:
         context.load_cert_chain(certificate, key, password=lambda: _refuse_password(key))
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        # The second one is what a key of another kind gives.
+        if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
             text = f"server.tls: the key {key} is not that of the certificate {certificate}"
             raise ConfigError(text) from error
         reason = (error.reason or str(error)).replace("_", " ").lower()

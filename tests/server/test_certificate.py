@@ -26,6 +26,7 @@ def refuse(files: dict[str, str]) -> str:
 
 def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
     first, second = write_certificate(tmp_path), write_certificate(tmp_path, "b")
+    other = write_certificate(tmp_path, "rsa", kind="rsa")
     (tmp_path / "broken").write_text("-----BEGIN CERTIFICATE-----\nnonsense\n-----END CERTIFICATE-----\n")
     missing, broken = f"{tmp_path}/c.pem", f"{tmp_path}/broken"
     certificate, key = first["certificate"], first["key"]
@@ -33,6 +34,7 @@ def test_what_cannot_be_served_is_refused_by_name(tmp_path: Path) -> None:
         ({"certificate": missing}, f"certificate: {missing}: No such file or directory"),
         ({"key": str(tmp_path)}, f"key: {tmp_path}: Is a directory"),
         ({"key": second["key"]}, f"the key {second['key']} is not that of the certificate {certificate}"),
+        ({"key": other["key"]}, f"the key {other['key']} is not that of the certificate {certificate}"),
         ({"key": certificate}, f"key: {certificate} has no private key in PEM form"),
         ({"certificate": key}, f"certificate: {key} has no certificate in PEM form"),
         ({"certificate": broken}, f"{broken} and {key} cannot be used: "),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mlxrun.config.media_settings import Video, VideoSampling
 from mlxrun.core.errors import NotFound
-from mlxrun.core.field_errors import quote
+from mlxrun.core.field_errors import quote, suggest
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 
@@ -101,8 +101,9 @@ def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | Non
         if name == adapter.name or name in [f"{each}:{adapter.name}" for each in own]:
             return adapter
     if name is not None and (model_info.names or model_info.adapters) and name not in own:
-        names = ", ".join(list_names(model_info))
-        text = f"model: {quote(name)} is not served here; the names are {names}"
+        names = list_names(model_info)
+        near = suggest(name, names)
+        text = f"model: {quote(name)} is not served here{near}; the names are {', '.join(names)}"
         raise NotFound(text, param="model", code="model_not_found")
     return None
 

@@ -27,6 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
 # Variables of the shell that a server needs as well.
 _KEPT = re.compile(r"PATH|(HF|MLXRUN|MLX|OPENBLAS|XDG)_\w+|HTTPS?_PROXY|https?_proxy|NO_PROXY|no_proxy")
+_NO_BUS = re.compile("Failed to connect to .*bus")  # of systemd's services of a user
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 
 RESTART_SECONDS = 10
@@ -118,7 +119,7 @@ def install(
 @add_name
 def status(name: str) -> int:
     """Show what the system says of the service."""
-    return subprocess.run(find_service_file(name).status, check=False).returncode
+    return _call(find_service_file(name).status, check=False, shows=True)
 
 
 @command.command()
@@ -172,15 +173,24 @@ def find_program() -> list[str]:
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "mlxrun.cli.main"]
 
 
-def _call(program: Sequence[str], check: bool = True) -> None:
-    """Run a program of the system. ServiceError with its words if it fails."""
+def _call(program: Sequence[str], check: bool = True, shows: bool = False) -> int:
+    """Run a program of the system; its exit code. ServiceError with its words if it fails. `shows`: what it
+    prints is for the user."""
     try:
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            program, stdout=None if shows else subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
+        )
     except FileNotFoundError as error:
         raise ServiceError(f"{program[0]} is not there: this system has no services of it") from error
+    if done.returncode and _NO_BUS.search(done.stderr):
+        text = "systemd runs no services for this user here, as in a container or without a login"
+        raise ServiceError(f"{text}; start the server with `mlxrun serve` ({done.stderr.strip()})")
+    if shows and done.stderr:
+        say(done.stderr.rstrip())
     if check and done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise ServiceError(f"`{' '.join(program)}` failed with exit code {done.returncode}: {said}")
+    return done.returncode
 
 
 def make_service_file(service: Service, system: str, home: Path, user: int) -> ServiceFile:

@@ -33,7 +33,10 @@ def convert_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be used: {error.strerror or error}") from error
+        reason = error.strerror or error
+        if isinstance(error, FileExistsError) and os.path.isfile(error.filename):
+            reason = f"{error.filename} is not a folder"
+        raise StorageError(f"{path}: cannot be used: {reason}") from error
 
 
 def link_file(source: Path, target: Path) -> None:

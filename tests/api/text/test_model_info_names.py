@@ -37,6 +37,12 @@ def test_names_do_not_hide_the_models_own(folder: Path) -> None:
             choose_adapter(name, found)
 
 
+def test_the_name_that_was_meant_is_said(folder: Path) -> None:
+    for name in ("FOO", "foo2"):
+        with pytest.raises(NotFound, match=r"is not served here \(did you mean 'foo'\?\); the names are"):
+            choose_adapter(name, host(folder, "foo"))
+
+
 def test_without_names_any_will_do(folder: Path) -> None:
     found = host(folder)
     assert (found.name, found.names) == ("tiny-9b", ())

@@ -122,6 +122,18 @@ def test_what_the_system_refuses_is_said(
     assert "is not there: this system has no services of it" in capsys.readouterr().err
 
 
+def test_a_missing_bus_is_said_in_words(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    (place / "bin" / "systemctl").write_text(
+        "#!/bin/sh\necho 'Failed to connect to bus: No medium' >&2\nexit 1\n"
+    )
+    for command in ("status", "install"):
+        assert main(["service", command]) == 1
+        assert "systemd runs no services for this user here" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="has no systemd")
 def test_systemd_reads_the_file(tmp_path: Path) -> None:
     """Its own checker finds nothing wrong in odd paths, and finds what is."""

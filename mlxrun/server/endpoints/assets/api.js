@@ -28,7 +28,7 @@ export async function call(method, path, { json, form, signal, headers = {}, bac
     const error = new ApiError(await readError(response), response.status);
     if (response.status !== 401 || (background && declined)) throw error;
     byId("change-key").hidden = false;
-    if (key === sessionStorage.getItem(STORE) && !(await askKey(error.message))) throw error;
+    if (key === sessionStorage.getItem(STORE) && !(await askKey(key ? error.message : "This server needs a key."))) throw error;
   }
 }
 
