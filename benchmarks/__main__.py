@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from benchmarks.gpu_runs import RUNS
+from benchmarks.gpu_runs import RUNS, run_all
 from benchmarks.mtp_model import TRAINED
 from benchmarks.prefix_cache.workloads import SCENARIOS
 from benchmarks.reproduce.benchmark import CONDITIONS
@@ -464,8 +464,6 @@ def gpu(names: tuple[str, ...], results: Path) -> int:
     The exit code is 1 if a run failed or took too long; its JSON then has what was measured until then.
     Afterwards, `python -m benchmarks.tables` and `make plots` show the new figures.
     """
-    from benchmarks.gpu_runs import run_all
-
     failed = run_all([run for run in RUNS if not names or run.name in names], results, say)
     if failed:
         say(f"failed: {', '.join(failed)}")

@@ -15,7 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-MLXRUN = ("-c", "import sys; from mlxrun.cli.main import main; sys.exit(main())", "bench", "engine")
+from mlxrun.cli.bench.serve.machine_report import MAIN
+
+MLXRUN = ("-c", MAIN, "bench", "engine")
 BENCHMARKS = ("-m", "benchmarks")
 GRACE = 20.0  # seconds in which a run that is interrupted writes what it has measured
 

@@ -50,9 +50,9 @@ def match_cells(
     shared = [name for name in sides[0] if name in sides[1]]
     alone = [[name for name in side if name not in shared] for side in sides]
     if not shared:
-        raise JobError(f"the two sides have no run of the same name: {_describe_alone(alone)}")
+        raise JobError(f"the two sides have no run of the same name: {_describe_unpaired(alone)}")
     if any(alone) and not common:
-        found = _describe_alone(alone)
+        found = _describe_unpaired(alone)
         raise JobError(f"the two sides do not have the same runs: {found}; --common compares the others")
     cells: dict[str, list[tuple[RunFolder, RunFolder]]] = {}
     for name in shared:
@@ -60,7 +60,7 @@ def match_cells(
     return [CellPair(name, tuple(runs)) for name, runs in cells.items()], alone[0] + alone[1]
 
 
-def _describe_alone(alone: Sequence[Sequence[str]]) -> str:
+def _describe_unpaired(alone: Sequence[Sequence[str]]) -> str:
     return " and ".join(
         f"only the {which} side has {', '.join(names[:_NAMED])}{', ...' if len(names) > _NAMED else ''}"
         for which, names in zip(("first", "second"), alone, strict=True)

@@ -196,13 +196,19 @@ async def test_a_pinned_model_that_dies_is_loaded_without_a_request(monkeypatch:
         await until(lambda: pool.slots[0].loads == 2)
 
 
+async def use_one_and_wait_for_another(pool: ModelPool, done: asyncio.Event) -> list[asyncio.Task[None]]:
+    """A request that runs on `a` until `done`, and one that waits for `b`."""
+    busy = asyncio.create_task(use(pool, "a", done))
+    await until(lambda: pool.slots[0].running)
+    other = asyncio.create_task(use(pool, "b"))
+    await until(lambda: pool.slots[1].waiting)
+    return [busy, other]
+
+
 async def test_requests_that_leave_are_not_waited_for() -> None:
     models, done = FakeModels(), asyncio.Event()
     async with started(models) as pool:
-        busy = asyncio.create_task(use(pool, "a", done))
-        await until(lambda: pool.slots[0].running)
-        other = asyncio.create_task(use(pool, "b"))
-        await until(lambda: pool.slots[1].waiting)
+        busy, other = await use_one_and_wait_for_another(pool, done)
         other.cancel()
         await until(lambda: not pool.slots[1].waiting)
         done.set()
@@ -224,10 +230,7 @@ async def test_a_stop_refuses_who_waits_and_loads_nothing_more() -> None:
     """At once, and clients may retry: another server may answer."""
     models, done = FakeModels(), asyncio.Event()
     async with started(models) as pool:
-        busy = asyncio.create_task(use(pool, "a", done))
-        await until(lambda: pool.slots[0].running)
-        other = asyncio.create_task(use(pool, "b"))
-        await until(lambda: pool.slots[1].waiting)
+        busy, other = await use_one_and_wait_for_another(pool, done)
         pool.drain_all()
         for late in (other, use(pool, "b")):
             with pytest.raises(Draining) as refused:
