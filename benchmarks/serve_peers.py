@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report["command"] = _shown_command(options)
     preloads = {s.name: Path(s.preload).name if s.preload else None for s in servers}
     report["targets"] = {s.name: {"command": s.shown, "preload": preloads[s.name]} for s in servers}
-    report["peer_versions"] = {s.name: _versions(s.python) for s in servers}
+    report["peer_versions"] = {s.name: read_versions(s.python) for s in servers}
     options.out.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
@@ -202,7 +202,7 @@ def _mlxrun(*arguments: str) -> None:
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
 
 
-def _versions(python: str) -> dict[str, str]:
+def read_versions(python: str) -> dict[str, str]:
     found = subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True)
     return dict(json.loads(found.stdout))
 
