@@ -1,4 +1,4 @@
-"""Compares two runs, or two suites cell by cell: scores, difference, tests, and the lines that changed.
+"""Compares two runs, or the runs of one cell of two suites: scores, tests, and the lines that changed.
 
 The first side is the reference, such as the full model. A difference is the second side's score minus the
 first's.
@@ -7,14 +7,13 @@ first's.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
+from mlxrun.evals.comparisons.compared_group import ComparedGroup, compare_group
 from mlxrun.evals.comparisons.pairing import (
     CellPair,
     Mismatches,
@@ -22,26 +21,14 @@ from mlxrun.evals.comparisons.pairing import (
     PairedLines,
     PairingRules,
     ReadFacts,
-    match_cells,
     read_facts,
 )
-from mlxrun.evals.measured_difference import compare_measured, compute_measured_equivalence
-from mlxrun.evals.power import ComparisonPower, describe_power
-from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
-from mlxrun.evals.statistics import (
-    ALPHA,
-    Equivalence,
-    PairedDifference,
-    adjust_p_values,
-    compare_scores,
-    compute_equivalence,
-)
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.statistics import adjust_p_values
 from mlxrun.jobs.records.manifest_checks import RunEnvironment, describe_changes, flatten_settings
 from mlxrun.jobs.run.progress import pluralize
-from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
-from mlxrun.jobs.scoring.measure import HIGHER, SHARE, MeasuredLines, ScoreMeasure, describe_measure
+from mlxrun.jobs.scoring.measure import SHARE
 
-FORMAT = 1
 ANY_SAME_LINE = PairingRules()
 # What a model brings along. `describe_changes` leaves it out where the model is another one.
 _OF_MODEL = {
@@ -49,58 +36,6 @@ _OF_MODEL = {
     "model.tokenizer": "the tokenizer",
     "processor": "the image processor",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ComparedGroup:
-    """The lines of one group, or all lines. `first`, `second`: intervals of the scores, None for too few
-    lines. `adjusted_p`: the p value, adjusted for the number of compared groups, or of cells for all lines
-    (`adjust_p_values`). `failed`, `failed_first`: lines of the second and of the first side that failed;
-    `unscored`: lines that could not be scored on a side, as a scorer, a judge or a pattern failed. Such lines
-    score 0."""
-
-    name: str
-    result: PairedDifference
-    first: ConfidenceInterval | None
-    second: ConfidenceInterval | None
-    better: int
-    worse: int
-    failed: int
-    unscored: int
-    equivalence: Equivalence | None
-    adjusted_p: float
-    measure: ScoreMeasure = SHARE
-    power: ComparisonPower | None = None
-    failed_first: int = 0
-
-    @property
-    def gain(self) -> float:
-        """The difference, above 0 if the second side is better."""
-        difference = self.result.difference
-        return difference if self.measure.better == HIGHER else -difference
-
-    @property
-    def is_significant(self) -> bool:
-        return self.adjusted_p < ALPHA
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the group as JSON."""
-        found = asdict(self)
-        result = found.pop("result")
-        del result["first"], result["second"]
-        for side, score in (("first", self.result.first), ("second", self.result.second)):
-            found[side] = {"score": score, "interval": found[side]}
-        found["measure"] = None if self.measure.is_share else describe_measure(self.measure)
-        for name in ("interval", "t_interval"):
-            result[name] = [bound if math.isfinite(bound) else None for bound in result[name]]
-        equivalence = self.equivalence and {**asdict(self.equivalence), "is_shown": self.equivalence.is_shown}
-        return {
-            **found,
-            **result,
-            "p": self.result.p,
-            "is_significant": self.is_significant,
-            "equivalence": equivalence,
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,53 +99,6 @@ class Comparison:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ComparisonSet:
-    """The comparisons of two sides, one for each cell. `left_out`: runs that only one side has."""
-
-    comparisons: list[Comparison]
-    left_out: list[str] = field(default_factory=list)
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the comparisons as JSON."""
-        cells = [comparison.describe() for comparison in self.comparisons]
-        return {"format": FORMAT, "comparisons": cells, "left_out": self.left_out}
-
-
-def add_power(comparison: Comparison, difference: float) -> Comparison:
-    """Return a comparison with its power for a difference, in points or in the unit of the scores."""
-
-    def add(group: ComparedGroup) -> ComparedGroup:
-        wanted = difference / (100 if group.measure.is_share else 1)
-        return replace(group, power=describe_power(group.result, wanted))
-
-    groups = [add(group) for group in comparison.groups]
-    return replace(comparison, total=add(comparison.total), groups=groups)
-
-
-def compare_paths(
-    first: Path,
-    second: Path,
-    *,
-    rules: PairingRules = ANY_SAME_LINE,
-    margin: float | None = None,
-    seed: int = 0,
-) -> ComparisonSet:
-    """Compare the runs that two paths name. `margin`: of the test of equivalence, in points or in the unit of
-    the scores, None for no test; `seed`: of the bootstrap. JobError if they are not of the same lines, or
-    have no scores."""
-    cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
-    found = [compare_cell(cell, rules, margin, seed) for cell in cells]
-    adjusted = adjust_p_values([each.total.adjusted_p for each in found])
-    return ComparisonSet(
-        [
-            replace(each, total=replace(each.total, adjusted_p=p))
-            for each, p in zip(found, adjusted, strict=True)
-        ],
-        left_out,
-    )
-
-
 def compare_cell(
     cell: CellPair,
     rules: PairingRules = ANY_SAME_LINE,
@@ -236,13 +124,13 @@ def compare_cell(
     lines, lost = _leave_out_lost(lines, cell)
     names = sorted({line.group for line in lines})
     groups = [
-        _compare_group(name, [line for line in lines if line.group == name], margin, seed)
+        compare_group(name, [line for line in lines if line.group == name], margin, seed)
         for name in names
         if len(names) > 1
     ]
     adjusted = adjust_p_values([group.adjusted_p for group in groups])
     flips = [Flip(line.id, line.group, *line.scores) for line in lines if line.scores[0] != line.scores[1]]
-    total = _compare_group("total", lines, margin, seed)
+    total = compare_group("total", lines, margin, seed)
     changed: tuple[list[Flip], list[Flip]] = [], []
     for flip in flips:
         changed[not total.measure.is_better(flip.second - flip.first)].append(flip)
@@ -283,67 +171,6 @@ def _leave_out_lost(lines: Sequence[PairedLine], cell: CellPair) -> tuple[list[P
     if not kept:
         raise JobError(f"{cell.runs[0][0].paths.out}: no line has a score on both sides")
     return kept, len(lines) - len(kept)
-
-
-def _measure_side(lines: Sequence[PairedLine], measure: ScoreMeasure, side: int) -> MeasuredLines:
-    found = MeasuredLines(measure)
-    for line in lines:
-        found.add(line.scores[side], line.sums[side], line.cluster)
-    return found
-
-
-def _compare_measured(
-    name: str, lines: Sequence[PairedLine], measure: ScoreMeasure, margin: float | None, seed: int
-) -> ComparedGroup:
-    """Compare lines whose scores have a unit."""
-    first, second = (_measure_side(lines, measure, side) for side in (0, 1))
-    try:
-        result = compare_measured(first, second, seed=seed)
-    except ValueError as error:
-        raise JobError(f"{name}: {error}") from error
-    gains = [line.scores[1] - line.scores[0] for line in lines]
-    equivalence = None if margin is None else compute_measured_equivalence(first, second, margin, seed=seed)
-    return ComparedGroup(
-        name=name,
-        result=result,
-        first=first.compute_interval(),
-        second=second.compute_interval(),
-        better=sum(map(measure.is_better, gains)),
-        worse=sum(measure.is_better(-gain) for gain in gains),
-        failed=0,
-        unscored=0,
-        equivalence=equivalence,
-        adjusted_p=result.p,
-        measure=measure,
-    )
-
-
-def _compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, seed: int) -> ComparedGroup:
-    if lines[0].measure is not None:
-        return _compare_measured(name, lines, lines[0].measure, margin, seed)
-    margin = margin and margin / 100
-    first, second = zip(*(line.scores for line in lines), strict=True)
-    clusters: list[object] | None = [line.cluster or (line.id,) for line in lines]
-    if all(line.cluster is None for line in lines):
-        clusters = None
-    means = ScoreMean(), ScoreMean()
-    for line in lines:
-        for mean, score in zip(means, line.scores, strict=True):
-            mean.add(score, line.cluster)
-    result = compare_scores(first, second, clusters, seed=seed)
-    return ComparedGroup(
-        name=name,
-        result=result,
-        first=means[0].compute_interval(),
-        second=means[1].compute_interval(),
-        better=sum(b > a for a, b in zip(first, second, strict=True)),
-        worse=sum(b < a for a, b in zip(first, second, strict=True)),
-        failed=sum(line.failed > 0 for line in lines),
-        failed_first=sum(line.failed_first > 0 for line in lines),
-        unscored=sum(line.unscored > 0 for line in lines),
-        equivalence=None if margin is None else compute_equivalence(first, second, margin, clusters),
-        adjusted_p=result.p,
-    )
 
 
 def list_differences(runs: Sequence[tuple[RunFolder, RunFolder]], lines: PairedLines) -> list[str]:

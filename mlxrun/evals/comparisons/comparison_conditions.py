@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison
+from mlxrun.evals.comparisons.compared_group import ComparedGroup
+from mlxrun.evals.comparisons.comparison import Comparison
 
 _VALUES: dict[str, Callable[[ComparedGroup], float]] = {
     "score": lambda group: group.result.second,

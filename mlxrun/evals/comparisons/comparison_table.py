@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison, Flip
+from mlxrun.evals.comparisons.compared_group import ComparedGroup
+from mlxrun.evals.comparisons.comparison import Comparison, Flip
 from mlxrun.evals.power import ComparisonPower
 from mlxrun.evals.prompt_messages import dump_text, list_messages
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,9 +14,9 @@ from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.core.errors import RequestError
 from mlxrun.server.engine_state import ENGINE
 from tests.api.test_prompt_prefix import BODIES
-from tests.helpers.fake_models import FakeModels, run_models_front
+from tests.helpers.fake_models import FakeModels, ModelsFront, run_models_front
 from tests.helpers.raw_clients import until
-from tests.helpers.server_fakes import Script, make_chat_body, make_script
+from tests.helpers.server_fakes import Reply, Script, make_chat_body, make_script
 
 
 def say_name(name: str) -> Script:
@@ -165,41 +167,38 @@ async def test_a_stored_response_stays_with_its_model() -> None:
         assert refused.status == 400 and "is of b, not of a" in refused.json["error"]["message"]
 
 
-async def test_a_request_that_waits_for_its_model_can_be_cancelled() -> None:
+@asynccontextmanager
+async def send_to_held_model(**headers: str) -> AsyncIterator[tuple[ModelsFront, asyncio.Task[Reply]]]:
+    """A front, and a request that waits while its model is loaded, which ends after the block."""
     models = FakeModels(script=say_name)
     async with run_models_front(models) as front:
         models.held.clear()
         body = make_chat_body(model="a")
-        sent = asyncio.create_task(front.post("/v1/chat/completions", body, x_request_id="mine"))
+        sent = asyncio.create_task(front.post("/v1/chat/completions", body, **headers))
         await until(lambda: front.pool.slots[0].waiting)
-        assert (await front.post("/v1/requests/other/cancel", {})).status == 404
-        assert (await front.post("/v1/requests/mine/cancel", {})).json == {"id": "mine", "cancelled": True}
-        assert (await sent).status == 499
+        yield front, sent
         models.held.set()
 
 
+async def test_a_request_that_waits_for_its_model_can_be_cancelled() -> None:
+    async with send_to_held_model(x_request_id="mine") as (front, sent):
+        assert (await front.post("/v1/requests/other/cancel", {})).status == 404
+        assert (await front.post("/v1/requests/mine/cancel", {})).json == {"id": "mine", "cancelled": True}
+        assert (await sent).status == 499
+
+
 async def test_a_request_that_waits_for_its_model_is_refused_when_the_server_stops() -> None:
-    models = FakeModels(script=say_name)
-    async with run_models_front(models) as front:
-        models.held.clear()
-        sent = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body(model="a")))
-        await until(lambda: front.pool.slots[0].waiting)
+    async with send_to_held_model() as (front, sent):
         front.app[ENGINE].start_draining()
         reply = await asyncio.wait_for(sent, 10)
         assert reply.status == 503 and reply.headers["Retry-After"]
         assert reply.json["error"]["code"] == "shutting_down"
-        models.held.set()
 
 
 async def test_a_client_that_disconnects_waits_no_more() -> None:
-    models = FakeModels(script=say_name)
-    async with run_models_front(models) as front:
-        models.held.clear()
-        sent = asyncio.create_task(front.post("/v1/chat/completions", make_chat_body(model="a")))
-        await until(lambda: front.pool.slots[0].waiting)
+    async with send_to_held_model() as (front, sent):
         sent.cancel()
         await until(lambda: not front.pool.slots[0].waiting)
-        models.held.set()
 
 
 async def test_a_model_that_dies_fails_its_requests_and_is_loaded_again() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.comparisons.comparison import ComparedGroup, Comparison
+from mlxrun.evals.comparisons.compared_group import ComparedGroup
+from mlxrun.evals.comparisons.comparison import Comparison
 from mlxrun.evals.comparisons.comparison_conditions import parse_condition
 from mlxrun.evals.comparisons.pairing import CellPair, Mismatches
 from mlxrun.evals.statistics import compare_scores, compute_equivalence

@@ -10,10 +10,8 @@ import pytest
 
 from mlxrun.evals.tasks import code_sandbox
 from mlxrun.evals.tasks.code_sandbox import IMAGE, MISSING, build_command, check_sandbox, run_program
+from tests.helpers.bubblewrap import needs_bubblewrap
 
-needs_bubblewrap = pytest.mark.skipif(
-    shutil.which("bwrap") is None, reason="`make system-packages` installs bubblewrap"
-)
 FAKE = f"""#!/bin/sh
 echo "$@" > "$(dirname "$0")/arguments"
 while [ "$1" != "{IMAGE}" ]; do shift; done

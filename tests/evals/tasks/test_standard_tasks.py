@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from mlxrun.evals.tasks.task_box import read_task
 from mlxrun.jobs.scoring.likeliest import sum_continuations
+from tests.helpers.bubblewrap import find_problem
 from tests.helpers.harness_scripts import run_harness_script
 
 pytestmark = pytest.mark.slow
@@ -21,8 +21,8 @@ pytestmark = pytest.mark.slow
 DATA = Path(__file__).parent / "data"
 SUBJECTS = ("anatomy", "astronomy", "high_school_geography", "us_foreign_policy")
 LIKELIEST = ("arc", "hellaswag", "truthfulqa", "truthfulqa_mc2")
-# Those that run programs need a sandbox: `make system-packages` installs it.
-GENERATED = ("gsm8k", "ifeval", *(("humaneval", "mbpp") if shutil.which("bwrap") else ()))
+# Those that run programs need a sandbox.
+GENERATED = ("gsm8k", "ifeval", *(() if find_problem() else ("humaneval", "mbpp")))
 SEEN = ("mmmu_val", "docvqa_val")
 FILES = {
     "arc": ("arc/arc_challenge.yaml", "test"),
