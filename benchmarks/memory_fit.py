@@ -1,4 +1,4 @@
-"""`python -m benchmarks memory-fit`: what `mlxrun fit` predicts, beside MLX's own count, on thirteen shapes.
+"""`python -m benchmarks memory-fit`: what `mlxrun fit` predicts, beside MLX's own count, on fourteen shapes.
 
 Each shape is a model of random weights, of some hundred MB. It is loaded by the engine, and rows of equal
 length run on it. The peaks of both are those of MLX's counter. The prefix cache is off, since it takes what
@@ -7,6 +7,7 @@ is free.
 
 from __future__ import annotations
 
+import json
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -154,6 +155,8 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 VISION_SHAPE = "images and text"
+IMAGE_SHAPE = "an image"  # of the same model: one row, whose image of so many pixels a side is encoded
+SIDE = 448
 _VISION: dict[str, dict[str, Any]] = {
     "text_config": {
         **{
@@ -167,7 +170,7 @@ _VISION: dict[str, dict[str, Any]] = {
         "deepstack_visual_indexes": [1, 3],
     },
 }
-NAMES = (*SHAPES, VISION_SHAPE)
+NAMES = (*SHAPES, VISION_SHAPE, IMAGE_SHAPE)
 
 
 def measure_shape(name: str, rows: int = ROWS, prompt: int = PROMPT, output: int = OUTPUT) -> dict[str, Any]:
@@ -176,7 +179,8 @@ def measure_shape(name: str, rows: int = ROWS, prompt: int = PROMPT, output: int
     from mlxrun.model.load.model_info import load_model_info
     from mlxrun.model.machine.device import resolve_config
 
-    settings = {} if name == VISION_SHAPE else SHAPES[name][1]
+    sees = name not in SHAPES
+    settings = {} if sees else SHAPES[name][1]
     with tempfile.TemporaryDirectory(prefix="mlxrun-fit-") as scratch:
         folder = Path(scratch) / "model"
         config = Config()
@@ -186,17 +190,22 @@ def measure_shape(name: str, rows: int = ROWS, prompt: int = PROMPT, output: int
             scheduler=replace(config.scheduler, max_running=rows, step_ms=0),
             cache=replace(config.cache, backend="none"),
         )
-        if name == VISION_SHAPE:
+        if sees:
             from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 
             write_vision_model("qwen3_vl", folder, sizes=_VISION)
+            file = folder / "preprocessor_config.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"max_pixels": SIDE * SIDE}))
             info: LoadedModelInfo = read_vision_info("qwen3_vl", folder)
         else:
             folder.mkdir()
             write_model(folder, _COMMON | SHAPES[name][0], 0)
             info = load_model_info(config.model, weights=True, announce=False)
+        requests = _make_requests(rows, prompt, output)
         predicted = _predict(resolve_config(config), info, rows, prompt, output)
-        return {"predicted": predicted, "measured": _measure(config, info, rows, prompt, output)}
+        if name == IMAGE_SHAPE:
+            requests, predicted["run"] = _predict_image(config, info, output)
+        return {"predicted": predicted, "measured": _measure(config, info, requests)}
 
 
 def _predict(config: Config, info: LoadedModelInfo, rows: int, prompt: int, output: int) -> dict[str, int]:
@@ -207,7 +216,33 @@ def _predict(config: Config, info: LoadedModelInfo, rows: int, prompt: int, outp
     return {"weights": found.weights, "load": found.load, "run": found.run}
 
 
-def _measure(config: Config, info: LoadedModelInfo, rows: int, prompt: int, output: int) -> dict[str, int]:
+def _predict_image(config: Config, info: LoadedModelInfo, output: int) -> tuple[list[Request], int]:
+    """A request with an image, and the predicted peak."""
+    from mlxrun.model.fit.outline import load_outline
+    from mlxrun.model.fit.prediction import predict_encoding
+    from mlxrun.model.load_check.media_prompts import make_image_prompt
+
+    outline, made = load_outline(config, info), make_image_prompt(info, SIDE)
+    encoding = predict_encoding(outline, SIDE)
+    assert encoding is not None
+    params = SamplingParams(max_tokens=output)
+    request = Request("image", made.ids, params, made.image_spans, made.media, made.image_digests)
+    return [request], outline.weights + encoding
+
+
+def _make_requests(rows: int, prompt: int, output: int) -> list[Request]:
+    rng = random.Random(0)
+    return [
+        Request(
+            str(row),
+            tuple(rng.randrange(2, 250) for _ in range(prompt)),  # which every vocabulary has
+            SamplingParams(max_tokens=output),
+        )
+        for row in range(rows)
+    ]
+
+
+def _measure(config: Config, info: LoadedModelInfo, requests: Iterable[Request]) -> dict[str, int]:
     from mlxrun.engine.build import build_engine
     from mlxrun.model.machine.device import read_peak, start_measuring
 
@@ -215,10 +250,8 @@ def _measure(config: Config, info: LoadedModelInfo, rows: int, prompt: int, outp
     engine = build_engine(config, info)
     load = read_peak() - before
     weights = start_measuring(drop_pool=True) - before
-    rng = random.Random(0)
-    for row in range(rows):
-        tokens = tuple(rng.randrange(2, 250) for _ in range(prompt))  # which every vocabulary has
-        engine.add(Request(str(row), tokens, SamplingParams(max_tokens=output)))
+    for request in requests:
+        engine.add(request)
     while engine.busy:
         engine.step()
     run = read_peak() - before

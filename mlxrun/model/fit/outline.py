@@ -6,7 +6,7 @@ caches and forwards have their sizes by the same code that loads and runs the mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.fit.traced_memory import TracedFunction, trace_function
 from mlxrun.model.hooks.adapted_layers import RowAdapters
 from mlxrun.model.hooks.attention import hook_attention, use_engine_attention
@@ -27,7 +28,7 @@ from mlxrun.model.load.loader import find_dtype, load_lazily, make_caller
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.decisions import Decision, WeightsInMemory
 from mlxrun.model.machine.device import get_backend
-from mlxrun.model.run.model_caller import ModelCaller
+from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 
 TRIAL_TOKENS = 2
@@ -71,27 +72,51 @@ def load_outline(config: Config, info: LoadedModelInfo) -> ModelOutline:
 def trace_prefill(outline: ModelOutline, rows: int, tokens: int) -> tuple[TracedFunction, list[Any], int]:
     """The forward that fills empty caches with `tokens` tokens of each row; these caches, whose arrays have
     shapes only; and the width of the logits. ModelLoadError if the model reads values while it is built."""
-    caller = outline.caller
-    model, seen = caller.model, dict[str, Any]()
+    caller, seen = outline.caller, dict[str, Any]()
 
-    def fill(ids: mx.array, **parameters: mx.array) -> list[mx.array]:
-        model.update(tree_unflatten(list(parameters.items())))
+    def fill(ids: mx.array) -> list[mx.array]:
         cache = reserve_capacity(caller.make_cache(), tokens)
         with use_engine_attention(on_cpu=outline_attention):
             logits = caller.prefill(ids, cache, 0, TEXT_ONLY)
         seen.update(cache=cache, vocab=logits.shape[-1])
         return list_all_arrays(cache)
 
-    parameters = dict(tree_flatten(model.parameters()))
+    traced = _trace_model(outline, fill, mx.ones((rows, tokens), mx.int32))
+    return traced, seen["cache"], seen["vocab"]
+
+
+def trace_encoding(outline: ModelOutline, prompt: ProcessedPrompt) -> TracedFunction:
+    """The forward that makes the embeddings of a prompt with images. Its tokens, and the shapes of its
+    images, are values that the model may read. ModelLoadError if it reads others."""
+    assert isinstance(outline.caller, VisionModelCaller)
+    embedder, media = outline.caller.embedder, dict(prompt.media)
+
+    def embed(pixels: mx.array) -> list[mx.array]:
+        made = embedder.embed_prompt(prompt.ids, media | {"pixel_values": pixels})
+        return [made.embeds, *made.deepstack]
+
+    return _trace_model(outline, embed, mx.array(media["pixel_values"]))
+
+
+def _trace_model(
+    outline: ModelOutline, function: Callable[[mx.array], list[mx.array]], given: mx.array
+) -> TracedFunction:
+    """Trace a function of an array and of the model's parameters. ModelLoadError if it reads their values."""
+    model = outline.caller.model
+    own = dict(tree_flatten(model.parameters()))
+
+    def call(given: mx.array, **parameters: mx.array) -> list[mx.array]:
+        model.update(tree_unflatten(list(parameters.items())))
+        return function(given)
+
     try:
-        traced = trace_function(fill, {"ids": mx.ones((rows, tokens), mx.int32), **parameters})
+        return trace_function(call, {"given": given, **own})
     except (ValueError, RuntimeError) as error:
         raise ModelLoadError(
             f"{outline.info.name}: its size cannot be known before it is loaded: {error}"
         ) from error
     finally:
-        model.update(tree_unflatten(list(parameters.items())))
-    return traced, seen["cache"], seen["vocab"]
+        model.update(tree_unflatten(list(own.items())))
 
 
 def outline_attention(

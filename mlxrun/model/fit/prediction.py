@@ -6,11 +6,12 @@ admission reserves for rows is more, since rows of other lengths need padding (m
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.model.fit.outline import ModelOutline, trace_prefill
+from mlxrun.model.fit.outline import ModelOutline, trace_encoding, trace_prefill
 from mlxrun.model.fit.traced_memory import TracedBytes, measure_traced
 from mlxrun.model.kv.ragged.layer_caches import flatten_caches
 from mlxrun.model.kv.ragged.row_group import BUFFER_STEP, choose_buffer_tokens, count_spare_rows
@@ -21,10 +22,15 @@ from mlxrun.model.load.footprint import (
     read_hidden_size,
 )
 from mlxrun.model.load.loader import choose_dtype
+from mlxrun.model.load_check.media_prompts import make_image_prompt
 from mlxrun.model.load_check.operation_checks import LONG
+from mlxrun.model.run.model_caller import VisionModelCaller
+
+log = logging.getLogger(__name__)
 
 CHECK_ROWS = 28  # of BUFFER_STEP tokens, that the load check has in memory: measured
 CONVERTED_AHEAD = 5  # tensors that are read before the first of them is converted: measured
+IMAGE_SIDE = 1024  # pixels of the image whose encoding is predicted
 TRACED_TOKENS = 512  # of a row: arrays of longer chunks are larger in proportion
 
 
@@ -36,6 +42,18 @@ class PredictedMemory:
     weights: int
     load: int
     run: int
+
+
+def predict_encoding(outline: ModelOutline, side: int = IMAGE_SIDE) -> int | None:
+    """The most bytes, beside the weights, while an image of `side` x `side` pixels is encoded. 0 if the model
+    takes no images, None if it cannot be known before the model is loaded."""
+    if not isinstance(outline.caller, VisionModelCaller):
+        return 0
+    try:
+        return measure_traced(trace_encoding(outline, make_image_prompt(outline.info, side))).peak
+    except Exception:  # a library may raise anything
+        log.debug("the memory of an image cannot be predicted", exc_info=True)
+        return None
 
 
 def predict_memory(

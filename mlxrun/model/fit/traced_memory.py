@@ -81,14 +81,16 @@ def trace_function(function: Callable[..., Any], arrays: Mapping[str, mx.array])
 @contextmanager
 def _make_exportable() -> Iterator[None]:
     """Within the block, functions have no operations that MLX cannot export: fused ones, and `contiguous`,
-    in whose place another one copies."""
-    contiguous = mx.contiguous
+    in whose place another one copies. Nothing is evaluated, as towers of images do between their layers."""
+    replaced = {name: getattr(mx, name) for name in ("contiguous", "eval", "async_eval")}
     mx.contiguous = lambda array, *_, **__: array * 1
+    mx.eval = mx.async_eval = lambda *_: None
     mx.disable_compile()
     try:
         yield
     finally:
-        mx.contiguous = contiguous
+        for name, function in replaced.items():
+            setattr(mx, name, function)
         if "MLX_DISABLE_COMPILE" not in os.environ:
             mx.enable_compile()
 

@@ -16,7 +16,7 @@ from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
 from mlxrun.core.memory_budget import MemoryBudget
 from mlxrun.model.fit.outline import ModelOutline, load_outline
-from mlxrun.model.fit.prediction import PredictedMemory, predict_memory
+from mlxrun.model.fit.prediction import PredictedMemory, predict_encoding, predict_memory
 from mlxrun.model.load.footprint import (
     check_memory,
     choose_quantization,
@@ -48,8 +48,9 @@ class WantedRows:
 class FitReport:
     """Sizes in bytes. `files`: of the weights on disk; `least`: see ModelOutline; `weights`, `load`, `run`:
     see PredictedMemory; `token`: of a token in the caches of a row; `state`: what a row takes besides;
-    `rows_bytes`: caches of `rows` rows of `tokens` tokens; `images`: what decoded images may take; `needed`:
-    what admission reserves for weights and these rows; `limit`: what may be used, 0 if unknown.
+    `rows_bytes`: caches of `rows` rows of `tokens` tokens; `images`: what decoded images may take;
+    `encoding`: see `predict_encoding`; `needed`: what admission reserves for weights and these rows; `limit`:
+    what may be used, 0 if unknown.
 
     `fitting_rows`, `fitting_tokens`: what a config may ask for; 0 if nothing fits. `form`: of quantized
     weights, and why."""
@@ -68,6 +69,7 @@ class FitReport:
     state: int
     rows_bytes: int
     images: int
+    encoding: int | None
     needed: int
     limit: int
     fitting_rows: int
@@ -103,7 +105,7 @@ def _refuse(name: str, info: LoadedModelInfo, wanted: WantedRows, reason: str) -
     files = count_file_bytes(info.folder)
     rows, tokens = wanted.rows or 1, wanted.tokens or info.context_length
     sizes = dict.fromkeys(("least", "weights", "load", "run", "token", "state", "rows_bytes", "images"), 0)
-    empty = dict.fromkeys(("needed", "limit", "fitting_rows", "fitting_tokens"), 0)
+    empty = dict.fromkeys(("encoding", "needed", "limit", "fitting_rows", "fitting_tokens"), 0)
     text = f"does not fit: {reason}"
     return FitReport(name, False, text, rows, tokens, files, form="", **sizes, **empty)
 
@@ -143,6 +145,7 @@ class _FitJudge:
             state=row.fixed,
             rows_bytes=rows * row.compute_row_bytes(tokens),
             images=budget.images,
+            encoding=predict_encoding(outline),
             needed=needed,
             limit=budget.limit,
             fitting_rows=0 if refused else max(fitting, 1 if length else 0),

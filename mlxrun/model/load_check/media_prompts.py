@@ -47,6 +47,14 @@ def make_mixed_prompt(info: LoadedModelInfo) -> ProcessedPrompt:
     return _check_size(_process(info, ["image", "video"]), "video")
 
 
+def make_image_prompt(info: LoadedModelInfo, side: int) -> ProcessedPrompt:
+    """A prompt with an image of `side` x `side` pixels. MediaError if the model's files make none."""
+    made = _process(info, ["image"], [(side, side)])
+    if isinstance(made, MediaError):
+        raise made
+    return made
+
+
 def _check_size(made: ProcessedPrompt | MediaError, kind: str) -> ProcessedPrompt:
     if isinstance(made, MediaError):
         raise made
@@ -55,12 +63,14 @@ def _check_size(made: ProcessedPrompt | MediaError, kind: str) -> ProcessedPromp
     return made
 
 
-def _process(info: LoadedModelInfo, kinds: list[str]) -> ProcessedPrompt | MediaError:
+def _process(
+    info: LoadedModelInfo, kinds: list[str], sizes: Sequence[tuple[int, int]] = SIZES
+) -> ProcessedPrompt | MediaError:
     """The prompt with these images and videos, by the first text of which the processor makes their
-    tokens."""
+    tokens. `sizes`: their pixels."""
     problem = MediaError(f"neither the chat template nor the processor has a placeholder for {kinds[-1]}s")
-    images = [_make_image(size) for kind, size in zip(kinds, SIZES, strict=False) if kind == "image"]
-    videos = [_make_video(size) for kind, size in zip(kinds, SIZES, strict=False) if kind == "video"]
+    images = [_make_image(size) for kind, size in zip(kinds, sizes, strict=False) if kind == "image"]
+    videos = [_make_video(size) for kind, size in zip(kinds, sizes, strict=False) if kind == "video"]
     for text in _list_texts(info, kinds):
         try:
             made = info.process(text, images, videos) if videos else info.process(text, images)

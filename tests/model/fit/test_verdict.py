@@ -41,6 +41,14 @@ def test_the_sum_is_that_of_the_engine(zoo: Zoo, family: str, caplog: pytest.Log
     assert f"that may be used without rows; {rows} of 5 rows of 4096 tokens fit at a time" in caplog.text
 
 
+@pytest.mark.parametrize(("family", "known"), [("llama", True), ("qwen3_vl", True), ("idefics3", False)])
+def test_the_encoding_of_an_image_is_known_or_left_open(zoo: Zoo, family: str, known: bool) -> None:
+    """idefics3's tower looks at its pixels, to leave out empty ones."""
+    report = judge(zoo.text(family) if family == "llama" else zoo.vision(family), 1, 100)
+    assert (report.encoding is not None) == known
+    assert family == "llama" or not known or report.encoding
+
+
 def test_what_does_not_fit_is_said_with_what_would(zoo: Zoo) -> None:
     """Each way that is named fits, and a little more does not."""
     folder = zoo.text("llama")

@@ -36,6 +36,7 @@ What is shown:
   1,000 tokens their keys and values in one row; `state` is what a row takes besides
   rows         the caches of all rows of that length
   peak         the most while these rows run and nothing else; within some 10 % (docs/loading.md)
+  encoding     the most beside weights and rows while an image of 1,024 x 1,024 pixels is encoded
   needed       what the scheduler reserves for them, as rows of other lengths need padding
   limit        what may be used: scheduler.memory_limit, else 80 % of what is free
 
@@ -122,7 +123,7 @@ def _print_reports(reports: Sequence[FitReport]) -> None:
 
 def _list_lines(reports: Sequence[FitReport]) -> list[tuple[str, list[str]]]:
     """The name of each line of the table, and its value for each model."""
-    sizes = {
+    sizes: dict[str, list[int | None]] = {
         "weights on disk": [report.files for report in reports],
         "load, at most": [report.load for report in reports],
         "1,000 tokens of a row": [1000 * report.token for report in reports],
@@ -130,6 +131,7 @@ def _list_lines(reports: Sequence[FitReport]) -> list[tuple[str, list[str]]]:
         "rows x tokens": [report.rows_bytes for report in reports],
         "peak of these": [report.run for report in reports],
         "decoded images": [report.images for report in reports],
+        "encoding an image": [report.encoding for report in reports],
         "needed": [report.needed for report in reports],
         "limit": [report.limit for report in reports],
     }
