@@ -47,7 +47,7 @@ class Embedder:
         self.deepstack_form: Literal["rows", "chunk", "prompt"] = "rows"
         self.mrope = deltas is not None or self._has_axes(ids)
         image, video = (read_media_token(model.config, kind) for kind in ("image", "video"))
-        self.tokens = MediaTokens(image, video, line_break)
+        self.tokens = MediaTokens(getattr(model, "feature_token", image), video, line_break)
 
     def forget_positions(self) -> None:
         """Drop the positions that some language models keep of the last prompt."""
