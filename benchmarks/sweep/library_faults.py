@@ -25,6 +25,7 @@ PREAMBLE = """import tempfile
 from pathlib import Path
 
 import mlx.core as mx
+from mlx_vlm.models.cache import make_prompt_cache
 from mlx_vlm.utils import load_image_processor, load_model, load_processor, prepare_inputs
 from PIL import Image
 
@@ -124,6 +125,25 @@ made = model.get_input_embeddings(ids, pixels, made["attention_mask"]).inputs_em
 print(at, mx.abs(made[0, at + 15 : at + 17]).sum(axis=-1).tolist()[0])
 """,
         "1 0.0",
+    ),
+    LibraryFault(
+        ("falcon_ocr",),
+        "a prompt with an image shifts the positions of the answers to later prompts without one.",
+        "Positions come with each call (the hook `positions`).",
+        """model, processor = load("falcon_ocr")
+language = model.language_model
+def answer():
+    cache = make_prompt_cache(language)
+    language(mx.array([[1, 2, 3]]), cache=cache)
+    return language(mx.array([[4]]), cache=cache).logits
+before = answer()
+made = prepare_inputs(processor, images=[Image.new("RGB", (64, 64))], prompts=["plain"])
+ids, pixels, grid = made["input_ids"], made["pixel_values"], made["image_grid_hw"]
+seen = model.get_input_embeddings(ids, pixels, image_grid_hw=grid).to_dict()
+language(ids, cache=make_prompt_cache(language), **seen)
+print(mx.array_equal(before, answer()).item())
+""",
+        "False",
     ),
     LibraryFault(
         ("fastvlm",),

@@ -377,6 +377,13 @@ PROCESSORS: Mapping[str, ProcessorFiles] = {
         "<image>",
         named=(),
     ),
+    "falcon_ocr": ProcessorFiles(
+        "tiiuae/Falcon-OCR",
+        None,
+        "plain",
+        token="<|image|>",
+        named=("image_token_id", "image_token_index", "img_id"),
+    ),
     "phi4mm": ProcessorFiles("microsoft/Phi-4-multimodal-instruct", None, "<|image_1|>", named=()),
     "phi4_siglip": ProcessorFiles("microsoft/Phi-4-reasoning-vision-15B", None, "<image>", named=()),
     "paligemma": ProcessorFiles(

@@ -125,7 +125,7 @@ VISION: dict[str, VisionFamily] = {
     "got": VisionFamily(
         1, "channels", tower=parts.GOT_TOWER, own={"im_patch_token": IMAGE}, flat=True, most=1
     ),
-    "falcon_ocr": VisionFamily(4, "channels"),
+    "falcon_ocr": VisionFamily(28, own=parts.FALCON, most=1),
     "granite4_vision": VisionFamily(
         20, "tiles", tower=parts.SIGLIP | {"hidden_size": 64}, own=parts.QUERIES, most=1
     ),

@@ -85,6 +85,11 @@ ANYRES = {
     "vision_feature_select_strategy": "full",
     "vision_feature_layer": -1,
 }
+FALCON = {
+    **{"dim": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96},
+    **{f"image_reg_{i}_token_id": TOKEN_ID[f"<|unused_{i}|>"] for i in range(1, 5)},
+    **{"image_cls_token_id": START, "img_end_id": END, "spatial_patch_size": 16, "max_seq_len": 1024},
+}
 PALIGEMMA = {"model_type": "gemma", "num_image_tokens": 16}
 MLLAMA = {"model_type": "mllama_text_model", "cross_attention_layers": [1]}
 PIXTRAL = {"model_type": "pixtral", "image_size": 3 * SIDE}
