@@ -25,7 +25,8 @@ PREAMBLE = """import tempfile
 from pathlib import Path
 
 import mlx.core as mx
-from mlx_vlm.utils import load_model, load_processor, prepare_inputs
+from mlx_vlm.models.cache import make_prompt_cache
+from mlx_vlm.utils import load_image_processor, load_model, load_processor, prepare_inputs
 from PIL import Image
 
 from benchmarks.tiny.random_models import write_vision_model
@@ -113,6 +114,69 @@ except IndexError as error:
     print(error)
 """,
         "list index out of range",
+    ),
+    LibraryFault(
+        ("paligemma",),
+        "an image behind text loses its last features: tokens get those of their index in the prompt.",
+        "The library embeds a prompt that begins with the image (the hook `tiles`).",
+        _PLACED.format(family="paligemma")
+        + """at = ids.tolist()[0].index(model.config.image_token_index)
+made = model.get_input_embeddings(ids, pixels, made["attention_mask"]).inputs_embeds
+print(at, mx.abs(made[0, at + 15 : at + 17]).sum(axis=-1).tolist()[0])
+""",
+        "1 0.0",
+    ),
+    LibraryFault(
+        ("falcon_ocr",),
+        "a prompt with an image shifts the positions of the answers to later prompts without one.",
+        "Positions come with each call (the hook `positions`).",
+        """model, processor = load("falcon_ocr")
+language = model.language_model
+def answer():
+    cache = make_prompt_cache(language)
+    language(mx.array([[1, 2, 3]]), cache=cache)
+    return language(mx.array([[4]]), cache=cache).logits
+before = answer()
+made = prepare_inputs(processor, images=[Image.new("RGB", (64, 64))], prompts=["plain"])
+ids, pixels, grid = made["input_ids"], made["pixel_values"], made["image_grid_hw"]
+seen = model.get_input_embeddings(ids, pixels, image_grid_hw=grid).to_dict()
+language(ids, cache=make_prompt_cache(language), **seen)
+print(mx.array_equal(before, answer()).item())
+""",
+        "False",
+    ),
+    LibraryFault(
+        ("fastvlm",),
+        "the text behind a second image begins in front of it, one token too early for each image.",
+        "Each image is embedded alone, with the tokens of its features (the hook `placeholders`).",
+        """model, _ = load("fastvlm")
+ids, pixels = mx.array([[1, -200, 2, -200, 3, 4]]), mx.zeros((2, 3, 64, 64))
+made = model.get_input_embeddings(ids, pixels, mask=mx.ones_like(ids)).inputs_embeds
+print(mx.array_equal(made[0, 3], model.language_model.model.embed_tokens(ids)[0, 4]).item())
+""",
+        "True",
+    ),
+    LibraryFault(
+        ("llava_bunny", "multi_modality"),
+        "the second image of a prompt has no token, and the text behind it is lost.",
+        "More than one image in a prompt is refused.",
+        """_, processor = load("llava_bunny")
+processor.image_processor = load_image_processor(processor.name_or_path)
+images, prompts = [Image.new("RGB", (40, 40))] * 2, ["a<image>b<image>c"]
+made = prepare_inputs(processor, images=images, prompts=prompts, image_token_index=-200)
+print(made["input_ids"].tolist())
+""",
+        "[[97, -200, 98, 256]]",
+    ),
+    LibraryFault(
+        ("phi4_siglip",),
+        "without torchvision the processor is a tokenizer, and images are left out without an error.",
+        "Its image processor is the one of transformers that needs no torchvision.",
+        """_, processor = load("phi4_siglip")
+made = prepare_inputs(processor, images=[Image.new("RGB", (40, 40))], prompts=["a<image>b"])
+print(sorted(made))
+""",
+        "['attention_mask', 'input_ids']",
     ),
 )
 

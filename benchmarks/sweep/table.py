@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -45,8 +46,12 @@ _VISION = """
 Vision-language models are also checked with one image, with two, with images in two turns, and beside rows of
 text. Of {count} families the models have the processor files of a real checkpoint, with small sizes. The
 library's own processor makes pixels and image tokens of wide, tall and tiny pictures then, also for the load
-check. These families are {names}. For the others the sweep makes pixels and image tokens itself, and image
-processors are not part of it."""
+check. For the others the sweep makes pixels and image tokens itself, and image processors are not part of it.
+These families have them:
+
+```text
+{names}
+```"""
 
 
 def render_markdown(
@@ -57,7 +62,7 @@ def render_markdown(
     """The page: a head, counts, and a table for each kind of family. `layers`: of families, by kind."""
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
     processed = sorted(r.family for r in results if r.kind == "vision" and r.family in PROCESSORS)
-    names = ", ".join(f"`{name}`" for name in processed)
+    names = textwrap.fill(" ".join(processed), 110)
     vision = _VISION.format(count=len(processed), names=names) if processed else ""
     lines = [_HEAD.format(versions=named, vision=vision).rstrip()]
     for kind, title in _KINDS.items():

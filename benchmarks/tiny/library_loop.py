@@ -11,8 +11,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.load.model_files import read_json
+from mlxrun.model.vision.placeholders import FEATURE_TOKEN, find_placeholder
 
 TIE = 1e-5  # difference of two logprobs that rounding may turn round
 
@@ -64,10 +66,17 @@ def answer_vision(
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load_model
 
-    model = load_model(folder)
-    hook_tiles(model, read_json(folder / "config.json"))
+    model, config = load_model(folder), read_json(folder / "config.json")
+    hook_tiles(model, config)
     inputs = {key: mx.array(value) for key, value in (media or {}).items()}
     pixels = inputs.pop("pixel_values", None)
-    ids = mx.array([list(prompt)])
+    single = find_placeholder(config)
+    given = list(prompt)
+    if single is not None and pixels is not None and len(pixels) == 1:
+        at = given.index(FEATURE_TOKEN)
+        given = [*given[:at], single.token, *given[at + given.count(FEATURE_TOKEN) :]]
+    elif single is not None:
+        hook_placeholders(model, config)
+    ids = mx.array([given])
     steps = generate_step(ids, model, pixels, mx.ones_like(ids), max_tokens=count, temperature=0.0, **inputs)
     return _collect(prompt, steps)

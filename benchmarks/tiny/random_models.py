@@ -47,6 +47,7 @@ def write_vision_model(
     raises. `sizes`: values of the parts of the config, such as `text_config`."""
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
+    shrink_tower(family)
     config = make_vision_config(family, VISION[family]) | name_tokens(family)
     for part, values in (sizes or {}).items():
         config[part] |= values
@@ -61,6 +62,14 @@ def write_vision_model(
         write_processor(family, folder)
     else:
         save_tokenizer(folder)
+
+
+def shrink_tower(family: str) -> None:
+    """Give a tower smaller sizes that are in the library's code, for the rest of the process."""
+    if family == "fastvlm":
+        from mlx_vlm.models.fastvlm.config import VisionConfig
+
+        VisionConfig.layers, VisionConfig.embed_dims = [1, 1, 1, 1, 1], [32, 32, 32, 32, 64]
 
 
 def read_vision_info(family: str, folder: Path) -> LoadedModelInfo:

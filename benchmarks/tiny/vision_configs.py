@@ -79,4 +79,4 @@ def make_vision_config(family: str, entry: VisionFamily) -> dict[str, Any]:
     if entry.flat:
         config.pop("text_config", None)
     config |= text if entry.flat else {"text_config": text}
-    return config | {"vision_config": tower} | entry.own | {"model_type": family}
+    return config | {"vision_config": tower, "model_type": family} | entry.own

@@ -49,13 +49,11 @@ VISION: dict[str, VisionFamily] = {
     "lfm2_vl": VisionFamily(
         4, "packed", text=parts.LFM2, tower=parts.LFM2_TOWER, own={"projector_hidden_size": 64}
     ),
-    "phi4_siglip": VisionFamily(16, "packed", own={"mm_hidden_size": 32}),
+    "phi4_siglip": VisionFamily(16, own=parts.NAFLEX | {"model_type": "phi4-siglip"}),
     "deepseek_vl_v2": VisionFamily(
         10, "pixels", text=parts.DEEPSEEK, tower=parts.DEEPSEEK_TOWER, own=parts.DEEPSEEK_OWN, most=1
     ),
-    "phi4mm": VisionFamily(
-        1, "packed", own={"mm_hidden_size": 32, "audio_processor": {"config": parts.AUDIO}}
-    ),
+    "phi4mm": VisionFamily(16, own=parts.NAFLEX | {"audio_processor": {"config": parts.AUDIO}}),
     "idefics2": VisionFamily(4, "masked", **parts.IDEFICS2),
     "llava_onevision": VisionFamily(
         36, "anyres", text={"model_type": "qwen2"}, tower=parts.SIGLIP, own=parts.ANYRES
@@ -74,9 +72,7 @@ VISION: dict[str, VisionFamily] = {
         tower=parts.SIGLIP,
         own=parts.ANYRES | {"vision_feature_layer": [-2, -1]},
     ),
-    "paligemma": VisionFamily(
-        16, text={"model_type": "gemma", "num_image_tokens": 16}, tower=parts.SIGLIP | {"projection_dim": 64}
-    ),
+    "paligemma": VisionFamily(16, text=parts.PALIGEMMA, tower=parts.SIGLIP | {"projection_dim": 64}, most=1),
     "mllama": VisionFamily(1, "aspects", text=parts.MLLAMA, tower=parts.MLLAMA_TOWER),
     "indic_ocr": VisionFamily(4, "grid", tower=parts.FLAT | {"model_type": "qwen3_5"}, wrapped=True),
     "qwen4_exp": VisionFamily(4, "grid", text=parts.QWEN4, tower=parts.FLAT, wrapped=True),
@@ -111,7 +107,7 @@ VISION: dict[str, VisionFamily] = {
     "plamo2vl": VisionFamily(16, text={"model_type": "plamo2"}, tower=parts.PLAMO_TOWER),
     "llmjpvl": VisionFamily(4, text={"model_type": "llama"}, tower=parts.SIGLIP),
     "nemotron_h_nano_omni": VisionFamily(4, text=parts.NEMOTRON, own=parts.NEMOTRON_OWN),
-    "fastvlm": VisionFamily(1, "large"),
+    "fastvlm": VisionFamily(4, tower=parts.FAST_TOWER, own=parts.FAST),
     "molmo": VisionFamily(4, "crops", text=parts.MOLMO, tower=parts.MOLMO_TOWER),
     "molmo2": VisionFamily(
         4, "pooled", tower=parts.MOLMO2_TOWER, own={"image_patch_id": IMAGE}, wrapped=True, runs=2
@@ -129,14 +125,14 @@ VISION: dict[str, VisionFamily] = {
     "got": VisionFamily(
         1, "channels", tower=parts.GOT_TOWER, own={"im_patch_token": IMAGE}, flat=True, most=1
     ),
-    "falcon_ocr": VisionFamily(4, "channels"),
+    "falcon_ocr": VisionFamily(28, own=parts.FALCON, most=1),
     "granite4_vision": VisionFamily(
         20, "tiles", tower=parts.SIGLIP | {"hidden_size": 64}, own=parts.QUERIES, most=1
     ),
     "multi_modality": VisionFamily(
-        1, text={"model_type": "llama"}, tower={"params": {}, "model_type": "vision"}, own=parts.ALIGNER
+        576, text={"model_type": "llama"}, tower=parts.DEEPSEEK1_TOWER, own=parts.ALIGNER, most=1
     ),
     "llava_bunny": VisionFamily(
-        1, "large", tower=parts.SIGLIP | {"image_size": 216}, own={"auto_map": {}}, most=1
+        729, tower=parts.SIGLIP | {"image_size": 384, "patch_size": 14}, own=parts.BUNNY, most=1
     ),
 }

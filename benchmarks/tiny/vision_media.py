@@ -124,12 +124,6 @@ def _make_channels(images: Array, ids: Array) -> Media:
     return {"pixel_values": images.transpose(0, 2, 3, 1), "image_grid_hw": sizes}
 
 
-def _make_large(images: Array, ids: Array) -> Media:
-    """27 x 27 patches: what one tower insists on, and several features for another."""
-    side = 27 * PATCH
-    return {"pixel_values": images.repeat(7, axis=2).repeat(7, axis=3)[:, :, :side, :side]}
-
-
 def _make_crops(images: Array, ids: Array) -> Media:
     """One crop an image, with the places of its features in the prompt."""
     count = len(images)
@@ -170,7 +164,6 @@ LAYOUTS: Mapping[str, Callable[[Array, Array], Media]] = {
     "targets": _make_targets,
     "pairs": _make_pairs,
     "channels": _make_channels,
-    "large": _make_large,
     "crops": _make_crops,
     "pooled": _make_pooled,
 }

@@ -85,6 +85,12 @@ ANYRES = {
     "vision_feature_select_strategy": "full",
     "vision_feature_layer": -1,
 }
+FALCON = {
+    **{"dim": 64, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "head_dim": 16, "ffn_dim": 96},
+    **{f"image_reg_{i}_token_id": TOKEN_ID[f"<|unused_{i}|>"] for i in range(1, 5)},
+    **{"image_cls_token_id": START, "img_end_id": END, "spatial_patch_size": 16, "max_seq_len": 1024},
+}
+PALIGEMMA = {"model_type": "gemma", "num_image_tokens": 16}
 MLLAMA = {"model_type": "mllama_text_model", "cross_attention_layers": [1]}
 PIXTRAL = {"model_type": "pixtral", "image_size": 3 * SIDE}
 MLLAMA_TOWER = {
@@ -176,8 +182,19 @@ QUERIES = {
     "spatial_target_layers": [1],
     "image_grid_pinpoints": [[SIDE, SIDE]],
 }
+NAFLEX = {
+    "mm_hidden_size": 32,
+    "mm_vision_tower": "google/siglip2-so400m-patch16-naflex",
+    "image_token_index": -200,
+    "min_num_patches": 4,
+    "max_num_patches": 24,
+}
+FAST_TOWER = {"patch_size": 64, "image_size": 128}
+FAST = {"model_type": "llava_qwen2", "image_token_index": -200, "mm_hidden_size": 128}
+BUNNY = {"model_type": "llava-qwen2", "image_token_index": -200, "auto_map": {}}
+DEEPSEEK1_TOWER = {"params": {}, "model_type": "vision", "image_size": 384, "patch_size": 16}
 ALIGNER = {
-    "num_image_tokens": 16,
+    "image_token_index": IMAGE,
     "projector_config": {
         "cls": "MlpProjector",
         "model_type": "projector",

@@ -79,7 +79,10 @@ class Engine:
         self._check_tokens(request)
         if any(workload.has(request.id) for workload in self._workloads):
             raise RequestError(f"a request with id {request.id!r} is already running")
-        if request.media is not None and self.load_check is not None and self.load_check.methods.whole_media:
+        methods = None if self.load_check is None else self.load_check.methods
+        if methods is not None and methods.whole_prompts:
+            request = join_media_spans(request, whole_prompt=True)
+        elif methods is not None and methods.whole_media and request.media is not None:
             request = join_media_spans(request)
         if request.media is not None and self._settings.reproducible:
             request = join_digests(request)
@@ -137,13 +140,15 @@ class Engine:
             self.prefix_cache.shutdown()
 
 
-def join_media_spans(request: Request) -> Request:
-    """The request with one span, from its first token to the end of its last image. No chunk and no cache
-    entry ends inside it. RequestError if the request wants prompt logprobs, which a span does not have."""
+def join_media_spans(request: Request, *, whole_prompt: bool = False) -> Request:
+    """The request with one span, from its first token to the end of its last image, or of the whole prompt.
+    No chunk and no cache entry ends inside it. RequestError if the request wants prompt logprobs, which a
+    span does not have."""
     if request.params.prompt_logprobs is not None:
-        raise RequestError("prompt_logprobs are not supported for prompts with images of this model")
+        prompts = "prompts" if whole_prompt else "prompts with images"
+        raise RequestError(f"prompt_logprobs are not supported for {prompts} of this model")
     spans, digests = request.image_spans, request.image_digests
-    if not spans:  # where its images are is not known
+    if whole_prompt or not spans:  # or where its images are is not known
         return replace(request, image_spans=((0, len(request.prompt)),), image_digests=())
     stop = spans[-1][1]
     content = np.array(request.prompt[:stop], np.int64).tobytes()

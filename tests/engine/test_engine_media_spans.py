@@ -44,10 +44,17 @@ def test_what_is_not_known_is_not_cached(known: dict[str, tuple[()]]) -> None:
     assert len(joined.image_spans) == 1 and joined.image_digests == ()
 
 
+def test_a_whole_prompt_is_one_span_with_its_last_token() -> None:
+    joined = join_media_spans(replace(REQUEST, media=None), whole_prompt=True)
+    assert joined.image_spans == ((0, len(IDS)),) and joined.image_digests == ()
+
+
 def test_logprobs_of_such_a_prompt_are_refused() -> None:
     wanted = replace(REQUEST, params=SamplingParams(max_tokens=1, prompt_logprobs=0))
     with pytest.raises(RequestError, match="prompt_logprobs are not supported for prompts with images"):
         join_media_spans(wanted)
+    with pytest.raises(RequestError, match="prompt_logprobs are not supported for prompts of this model"):
+        join_media_spans(wanted, whole_prompt=True)
 
 
 def test_joined_digests_tell_images_apart_and_cover_all() -> None:

@@ -19,7 +19,9 @@ from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_
 from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
+from mlxrun.model.hooks.image_positions import hook_positions
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
+from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm, settle_weights
 from mlxrun.model.machine.device import uses_gpu
@@ -68,6 +70,10 @@ def install_hooks(
         InstalledHook("attention", hook_attention(model), "rows of any lengths attend in one forward"),
         InstalledHook("soft caps", hook_softcaps(model), "attention with a cap attends so too"),
         InstalledHook("tiles", hook_tiles(model, checkpoint), "each token of an image has one feature"),
+        InstalledHook(
+            "placeholders", hook_placeholders(model, checkpoint), "each token of an image has one feature"
+        ),
+        InstalledHook("positions", hook_positions(model), "positions come with each call"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
         InstalledHook(
             "fused layers",

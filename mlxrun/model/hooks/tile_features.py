@@ -7,6 +7,9 @@ and without its padding. Each line ends with a newline.
 
 mlx-vlm's DeepSeek-VL2 reads the grids of as many images as there are tiles, beyond the end of their array.
 Here the array has rows of zeros, which end the list of images.
+
+mlx-vlm's PaliGemma gives tokens the features of their index in the prompt, which are right if it begins with
+the image. Here the image's tokens are the first of the prompt that the library embeds.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 from mlxrun.model.hooks.derived_layers import mix_in
 
 _PACKED = ("mlx_vlm.models.llava_next.llava_next", "mlx_vlm.models.granite_vision.granite_vision")
+_LEADING = "mlx_vlm.models.paligemma.paligemma"
 _READ_BEYOND = "mlx_vlm.models.deepseek_vl_v2.deepseek_vl_v2"
 
 
@@ -112,12 +116,39 @@ class _PaddedGrids:
         return embed(input_ids, pixel_values, images_spatial_crop=images_spatial_crop, **given)
 
 
+class _LeadingImage:
+    """Before the methods of the library's model."""
+
+    config: Any
+
+    def get_input_embeddings(
+        self,
+        input_ids: mx.array | None = None,
+        pixel_values: mx.array | None = None,
+        mask: mx.array | None = None,
+        **given: Any,
+    ) -> Any:
+        """The library's result for a prompt [1, L]. ValueError for more than one image, which it confuses."""
+        embed = super().get_input_embeddings  # type: ignore[misc]
+        if pixel_values is None or input_ids is None:
+            return embed(input_ids, pixel_values, mask, **given)
+        if len(pixel_values) > 1:
+            raise ValueError("this model takes one image in a prompt")
+        order = np.argsort(np.array(input_ids)[0] != self.config.image_token_index, kind="stable")
+        made = embed(input_ids[:, mx.array(order)], pixel_values, mask, **given)
+        made.inputs_embeds = made.inputs_embeds[:, mx.array(np.argsort(order))]
+        return made
+
+
 def hook_tiles(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
     """Let a model of these families take images in tiles. Returns 1 if it is one. `checkpoint`: its
     config.json, of which mlx-vlm does not read the resolutions."""
     module, resolutions = type(model).__module__, checkpoint.get("image_grid_pinpoints")
     if module == _READ_BEYOND:
         mix_in(model, _PaddedGrids, "Padded")
+        return 1
+    if module == _LEADING:
+        mix_in(model, _LeadingImage, "Leading")
         return 1
     if module in _PACKED and resolutions:
         mix_in(model, _PackedTiles, "Packed")

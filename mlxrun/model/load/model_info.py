@@ -62,6 +62,7 @@ from mlxrun.model.vision.image_units import (
     read_media_token,
     read_video_sampling,
 )
+from mlxrun.model.vision.placeholders import FEATURE_TOKEN, find_placeholder
 
 log = logging.getLogger(__name__)
 _ASPECT_RATIO = re.compile(r"aspect ratio must be smaller than (?P<least>[\d.]+)(?:, got (?P<got>[\d.]+))?")
@@ -110,10 +111,14 @@ class LoadedModelInfo:
         MediaError if the processor refuses them."""
         from mlx_vlm.utils import prepare_inputs
 
+        image, video = (read_media_token(self.config, kind) for kind in ("image", "video"))
+        single = find_placeholder(self.config)
+        token = image if single is None else single.token
         given: dict[str, Any] = {"images": list(images)} if images else {}
         with self._lock:  # a processor keeps padding settings on its tokenizer
             try:
-                made = prepare_inputs(self.processor, prompts=[text], **given, **list_video_arguments(videos))
+                given |= list_video_arguments(videos)
+                made = prepare_inputs(self.processor, prompts=[text], image_token_index=token, **given)
                 arrays = {key: np.array(value) for key, value in made.items() if value is not None}
                 arrays = {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # the text
             except (ValueError, TypeError, IndexError, KeyError) as error:
@@ -122,8 +127,10 @@ class LoadedModelInfo:
                     f"the model's processor refused the {'videos' if videos else 'images'}: {reason}"
                 ) from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
-        arrays.pop("attention_mask", None)
-        image, video = (read_media_token(self.config, kind) for kind in ("image", "video"))
+        for unused in ("attention_mask", "labels"):
+            arrays.pop(unused, None)
+        if single is not None:
+            image, ids = FEATURE_TOKEN, single.expand(ids, arrays)
         tokens = MediaTokens(image, video, getattr(self.processor, "image_break_token_id", None))
         regions = find_regions(ids, tokens, arrays)
         return ProcessedPrompt(

@@ -29,10 +29,29 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
         raise ModelLoadError(f"{folder}: the image processor cannot be loaded: {error}") from error
     if image_processor is not None:
         processor.image_processor = image_processor
+    processor = add_naflex_images(processor, config)
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
     keep_one_start(getattr(processor, "tokenizer", None))
     return processor
+
+
+def add_naflex_images(processor: Any, config: Mapping[str, Any]) -> Any:
+    """The processor of Phi-4 with SigLIP 2. mlx-vlm's needs torchvision for images, and where that is not
+    installed it returns the tokenizer alone. Other processors are returned as they are."""
+    is_naflex = "naflex" in str(config.get("mm_vision_tower", "")).lower()
+    if config.get("model_type") != "phi4-siglip" or hasattr(processor, "image_processor") or not is_naflex:
+        return processor
+    from mlx_vlm.models.phi4_siglip.processing_phi4_siglip import Phi4SigLipProcessor
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    images = Siglip2ImageProcessorPil(
+        patch_size=(config.get("vision_config") or {}).get("patch_size", 16),
+        max_num_patches=config.get("max_num_patches", 3600),
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.5, 0.5, 0.5],
+    )
+    return Phi4SigLipProcessor(images, processor)
 
 
 def ignore_text_arguments(component: Any) -> None:

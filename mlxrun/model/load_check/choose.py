@@ -60,6 +60,8 @@ def choose_methods(
     started, before = time.perf_counter(), read_active()
     template = caller.make_cache()
     candidate = _choose_candidate(template, config, quantization is None, bool(list_fused(caller.model)))
+    if caller.whole_prompts:
+        candidate = replace(candidate.split_as_library(), whole_prompts=True, sharing=PrefillSharing())
     if not config.engine.load_check:
         return _add_quantization(LoadCheckReport(candidate, (), caller.weights), quantization)
     products = check_products(caller.model)

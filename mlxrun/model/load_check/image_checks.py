@@ -135,15 +135,16 @@ class _MediaLadder:
             return checks.measure(f"{kind} features", checks.measure_features, by_call)
 
         caller.reset_images(cached=cached)
-        cached = cached and checks.check(f"{kind} chunks", partial(checks.prefill, "chunks"), by_call)
+        split: Split = "whole" if methods.whole_prompts else "chunks"
+        cached = cached and checks.check(f"{kind} {split}", partial(checks.prefill, split), by_call)
         cached = cached and features_pass()
         caller.reset_images(cached=cached)
-        if not cached and not passes("chunks", "chunks, encoded by one call"):
-            if passes("prefix"):
+        if not cached and not passes(split, f"{split}, encoded by one call"):
+            if not methods.whole_prompts and passes("prefix"):
                 methods = replace(methods, whole_media=True)
                 caller.reset_images(cached=wanted)
                 cached = wanted and features_pass()
-            elif passes("whole"):
+            elif not methods.whole_prompts and passes("whole"):
                 methods = methods.split_as_library()
             else:
                 why = checks.done[-1].describe()
@@ -169,7 +170,7 @@ class ImageChecks:
         self.done: list[LoadCheck] = []
         self._prompt = prompt
         self._reference = reference
-        self._last = len(prompt.ids) - 1
+        self._last = len(prompt.ids) - (not caller.whole_prompts)  # tokens that no decode step computes
         spans = [range(*span) for span in prompt.image_spans]
         text = [token for i, token in enumerate(prompt.ids) if not any(i in span for span in spans)]
         self._answer = text[-IMAGE_STEPS:]
@@ -222,15 +223,20 @@ class ImageChecks:
         inputs = self.caller.prepare_inputs(ids, self._prompt.media)
         for start, stop in itertools.pairwise(edges):
             inputs = self.caller.encode_images(inputs, start, stop)
-            self.caller.prefill(mx.array([ids[start:stop]]), cache, start, inputs)
+            logits = self.caller.prefill(mx.array([ids[start:stop]]), cache, start, inputs)
             mx.eval(list_all_arrays(cache))
         copied = copy_cache(cache)
         self._prefilled = None if copied is None else (inputs, copied)
-        tokens = [ids[-1], *self._answer]
-        positions = [self._last + step + inputs.position_delta for step in range(len(tokens))]
-        pairs = enumerate(zip(tokens, positions, strict=True))
-        decode = self.caller.decode
-        return {(1, step): decode(mx.array([[token]]), cache, [at])[0, -1] for step, (token, at) in pairs}
+        found: CheckLogits = {(1, 0): logits[0, -1]} if self._last == len(ids) else {}
+        for at, token in enumerate(self._tokens):
+            position = self._last + at + inputs.position_delta
+            found[1, len(found)] = self.caller.decode(mx.array([[token]]), cache, [position])[0, -1]
+        return found
+
+    @property
+    def _tokens(self) -> list[int]:
+        """What is decoded after the prompt's caches."""
+        return [*self._prompt.ids[self._last :], *self._answer]
 
     def measure_repetition(self) -> float:
         """How far the library's embeddings of the prompt are from its earlier ones."""
@@ -272,12 +278,13 @@ class ImageChecks:
         batch = make_decode_batch(self.caller.make_cache(), methods)
         batch.update({"0", "1"}, [self._reference.make_row(0), JoiningRow("1", self._last, cache)])
         self._prefilled = None  # the batch writes into it
-        tokens = (self._reference.inputs[0], [self._prompt.ids[-1], *self._answer])
+        tokens = (self._reference.inputs[0], self._tokens)
+        first = (0, IMAGE_STEPS + 1 - len(self._tokens))  # the step of each row's first token
         logits: CheckLogits = {}
-        for step in range(IMAGE_STEPS + 1):
+        for step in range(len(self._tokens)):
             order = [int(rid) for rid in batch.ids]
             lengths = zip(order, batch.lengths, strict=True)
             positions = [n + (inputs.position_delta if i else 0) for i, n in lengths]
             output = self._reference.forward(batch, [tokens[i][step] for i in order], positions)
-            logits |= {(i, step): output[row] for row, i in enumerate(order)}
+            logits |= {(i, first[i] + step): output[row] for row, i in enumerate(order)}
         return logits

@@ -35,6 +35,7 @@ IN_CHUNKS = (
     f"prompts are split as the library splits them, every {LIBRARY_CHUNK} tokens, without a prefix cache"
 )
 
+AT_ONCE = "each prompt is computed at once, without a prefix cache"
 LIBRARY_ATTENTION = "the library's attention"
 QUANTIZED = "decode quantized"
 CHECKED_START = 3  # tokens, instead of a larger `cache.kv_start`: one of the rows crosses it
@@ -107,7 +108,9 @@ class TextLadder:
     def _compare_with(self, attention: AttentionMethod) -> ComputeMethods | None:
         """The methods of prompts and rows that pass with this attention; None if none do."""
         methods = replace(self._candidate, attention=attention)
-        if not self._passes("prefill chunks", lambda runs: runs.prefill(split=True), IN_CHUNKS):
+        whole = methods.whole_prompts
+        instead = AT_ONCE if whole else IN_CHUNKS
+        if not self._passes("prefill chunks", lambda runs: runs.prefill(split=True), instead) or whole:
             methods = methods.split_as_library()
             if not self._passes("prefill whole", lambda runs: runs.prefill(split=False), LIBRARY_ATTENTION):
                 return None

@@ -42,9 +42,9 @@ class ComputeMethods:
     rows are copied for the prefix cache and restored from it.
 
     `library_chunks`: each prompt is split as the library splits it, since other chunks would change the
-    result. `whole_media`: a prompt with images is computed at once up to the last of them. `quantization`: of
-    the keys and values of decoding rows; only with `ragged`. `attention`: whose attention forwards over plain
-    arrays use.
+    result. `whole_prompts`: and at once, with its last token, since its tokens see later ones. `whole_media`:
+    a prompt with images is computed at once up to the last of them. `quantization`: of the keys and values of
+    decoding rows; only with `ragged`. `attention`: whose attention forwards over plain arrays use.
 
     `draft_problem`: why rows in pages may not take several tokens in a forward; empty: they may, or it was
     not compared. `recurrence`: how recurrent layers compute drafts (hooks/draft_layout.py); with
@@ -57,6 +57,7 @@ class ComputeMethods:
     launch_first: bool = False
     snapshots: bool = True
     library_chunks: bool = False
+    whole_prompts: bool = False
     whole_media: bool = False
     quantization: KVQuantization | None = None
     grid: int = 1

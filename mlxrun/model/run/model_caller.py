@@ -49,8 +49,8 @@ def run_trial_forward(caller: ModelCaller, *, known: bool = False) -> tuple[list
     """Caches with two tokens, for their shapes, and the width of the logits. `known`: that the model passes;
     then nothing is computed.
 
-    ModelLoadError if the model computes NaN, or if its tokens see later ones, as in PaliGemma's prompts and
-    diffusion models. Such a model could not be computed in chunks, nor cached.
+    ModelLoadError if the model computes NaN, or if its tokens see later ones, as in diffusion models. Where
+    the library computes prompts at once for this reason (PaliGemma), the caller has `whole_prompts` then.
     """
     cache = caller.make_cache()
     try:
@@ -69,7 +69,8 @@ def run_trial_forward(caller: ModelCaller, *, known: bool = False) -> tuple[list
         raise ModelLoadError("the model computes NaN: its weights are damaged, or need another model.dtype")
     other = caller.prefill(mx.array([[1, 2]]), caller.make_cache(), 0, TEXT_ONLY)
     change = mx.abs(logits[:, 0] - other[:, 0]).max() / mx.std(logits[:, 0])
-    if change.item() > MAX_CHANGE:
+    caller.whole_prompts = change.item() > MAX_CHANGE
+    if caller.whole_prompts and not caller.library_computes_whole:
         raise ModelLoadError("the tokens of a prompt see later ones (bidirectional attention): not supported")
     return cache, int(logits.shape[-1])
 
@@ -83,6 +84,8 @@ class ModelCaller:
     """
 
     attention: AttentionMethod = "engine"
+    whole_prompts = False  # the tokens of a prompt see later ones
+    library_computes_whole = False  # the library's policy is to compute prompts at once
     hooks: tuple[InstalledHook, ...] = ()
 
     def __init__(
@@ -188,6 +191,8 @@ class VisionModelCaller(ModelCaller):
     ) -> None:
         super().__init__(model, weights, row_adapters)
         self._language = model.language_model
+        chunked = getattr(model, "chunked_prefill_policy", None)
+        self.library_computes_whole = chunked is not None and not chunked()
         self.embedder = Embedder(model, line_break)
         self._mrope = self.embedder.mrope
         self._image_bytes = image_bytes
@@ -198,10 +203,6 @@ class VisionModelCaller(ModelCaller):
             "videos": "",
             "images beside videos": "they were not compared with what the library computes",
         }
-        if hasattr(model, "set_modality"):
-            self.refused["images"] = (
-                "mlx-vlm changes the weights for them, those of other requests in the same batch too"
-            )
         self.reset_images()
 
     def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:

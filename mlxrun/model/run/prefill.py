@@ -132,7 +132,8 @@ class PrefillRunner:
         decoded before it was preempted, where that matters."""
         if not self._methods.library_chunks:
             return [chunk]
-        decoded = max(chunk.start, min(row.prompt_length - 1, chunk.stop))
+        first = row.prompt_length - (not self._methods.whole_prompts)  # that the library computes by itself
+        decoded = max(chunk.start, min(first, chunk.stop))
         edges = [chunk.start, *range(max(decoded, chunk.start + 1), chunk.stop), chunk.stop]
         return [PrefillChunk(chunk.request_id, a, b) for a, b in itertools.pairwise(edges)]
 

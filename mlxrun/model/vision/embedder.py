@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 # Fields of mlx-vlm's InputEmbeddingsFeatures that we do not pass on; its 4-D mask is never used.
-_UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds", "pos_hw")
+_UNSUPPORTED = ("cross_attention_states", "decoder_inputs_embeds")
 
 
 class Embedder:
@@ -47,7 +47,7 @@ class Embedder:
         self.deepstack_form: Literal["rows", "chunk", "prompt"] = "rows"
         self.mrope = deltas is not None or self._has_axes(ids)
         image, video = (read_media_token(model.config, kind) for kind in ("image", "video"))
-        self.tokens = MediaTokens(image, video, line_break)
+        self.tokens = MediaTokens(getattr(model, "feature_token", image), video, line_break)
 
     def forget_positions(self) -> None:
         """Drop the positions that some language models keep of the last prompt."""
@@ -79,6 +79,8 @@ class Embedder:
         positions, delta = features.position_ids, features.rope_deltas
         if self.mrope and positions is None:
             positions, delta = self._compute_positions(ids, grids)
+        if features.pos_hw is not None:  # places in an image, as the last two axes
+            positions = mx.concatenate([positions[None], mx.moveaxis(features.pos_hw, -1, 0)])
         positions, delta = self.read_positions(positions, delta, len(prompt))
         if not self.mrope:  # some leave positions with axes of their own on the language model
             positions = getattr(self._language, "_position_ids", None)

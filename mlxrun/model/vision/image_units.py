@@ -25,7 +25,7 @@ _TOKEN_KEYS = {
     for kind, others in {
         "image": (
             *("im_patch_id", "im_patch_token", "image_patch_id", "image_patch_token_id"),
-            *("img_context_token_id", "media_placeholder_token_id"),
+            *("img_context_token_id", "media_placeholder_token_id", "img_id"),
         ),
         "video": ("video_context_token_id",),
     }.items()

@@ -107,6 +107,22 @@ def test_grids_have_a_row_for_each_tile(tmp_path: Path, monkeypatch: pytest.Monk
     assert np.array_equal(*found)
 
 
+def test_features_are_those_of_the_image_wherever_it_is(tmp_path: Path) -> None:
+    """PaliGemma's library has them right where the prompt begins with the image."""
+    made = Family("paligemma", tmp_path / "model")
+    prompt = made.info.process("<image>ab", [Image.new("RGB", (40, 30), (9, 99, 200))])
+    ids, pixels = list(prompt.ids), mx.array(prompt.media["pixel_values"])
+    mask = mx.ones((1, len(ids)))
+    first = np.array(made.model.get_input_embeddings(mx.array([ids]), pixels, mask).inputs_embeds[0])
+    assert hook_tiles(made.model, made.info.config) == 1
+    for at in (0, 1, 2):
+        moved = [*ids[-at:], *ids[:-at]] if at else ids
+        found = made.model.get_input_embeddings(mx.array([moved]), pixels, mask)
+        assert np.array_equal(np.roll(first, at, axis=0), np.array(found.inputs_embeds[0]))
+    with pytest.raises(ValueError, match="one image in a prompt"):
+        made.model.get_input_embeddings(mx.array([ids]), mx.concatenate([pixels] * 2))
+
+
 def test_text_and_other_models_are_left_alone(tmp_path: Path) -> None:
     made = Family("llava_next", tmp_path / "model")
     ids = mx.array([[1, 2, 3]])

@@ -19,7 +19,8 @@ from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.random_models import read_vision_info, write_vision_model
 from benchmarks.tiny.vision_families import VISION
 from mlxrun.api.text.media.image_decoding import decode_image
-from mlxrun.model.load.processor_files import ignore_text_arguments, keep_one_start
+from mlxrun.model.load.processor_files import add_naflex_images, ignore_text_arguments, keep_one_start
+from mlxrun.model.vision.placeholders import find_placeholder
 
 Arrays = Mapping[str, np.ndarray]
 ORIENTATION = 0x0112  # EXIF's tag
@@ -76,16 +77,22 @@ class Family:
         return {"input_ids": np.array([made.ids]), **made.media}
 
     def prepare_by_library(self, names: Sequence[str]) -> Arrays:
-        """The same by a processor that the library has loaded anew."""
-        from mlx_vlm.utils import load_processor, prepare_inputs
+        """The same by a processor that the library has loaded anew, with a token for each feature."""
+        from mlx_vlm.utils import load_image_processor, load_processor, prepare_inputs
 
         given = {"images": [str(self.pictures[name]) for name in names], "prompts": [self.render(names)]}
         processor = load_processor(self.folder, add_detokenizer=False)
+        if (images := load_image_processor(self.folder)) is not None:
+            processor.image_processor = images
+        processor = add_naflex_images(processor, self.info.config)  # the library's needs torchvision
+        single = find_placeholder(self.info.config)
         if type(processor).__name__ == "LlavaProcessor":  # mlx-vlm's hands `padding` to its image processor
             made = process_by_transformers(processor, self.files.processor or {}, **given)
         else:
-            made = prepare_inputs(processor, **given)
-        arrays = {key: np.array(made[key]) for key in made if key != "attention_mask"}
+            made = prepare_inputs(processor, image_token_index=single and single.token, **given)
+        arrays = {key: np.array(made[key]) for key in made if key not in ("attention_mask", "labels")}
+        if single is not None:
+            arrays["input_ids"] = np.array([single.expand(arrays["input_ids"][0].tolist(), arrays)])
         return {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # DeepSeek's text
 
 

@@ -6,13 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError, RequestError
-from mlxrun.model.load.model_info import load_model_info
-from mlxrun.model.load_check.image_checks import check_images
-from mlxrun.model.load_check.report import LoadCheckReport
-from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.run.model_caller import VisionModelCaller, run_trial_forward
+from mlxrun.model.run.model_caller import run_trial_forward
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY
 from tests.helpers import text_models
 from tests.helpers.model_fixtures import Zoo
@@ -34,27 +29,15 @@ def test_a_model_that_computes_nan_is_refused(zoo: Zoo) -> None:
 
 
 def test_a_model_whose_tokens_see_later_ones_is_refused(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of a prompt could be computed before its end is known."""
+    """Nothing of a prompt could be computed before its end is known. Some libraries compute it at once."""
     caller = load_tiny_caller(zoo.text("llama"))
     prefill = caller.prefill
     monkeypatch.setattr(caller, "prefill", lambda ids, *rest: prefill(ids, *rest) * ids.sum())
     with pytest.raises(ModelLoadError, match="see later ones"):
         run_trial_forward(caller)
-
-
-def test_images_are_refused_where_they_change_the_weights(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the library is asked for anything of theirs: text would be computed with other weights."""
-    folder = zoo.vision("gemma3")
-    model = type(load_tiny_caller(folder).model)
-    monkeypatch.setattr(model, "set_modality", lambda *_: pytest.fail("the weights change"), raising=False)
-    info = load_model_info(ModelSettings(path=str(folder)))
-    caller = load_tiny_caller(folder)
-    assert isinstance(caller, VisionModelCaller)
-    monkeypatch.setattr(model, "get_input_embeddings", lambda *_, **__: pytest.fail("the library is asked"))
-    with pytest.raises(RequestError, match="^images are refused for this model: mlx-vlm changes the weights"):
-        caller.prepare_inputs([1, 2], {"pixel_values": mx.zeros((1, 3, 8, 8))})
-    report = check_images(caller, 300, info, LoadCheckReport(ComputeMethods("ragged"), ()))
-    assert report.images.startswith("refused: mlx-vlm changes")
+    caller.library_computes_whole = True
+    run_trial_forward(caller)
+    assert caller.whole_prompts
 
 
 def test_a_text_model_takes_no_images(zoo: Zoo) -> None:

@@ -1,0 +1,67 @@
+"""Features of images for prompts with a token for each, in families whose prompts have one for all.
+
+In mlx-vlm, LLaVA-Bunny, FastVLM, DeepSeek-VL and the Phi-4 that see have all features of an image in place of
+one token (vision/placeholders.py makes more). Some of them place a second image wrongly. Here the library
+embeds each image in a prompt of its own, and the text without images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.vision.placeholders import FEATURE_TOKEN, SinglePlaceholder, find_placeholder
+
+
+class _FeatureTokens:
+    """Before the methods of the library's model."""
+
+    feature_token = FEATURE_TOKEN
+    _placeholder: SinglePlaceholder
+
+    def get_input_embeddings(
+        self, input_ids: mx.array, pixel_values: mx.array | None = None, **given: Any
+    ) -> Any:
+        """The embeddings of a prompt [1, L]. `given`: other arrays of the processor, by image. ValueError if
+        an image has other than as many features as it was counted to have."""
+        embed = super().get_input_embeddings  # type: ignore[misc]
+        is_feature = input_ids == FEATURE_TOKEN
+        made = embed(mx.where(is_feature, 0, input_ids), None)
+        if pixel_values is None:
+            return made
+        counts = self._placeholder.count({"pixel_values": pixel_values, **given})
+        given.pop("mask", None)
+        ids = mx.array([[0, self._placeholder.token, 0]])
+        parts = []
+        for image, count in enumerate(counts):
+            arrays = {key: array[image : image + 1] for key, array in given.items()}
+            pixels = pixel_values[image : image + 1]
+            parts.append(embed(ids, pixels, mask=mx.ones_like(ids), **arrays).inputs_embeds[0, 1:-1])
+            if len(parts[-1]) != count:
+                raise ValueError(f"{len(parts[-1])} features of an image for {count} tokens")
+        embeds = made.inputs_embeds
+        places = mx.array(np.flatnonzero(np.array(is_feature)[0]))
+        embeds[0, places] = mx.concatenate(parts).astype(embeds.dtype)
+        return made
+
+    def set_modality(self, has_image: bool = False, has_audio: bool = False) -> None:
+        """Phi-4 multimodal has the weights for images from the start, and never others. ValueError for sound,
+        with which the library changes them for the requests of all rows."""
+        if has_audio:
+            raise ValueError("mlx-vlm changes the weights for sound, those of other requests too")
+
+
+def hook_placeholders(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
+    """Let a model of these families take a token for each feature. Returns 1 if it is one. `checkpoint`: its
+    config.json."""
+    found = find_placeholder(checkpoint)
+    if found is None or not hasattr(model, "get_input_embeddings"):
+        return 0
+    mix_in(model, _FeatureTokens, "FeatureTokens")
+    model._placeholder = found
+    return 1
