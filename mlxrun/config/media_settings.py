@@ -50,6 +50,12 @@ class MediaSettings:
     video_max_pixels: Annotated[int, Range(1024, None)] = 602_112
     """Maximum number of pixels of a frame, width x height; larger frames are reduced to it. The model's
     processor may reduce them more."""
+    max_audio: Annotated[int, Range(0, 64)] = 4
+    """Maximum number of audio parts in a request."""
+    audio_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 25_000_000
+    """Maximum size of an encoded audio file."""
+    audio_max_seconds: Annotated[float, Range(0.1, None)] = 600.0
+    """Maximum length of an audio file."""
     memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
     """Memory for decoded images and frames of all requests together, which counts in scheduler.memory_limit.
     They wait for it; a request that needs more is refused. null: 1GB, at most an eighth of a given

@@ -48,8 +48,8 @@ class Medium:
 
     @property
     def plural(self) -> str:
-        """What models take it as: "images" or "videos"."""
-        return f"{self.template_part}s"
+        """What models take it as: "images", "videos" or "audio"."""
+        return self.template_part if self.template_part == "audio" else f"{self.template_part}s"
 
     def find_limit(self, settings: MediaSettings, name: str) -> MediaLimit:
         """Return the limit of its setting `max_bytes` or `max_count`."""
@@ -60,6 +60,9 @@ class Medium:
 IMAGE = Medium("image_url", ("url", "detail"), "image", "image/...", MediaError.code, max_count="max_images")
 VIDEO = Medium(
     "video_url", ("url",), "video", "video/...", "invalid_video", "video_max_bytes", max_count="max_videos"
+)
+AUDIO = Medium(
+    "audio_url", ("url",), "audio", "audio/...", "invalid_audio", "audio_max_bytes", max_count="max_audio"
 )
 PDF = Medium("file", ("file_data", "file_id", "filename"), "image", "application/pdf", "invalid_document")
 MEDIA = (IMAGE, VIDEO, PDF)
