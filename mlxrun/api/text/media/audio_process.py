@@ -10,7 +10,8 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from typing import IO, TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import IO, Any
 
 import numpy as np
 
@@ -21,14 +22,13 @@ from mlxrun.api.text.media.media_process import (
     start_reader,
     write_size,
 )
+from mlxrun.config.media_settings import Audio, AudioSampling, MediaSettings
 from mlxrun.core.errors import MediaError
-
-if TYPE_CHECKING:
-    from mlxrun.config.media_settings import MediaSettings
 
 SECONDS = 120  # of processor time
 MEMORY = 4_000_000_000  # bytes of address space
 FORMATS = "WAV, MP3, FLAC, Ogg, M4A, WebM"
+KEPT_BYTES = 32  # of a sample, while a processor makes features of it
 MAX_RATE = 384_000  # samples per second of a file
 _FULL_SCALE = 32768.0
 _TORN = 0.25  # seconds that a whole file may lack of what its header says, as padding of encoders
@@ -51,6 +51,36 @@ def read_audio(data: bytes, rate: int, settings: MediaSettings) -> Samples:
         if size is None:
             raise EOFError
         return np.frombuffer(read_exactly(output, 4 * size[1]), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedAudio:
+    """Audio that was read, which counts as the headers of images do."""
+
+    audio: Audio
+
+    def choose_factor(self, side: int | None) -> int:
+        """Return 1: audio is not reduced."""
+        return 1
+
+    def count_kept_bytes(self, factor: int) -> int:
+        """Return the bytes that the samples take until the processor is done."""
+        return KEPT_BYTES * len(self.audio.samples)
+
+    def count_decoder_bytes(self, factor: int) -> int:
+        """Return 0: it is decoded."""
+        return 0
+
+
+def load_audio(data: bytes, sampling: AudioSampling, settings: MediaSettings) -> DecodedAudio:
+    """Read audio for a model; blocks. MediaError as `read_audio`, and for audio that the model would cut
+    off."""
+    samples = read_audio(data, sampling.rate, settings)
+    most = sampling.max_samples
+    if most is not None and len(samples) > most:
+        found, allowed = len(samples) / sampling.rate, most / sampling.rate
+        raise MediaError(f"the audio has {found:.1f} seconds, and the model takes at most {allowed:g}")
+    return DecodedAudio(Audio(samples, sampling.rate))
 
 
 # The child.
