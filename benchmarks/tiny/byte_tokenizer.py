@@ -19,8 +19,10 @@ SPECIALS = [
 ]
 ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 MORE = ["<|image|>", "<IMG_CONTEXT>", "<img>", "</img>", "<|IMG_PATCH|>", "<video>"]
-UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS) - len(ADDED) - len(MORE))]
-TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *MORE, *UNUSED])}
+AUDIO = ["<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"]
+UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS + ADDED + MORE + AUDIO))]
+_LAST = [*MORE, *UNUSED, *AUDIO]
+TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *_LAST])}
 VOCAB = 300
 EOS = TOKEN_ID["<|im_end|>"]
 PAD = TOKEN_ID["<|endoftext|>"]
@@ -52,7 +54,7 @@ def save_tokenizer(folder: Path, chat_template: str = CHATML, **extra: Any) -> N
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIALS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in ADDED])
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in [*MORE, *UNUSED]])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _LAST])
     if bos := extra.get("bos_token"):
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, TOKEN_ID[bos])]

@@ -48,7 +48,9 @@ class TinyVisionInfo(LoadedModelInfo):
 
     family: str = ""
 
-    def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
+    def process(
+        self, text: str, images: Sequence[Any], videos: Sequence[Any] = (), audio: Sequence[Any] = ()
+    ) -> ProcessedPrompt:
         texts = [self.tokenizer.encode(part, add_special_tokens=False) for part in text.split(PLACEHOLDER)]
         parts = [part for i, ids in enumerate(texts) for part in ((i - 1, ids) if i else (ids,))]
         ids, spans = join_parts(self.family, parts)

@@ -1,5 +1,5 @@
-"""The options of images, PDFs and videos in requests, the memory for decoded images, and the frames of
-videos.
+"""The options of images, PDFs, videos and audio in requests, the memory for decoded images, and how videos
+and audio are sampled.
 
 See settings.py: the string under a field is its description.
 """
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MediaSettings:
-    """Which images, PDFs and videos are accepted, and how large they may be."""
+    """Which images, PDFs, videos and audio are accepted, and how large they may be."""
 
     allow_urls: bool = False
-    """Fetch images, PDFs and videos from http(s) URLs."""
+    """Fetch images, PDFs, videos and audio from http(s) URLs."""
     allow_hosts: tuple[str, ...] = ()
     """Hosts from which they may be fetched. Empty: every public host."""
     roots: tuple[str, ...] = (".",)
-    """Folders from which a job may read images, PDFs and videos, relative to the job file; it reads no other
-    file."""
+    """Folders from which a job may read images, PDFs, videos and audio, relative to the job file; it reads no
+    other file."""
     max_bytes: Annotated[int, Bytes(), Range(1, None)] = 20_000_000
     """Maximum size of an encoded image, or of a PDF."""
     max_pixels: Annotated[int, Range(1, None)] = 50_000_000
@@ -50,6 +50,12 @@ class MediaSettings:
     video_max_pixels: Annotated[int, Range(1024, None)] = 602_112
     """Maximum number of pixels of a frame, width x height; larger frames are reduced to it. The model's
     processor may reduce them more."""
+    max_audio: Annotated[int, Range(0, 64)] = 4
+    """Maximum number of audio parts in a request."""
+    audio_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 25_000_000
+    """Maximum size of an encoded audio file."""
+    audio_max_seconds: Annotated[float, Range(0.1, None)] = 600.0
+    """Maximum length of an audio file."""
     memory_bytes: Annotated[int | None, Bytes(), Range(1, None)] = None
     """Memory for decoded images and frames of all requests together, which counts in scheduler.memory_limit.
     They wait for it; a request that needs more is refused. null: 1GB, at most an eighth of a given
@@ -96,6 +102,24 @@ class VideoSampling:
         count = int(min(max(total / source_fps * self.fps, least), most, total))
         count = count // self.multiple * self.multiple
         return [int(index) for index in np.linspace(0, total - 1, count).round()]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSampling:
+    """How a model takes audio. `rate`: samples per second; `max_samples`: of one audio, None if there is no
+    limit; `several`: whether a prompt may have several."""
+
+    rate: int
+    max_samples: int | None = None
+    several: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Audio:
+    """Samples of one channel, float32 [n], `rate` of them a second."""
+
+    samples: np.ndarray[Any, Any]
+    rate: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

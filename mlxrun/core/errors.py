@@ -8,7 +8,7 @@ MlxrunError                exit 3  http 500  base class of all errors that mlxru
 |- RequestError            exit 1  http 400  one request cannot be served; no other is affected
 |  |- PromptTooLong                          prompt and answer do not fit the context
 |  |  `- OutOfMemory                         they fit the context, but never the memory of this machine
-|  |- MediaError                             an image, PDF or video is missing, refused or broken
+|  |- MediaError                             an image, PDF, video or audio is missing or broken
 |  |- Unauthorized                 http 401  the API key is missing or wrong
 |  |- Forbidden                    http 403  the host or origin is not allowed
 |  |- NotFound                     http 404  there is no such path, model or object
@@ -115,8 +115,8 @@ class OutOfMemory(PromptTooLong):
 
 
 class MediaError(RequestError):
-    """An image, PDF or video is missing, too large, broken, or not allowed by the config. A PDF's code is
-    `invalid_document`, a video's is `invalid_video`."""
+    """An image, PDF, video or audio is missing, too large, broken, or not allowed by the config. Others than
+    images have codes of their own: `invalid_document`, `invalid_video`, `invalid_audio`."""
 
     code = "invalid_image"
 

@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlxrun.config.settings import Config
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.media_names import PLURALS
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import WeightForm
 from mlxrun.model.load.model_info import LoadedModelInfo
@@ -125,12 +126,13 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
         "type": str(info.config.get("model_type", "unknown")),
         "vision": info.vision,
         "video": info.video_sampling is not None,
+        "audio": info.audio_sampling is not None,
         "context_length": info.context_length,
         "chat_template": info.chat_template is not None,
     }
-    kind = "images and text" if info.vision else "text"
-    if info.video_sampling is not None:
-        kind = "images, videos and text"
+    takes = {"images": info.vision, "videos": facts["video"], "audio": facts["audio"]}
+    names = [name for name, is_so in takes.items() if is_so]
+    kind = f"{', '.join(names)} and text" if names else "text"
     if info.kind_note:
         kind += f" ({info.kind_note})"
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"
@@ -195,8 +197,7 @@ def report_load_check(load_check: LoadCheckReport) -> Iterator[Finding]:
         yield Finding("load check", "window", "ok", value, facts=asdict(window))
     for name, note in (
         ("long rows", load_check.long_rows),
-        ("images", load_check.images),
-        ("videos", load_check.videos),
+        *((name, getattr(load_check, name)) for name in PLURALS.values()),
     ):
         if note:
             yield Finding("load check", name, "note", note, facts={name: note})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlxrun
 from mlxrun.api import sampling_params
-from mlxrun.api.text.media.media_kinds import MEDIA
+from mlxrun.api.text.media.media_kinds import AUDIO, MEDIA
 from mlxrun.config.setting_fields import list_fields, list_sections
 from mlxrun.server.app import list_surfaces
 
@@ -39,7 +39,7 @@ def options_read(tree: ast.AST) -> set[str]:
 def options_read_by_name() -> set[str]:
     """Options that code reads in a loop: switches of surfaces, counts of media, and defaults of sampling."""
     switches = {f"apis.{surface.name}" for surface in list_surfaces()}
-    switches |= {f"media.{kind.max_count}" for kind in MEDIA}
+    switches |= {f"media.{name}" for kind in (*MEDIA, AUDIO) for name in (kind.max_bytes, kind.max_count)}
     return switches | {f"sampling.{name}" for name in sampling_params._DEFAULTS}
 
 

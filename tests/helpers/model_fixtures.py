@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.helpers import oracle, text_models, vision_models
+from tests.helpers import omni_models, oracle, text_models, vision_models
 from tests.helpers.oracle import Answer
 
 
@@ -33,6 +33,11 @@ class Zoo:
         """A vision model whose template renders videos."""
         folder = self._root / f"video-{family}"
         return folder if folder.exists() else vision_models.build_with_video(family, folder)
+
+    def omni(self, family: str) -> Path:
+        """A model that takes images, videos and audio."""
+        folder = self._root / f"omni-{family}"
+        return folder if folder.exists() else omni_models.build(family, folder)
 
     def answer(self, family: str, ids: Sequence[int], count: int = 24, ends: bool = False) -> Answer:
         """ORACLE of a text model."""

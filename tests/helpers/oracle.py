@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 from PIL import Image
 
-from mlxrun.config.media_settings import Video
+from mlxrun.config.media_settings import Audio, Video
 
 TOLERANCE = 1e-4
 TIE = 1e-5  # between logprobs
@@ -112,21 +112,26 @@ def vision_answer(
     images: Sequence[Image.Image] = (),
     count: int = 24,
     videos: Sequence[Video] = (),
+    audio: Sequence[Audio] = (),
 ) -> Answer:
-    """The answer of an mlx_vlm model to rendered text with one placeholder an image and a video, or to token
+    """The answer of an mlx_vlm model to rendered text with one placeholder for each medium, or to token
     ids."""
     from mlx_vlm import load
     from mlx_vlm.generate.ar import generate_step
 
     model, processor = load(str(folder))
-    inputs = vision_inputs(processor, prompt, images, videos)
+    inputs = vision_inputs(processor, prompt, images, videos, audio)
     ids, pixels, mask = (inputs.pop(key, None) for key in ("input_ids", "pixel_values", "attention_mask"))
     steps = generate_step(ids, model, pixels, mask, max_tokens=count, temperature=0.0, **inputs)
     return _collect(ids[0].tolist(), steps)
 
 
 def vision_inputs(
-    processor: Any, prompt: str | Sequence[int], images: Sequence[Image.Image], videos: Sequence[Video] = ()
+    processor: Any,
+    prompt: str | Sequence[int],
+    images: Sequence[Image.Image],
+    videos: Sequence[Video] = (),
+    audio: Sequence[Audio] = (),
 ) -> dict[str, Any]:
     """What the library's processor makes of a prompt: input_ids, attention_mask, pixel_values and more."""
     from mlx_vlm.utils import VideoMetadata, prepare_inputs
@@ -136,6 +141,8 @@ def vision_inputs(
         if videos:
             reported = [VideoMetadata(v.total, v.fps, list(v.indices)) for v in videos]
             given = {"videos": [v.frames for v in videos], "video_metadata": reported}
+        if audio:
+            given["audio"] = [each.samples for each in audio]
         return dict(prepare_inputs(processor, images=list(images) or None, prompts=prompt, **given))
     ids = mx.array([list(prompt)])
     return {"input_ids": ids, "attention_mask": mx.ones_like(ids)}

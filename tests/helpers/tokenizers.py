@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from mlxrun.config.media_settings import VideoSampling
+from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 
@@ -164,6 +164,7 @@ class FakeModelInfo:
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None
+    audio_sampling: AudioSampling | None = None
     refused_media: Mapping[str, str] = field(default_factory=dict)
     summary: ModelSummary = field(default_factory=ModelSummary)
     folder: ClassVar[Path] = Path("no weights")

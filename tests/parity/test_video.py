@@ -133,7 +133,7 @@ def test_videos_beside_images_and_text(zoo: Zoo, family: str) -> None:
 
 def test_a_call_that_leaves_out_videos_is_found(zoo: Zoo, monkeypatch: Patch) -> None:
     """The mutation twin: images and videos go through one call of the library."""
-    monkeypatch.setattr("mlxrun.model.vision.embedder.VIDEO_PIXELS", "no such array")
+    monkeypatch.setattr("mlxrun.model.vision.embedder.group_by_kind", lambda media: {"image": media})
     engine = engine_driver.make_real_engine(zoo.video("qwen2_5_vl"))
     request = make_request(engine, "qwen2_5_vl", "mixed", MIXED)
     error = engine_driver.run_requests(engine, [request])["mixed"].error
@@ -236,4 +236,4 @@ def test_a_chat_gives_the_request_of_its_frames(zoo: Zoo) -> None:
     with pytest.raises(RequestError, match=r"content\[0\].*: the model.*(render|accept) videos"):
         asyncio.run(prepare_request("/v1/chat/completions", body, context))
     with pytest.raises(RequestError, match="chat template does not render videos"):
-        get_image_markers(silent).check(made.ids, 0, 1)
+        get_image_markers(silent).check(made.ids, {"video": 1})

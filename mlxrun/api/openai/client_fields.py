@@ -131,7 +131,7 @@ CHAT_IGNORED: Accepted = COMPLETION_IGNORED | {
     "return_prompt_token_ids": (_OFF, "see /tokenize"),
     "separate_reasoning": (_ON, "reasoning is always returned separately"),
     "stream_reasoning": (BOOL, "reasoning is streamed as it is computed"),
-    "use_audio_in_video": (BOOL, "there is no audio input; the sound of videos is not used"),
+    "use_audio_in_video": (BOOL, "the sound of videos is not used; send it as audio"),
 }
 
 # Known fields of other servers that would change the answer, and the reason.

@@ -19,7 +19,7 @@ from mlxrun.api.responses.input_items import InputItem, Item
 from mlxrun.api.responses.tools import make_visible_name
 from mlxrun.core.field_errors import reject_unsupported
 
-_MEDIA = ("input_image", "input_file")
+_MEDIA = ("input_image", "input_file", "input_audio")
 
 
 class ChatMessagesTranslator:
@@ -85,7 +85,7 @@ class ChatMessagesTranslator:
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
     def _read_content(self, parts: Sequence[Item], param: str) -> str | list[dict[str, Any]]:
-        """One string, unless there are images or files. `param`: the path of `parts`."""
+        """One string, unless there are media. `param`: the path of `parts`."""
         if all(part["type"] not in _MEDIA for part in parts):
             return _join_texts(parts, param)
         content: list[dict[str, Any]] = []
@@ -100,6 +100,8 @@ class ChatMessagesTranslator:
                 field = f"messages[{len(self.messages)}].content[{i}].file.file_data"
                 self.sources[field] = f"{param}[{i}].{key}"
                 content.append({"type": "file", "file": {"file_data": part[key]}})
+            elif part["type"] == "input_audio":
+                content.append(part)
             else:
                 content.append({"type": "text", "text": _get_text(part)})
         return content
@@ -109,7 +111,7 @@ def _join_texts(parts: Sequence[Item], param: str) -> str:
     for i, part in enumerate(parts):
         if part["type"] in _MEDIA:
             reject_unsupported(
-                f"{param}[{i}].type", "images and files are supported in messages and outputs of tools"
+                f"{param}[{i}].type", "images, files and audio are supported in messages and outputs of tools"
             )
     return "".join(_get_text(part) for part in parts)
 

@@ -39,8 +39,7 @@ _REFUSED = (
     *("mcp_call", "mcp_list_tools", "mcp_approval_request", "mcp_approval_response"),
     *("tool_search_call", "tool_search_output", "additional_tools", "compaction", "compaction_summary"),
 )
-_REFUSED_PARTS = ("input_audio", "input_video", "computer_screenshot")
-
+_REFUSED_PARTS = ("input_video", "computer_screenshot")
 
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _IMAGE_KEYS = ("type", "image_url", "detail", "file_id", "prompt_cache_breakpoint")
@@ -141,11 +140,15 @@ def _read_part(part: Any, param: str, role: str, strict: bool) -> Item:
     given = _drop_nulls(part, param)
     kind = get_required(given, "type", str, param)
     if kind in _REFUSED_PARTS:
-        reject_unsupported(f"{param}.type", f"{kind!r} parts; use text, input_image and input_file")
+        reject_unsupported(
+            f"{param}.type", f"{kind!r} parts; use text, input_image, input_file and input_audio"
+        )
     if kind == "input_image":
         return _read_image(given, param, strict)
     if kind == "input_file":
         return _read_file(given, param, strict)
+    if kind == "input_audio":
+        return _read_audio(given, param, strict)
     if kind == "refusal":
         given = select_known(given, ("type", "refusal"), param, strict=strict)
         return {"type": "refusal", "refusal": check_type(given.get("refusal"), str, f"{param}.refusal")}
@@ -154,7 +157,7 @@ def _read_part(part: Any, param: str, role: str, strict: bool) -> Item:
     elif not isinstance(given.get("text"), str):
         reject(
             f"{param}.type",
-            f"{quote(kind)} parts are unknown; use input_text, input_image or input_file",
+            f"{quote(kind)} parts are unknown; use input_text, input_image, input_file or input_audio",
         )
     else:
         warn_once(f"/v1/responses: content parts of the unknown type {quote(kind)} are read as text")
@@ -183,6 +186,16 @@ def _read_file(given: Item, param: str, strict: bool) -> Item:
     if "filename" in given:
         item["filename"] = check_type(given["filename"], str, f"{param}.filename")
     return item
+
+
+def _read_audio(given: Item, param: str, strict: bool) -> Item:
+    given = select_known(given, ("type", "input_audio", "prompt_cache_breakpoint"), param, strict=strict)
+    where = f"{param}.input_audio"
+    audio = select_known(
+        _drop_nulls(given.get("input_audio"), where), ("data", "format"), where, strict=strict
+    )
+    found = {key: check_type(audio.get(key), str, f"{where}.{key}") for key in ("data", "format")}
+    return {"type": "input_audio", "input_audio": found}
 
 
 def _read_reasoning(given: Item, param: str, _: bool) -> Item:

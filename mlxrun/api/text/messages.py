@@ -1,7 +1,7 @@
 """Checks OpenAI chat messages and converts them to what the model's chat template expects.
 
 `developer` becomes `system`. Neighbours of one role merge if both are plain strings. Text-only parts become
-one string. Images, PDFs and videos stay as parts in their order. Arguments of tool calls become objects.
+one string. Media stay as parts in their order. Arguments of tool calls become objects.
 Parts that a template does not render (MessageSupport) are moved to where it does. Wrong JSON is a
 RequestError with its path. Unknown fields of messages, parts and tool calls have no effect.
 """
@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import Any, NoReturn
 
 from mlxrun.api.text.ignored_fields import log_ignored, select_known
-from mlxrun.api.text.media.media_kinds import IMAGE, MEDIA, PDF, MediaRef, Medium
+from mlxrun.api.text.media.media_kinds import AUDIO, IMAGE, MEDIA, PDF, MediaRef, Medium
 from mlxrun.core.field_errors import (
     check_type,
     get_json_type,
@@ -39,8 +39,9 @@ _FIELDS = {
     "tool": ("role", "content", "name", "tool_call_id"),
 }
 _UNREAD_CONTENT = ("audio", "function_call")  # accepted while it is empty
-_PARTS = ("text", *(medium.part for medium in MEDIA))
-_UNSUPPORTED_PARTS = ("input_audio", "audio_url", "image_file")
+_INPUT_AUDIO = "input_audio"  # a part with the bytes of an `audio_url`
+_PARTS = ("text", *(medium.part for medium in MEDIA), _INPUT_AUDIO)
+_UNSUPPORTED_PARTS = ("image_file", "refusal")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,7 @@ class MessageSupport:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages as chat templates take them. `images`: the images, PDFs and videos of their parts, in
-    order."""
+    """Messages as chat templates take them. `images`: the media of their parts, in order."""
 
     messages: list[Message]
     images: tuple[MediaRef, ...] = ()
@@ -133,7 +133,7 @@ def _join_texts(parts: list[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _MessageReader:
-    """Reads messages one by one, and collects their images."""
+    """Reads messages one by one, and collects their media."""
 
     support: MessageSupport
     strict: bool
@@ -235,7 +235,7 @@ class _MessageReader:
         part_type = get_required(part, "type", str, param)
         if part_type == "refusal" and role == "assistant" and not self.strict:
             return {"type": "text", "text": check_type(part.get("refusal"), str, f"{param}.refusal")}
-        if part_type in (*_UNSUPPORTED_PARTS, "refusal"):
+        if part_type in _UNSUPPORTED_PARTS:
             reject_unsupported(f"{param}.type", f"{part_type!r} parts; use {', '.join(_PARTS)}")
         if part_type not in _PARTS:
             reject_choice(f"{param}.type", part_type, _PARTS)
@@ -243,10 +243,21 @@ class _MessageReader:
         if part_type == "text":
             return {"type": "text", "text": check_type(part.get("text"), str, f"{param}.text")}
         if role not in _IMAGE_ROLES:
-            reject(f"{param}.type", "images, videos and files go into messages of the user and of tools only")
+            reject(f"{param}.type", "media and files go into messages of the user and of tools only")
+        if part_type == _INPUT_AUDIO:
+            self.images.append(self._read_input_audio(part.get(part_type), f"{param}.{part_type}"))
+            return {"type": AUDIO.template_part}
         medium = next(each for each in MEDIA if each.part == part_type)
         self.images.append(self._read_medium(part.get(part_type), f"{param}.{part_type}", medium))
         return {"type": medium.template_part}
+
+    def _read_input_audio(self, value: Any, param: str) -> MediaRef:
+        """The audio of a part in OpenAI's form, as a data URL. Its `format` is not needed to read it."""
+        known = self._select(check_type(value, dict, param), ("data", "format"), param)
+        data = get_required(known, "data", str, param)
+        check_type(known.get("format", "wav"), str, f"{param}.format")
+        url = data if data.startswith("data:") else f"data:audio/wav;base64,{data}"
+        return MediaRef(url, f"{param}.data", AUDIO)
 
     def _read_medium(self, value: Any, param: str, medium: Medium) -> MediaRef:
         check_type(value, dict, param)

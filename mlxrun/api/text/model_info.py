@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mlxrun.config.media_settings import Video, VideoSampling
+from mlxrun.config.media_settings import Audio, AudioSampling, Video, VideoSampling
 from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote, suggest
 from mlxrun.core.model_summary import ModelSummary
@@ -47,8 +47,12 @@ class ModelInfo(Protocol):
         """How the model's processor chooses the frames of a video; None if the model accepts no videos."""
 
     @property
+    def audio_sampling(self) -> AudioSampling | None:
+        """How the model takes audio; None if it accepts none."""
+
+    @property
     def refused_media(self) -> Mapping[str, str]:
-        """The reasons of the load check to refuse "images", "videos" or "images beside videos"."""
+        """The reasons of the load check to refuse "images" or "images beside videos" (media_names.py)."""
 
     @property
     def defaults(self) -> Mapping[str, float]:
@@ -86,9 +90,11 @@ class ModelInfo(Protocol):
     def adapters(self) -> Sequence[LoraAdapter]:
         """The LoRA adapters; a request may choose one."""
 
-    def process(self, text: str, images: Sequence[Image], videos: Sequence[Video] = ()) -> ProcessedPrompt:
-        """Return the tokens and pixels of a rendered prompt, which has one placeholder for each image and
-        video. Thread-safe."""
+    def process(
+        self, text: str, images: Sequence[Image], videos: Sequence[Video] = (), audio: Sequence[Audio] = ()
+    ) -> ProcessedPrompt:
+        """Return the tokens and pixels of a rendered prompt, which has one placeholder for each image, video
+        and audio. Thread-safe."""
 
 
 def choose_adapter(name: str | None, model_info: ModelInfo) -> LoraAdapter | None:

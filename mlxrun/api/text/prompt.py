@@ -30,9 +30,10 @@ from mlxrun.api.text.tokens.tokens import (
     count_shared_tokens,
     tokenize,
 )
-from mlxrun.config.media_settings import Video
+from mlxrun.config.media_settings import Audio, Video
 from mlxrun.core.errors import MediaError, MlxrunError, RequestError
 from mlxrun.core.field_errors import describe_foreign_error, iterate_strings, reject
+from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.request import ProcessedPrompt
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def check_text(value: Any, param: str, markers: ImageMarkers) -> int:
 def build_chat_prompt(
     model: ModelInfo,
     messages: Sequence[Message],
-    images: Sequence[Image | Video],
+    images: Sequence[Image | Video | Audio],
     tools: Sequence[Message] | None,
     arguments: Mapping[str, Any],
     *,
@@ -93,10 +94,10 @@ def build_chat_prompt(
     continued_path: str | None = None,
     must_fit: bool = False,
 ) -> RenderedPrompt:
-    """Render and tokenize a conversation. The model's processor runs only if there are images or videos.
+    """Render and tokenize a conversation. The model's processor runs only if there are media.
 
-    `images`: images and videos, in the order of their parts. `refs`: where they are in the body; a PDF is
-    there once for each page. `continued_path`: the path of the last message's
+    `images`: all media, in the order of their parts. `refs`: where they are in the body; a PDF is there once
+    for each page. `continued_path`: the path of the last message's
     content, if the answer continues it. `must_fit`: a text that is certainly longer than the context raises
     PromptTooLong before it is tokenized. Raises MediaError if the processor refuses the images."""
     if continued_path is None:
@@ -106,9 +107,10 @@ def build_chat_prompt(
     if must_fit:
         check_length(model, text)
     tokens = tokenize(model, text, add_special_tokens=False)
-    videos = sum(isinstance(each, Video) for each in images)
-    get_image_markers(model).check(tokens.ids, len(images) - videos, videos)
-    processed = _process_images(model, text, images, refs) if images else None
+    sorted_media = sort_media(images)
+    sent = {kind: len(media) for kind, media in sorted_media.items() if media}
+    get_image_markers(model).check(tokens.ids, sent)
+    processed = _process_media(model, text, sorted_media, refs) if images else None
     found = find_cache_positions(model, tokens, messages, tools, arguments)
     if processed is None:
         return RenderedPrompt(text, tokens.ids, cache_positions=found)
@@ -123,18 +125,30 @@ def build_chat_prompt(
     )
 
 
-def _process_images(
-    model: ModelInfo, text: str, images: Sequence[Image | Video], refs: Sequence[MediaRef]
+def sort_media(media: Sequence[Image | Video | Audio]) -> dict[MediaKind, list[Any]]:
+    """Sort the media of a prompt by their kinds, of which each has a list."""
+    found: dict[MediaKind, list[Any]] = {kind: [] for kind in KINDS}
+    for each in media:
+        found["video" if isinstance(each, Video) else "audio" if isinstance(each, Audio) else "image"].append(
+            each
+        )
+    return found
+
+
+def _process_media(
+    model: ModelInfo, text: str, media: Mapping[MediaKind, Sequence[Any]], refs: Sequence[MediaRef]
 ) -> ProcessedPrompt:
     """The prompt with its media. MediaError names the field of the only one; of several, the processor does
     not say which it refuses."""
     params = {ref.param for ref in refs}
     param = params.pop() if len(params) == 1 else "messages"
-    videos = [each for each in images if isinstance(each, Video)]
-    stills = [each for each in images if not isinstance(each, Video)]
-    code = VIDEO.code if videos else refs[0].medium.code if refs else MediaError.code
+    codes = [ref.medium.code for ref in refs] or [MediaError.code]
+    code = VIDEO.code if VIDEO.code in codes else codes[0]
+    given = [media[kind] for kind in KINDS]
+    while not given[-1]:
+        given.pop()
     try:
-        return model.process(text, stills, videos) if videos else model.process(text, stills)
+        return model.process(text, *given)
     except MediaError as exc:
         if exc.param is not None:
             raise
@@ -142,9 +156,9 @@ def _process_images(
     except MlxrunError:
         raise
     except Exception as exc:  # the model's own processor may raise anything
-        logger.warning("image processor failed", exc_info=True)
-        reason = describe_foreign_error(exc, 200)
-        text = f"{param}: the model's processor refuses the {'videos' if videos else 'images'}: {reason}"
+        logger.warning("processor of media failed", exc_info=True)
+        names = " and ".join(PLURALS[kind] for kind in KINDS if media[kind])
+        text = f"{param}: the model's processor refuses the {names}: {describe_foreign_error(exc, 200)}"
         raise MediaError(text, param=param, code=code) from exc
 
 

@@ -27,6 +27,7 @@ class JointModel:
     defaults: Mapping[str, float] = field(default_factory=dict)
     processor_digest: bytes = b""
     video_sampling: None = None
+    audio_sampling: None = None
 
 
 def join_models(slots: Sequence[ModelSlot]) -> JointModel:

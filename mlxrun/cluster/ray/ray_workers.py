@@ -1,6 +1,6 @@
 """Workers as actors of Ray: the driver's side of them, and the pool of a job's workers.
 
-Workers without the job's folder get images, PDFs and videos with the line that names their paths. The files
+Workers without the job's folder get media with the line that names their paths. The files
 are read as the line would read them: below `media.roots`, and not larger than allowed. A path that cannot be
 read stays, and the worker refuses it by name.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mlxrun.api.text.media.media_kinds import IMAGE, PDF, VIDEO, Medium
+from mlxrun.api.text.media.media_kinds import AUDIO, IMAGE, PDF, VIDEO, Medium
 from mlxrun.api.text.media.media_sources import MediaSources
 from mlxrun.cluster.line_worker import LINGER
 from mlxrun.cluster.messages import SentLine, WorkerDied, WorkerFacts, WorkerReport
@@ -132,9 +132,11 @@ class RayJob:
 
 _FIELDS = ("messages", "input")
 _IMAGE, _PDF, _VIDEO = (IMAGE, "image/png"), (PDF, "application/pdf"), (VIDEO, "video/mp4")
+_AUDIO = (AUDIO, "audio/wav")
 _KEYS = {  # of dicts that name a file, in the places that `find_local_images` knows
     "image_url": _IMAGE,
     "video_url": _VIDEO,
+    "audio_url": _AUDIO,
     "file_data": _PDF,
     "file_url": _PDF,
 }

@@ -93,7 +93,7 @@ def _list_job_files(paths: JobPaths) -> Iterator[Path]:
 
 
 def _list_media(run: RunFolder) -> Iterator[Path]:
-    """The images, PDFs and videos that lines name. JobError for one that would not be found elsewhere."""
+    """The media that lines name. JobError for one that would not be found elsewhere."""
     folder = run.paths.job.parent.absolute()
     roots = [(folder / root).resolve() for root in rebuild_config(run).media.roots]
     seen: set[str] = set()

@@ -129,7 +129,9 @@ def check_evals(index: LineIndex, end: int) -> None:
 
 async def check_job(path: Path, preparer: LinePreparer, limit: int | None, report: Report) -> CheckedLines:
     """Check the first `limit` lines of a job file (None: all). Nothing is written."""
-    index = LineIndex(path, LineKeys("", path.parent, 0, max_video=0), evals=EvalReader(scorers=None))
+    index = LineIndex(
+        path, LineKeys("", path.parent, 0, max_video=0, max_audio=0), evals=EvalReader(scorers=None)
+    )
     try:
         await asyncio.to_thread(index.scan)
         return await check_lines(index, preparer, min(limit or len(index), len(index)), report)

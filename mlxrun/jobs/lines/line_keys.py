@@ -28,6 +28,7 @@ KEY_BYTES = 16
 SHORT_BYTES = 8
 _SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]+:")  # data:, http: and others, which are refused
 _EVAL_FORMAT = 4  # of the `eval` in records; answers that were scored by another one are scored again
+_URL_PARTS = ("image_url", "video_url", "audio_url")
 _FRAMES = ("video_fps", "video_max_frames", "video_max_pixels")  # settings that choose frames
 _REMEMBERED = 4096  # image files whose digest is cached while a job is read
 
@@ -97,8 +98,8 @@ def digest_short(data: bytes) -> bytes:
 
 class LineKeys:
     """Computes line keys for one job and one set of settings. `base`: the folder of relative image paths,
-    None to refuse paths and read no file; `max_image`, `max_video`: the largest files that are read, in
-    bytes, None for any; `batch_id`: the id of a server's batch, empty for a command."""
+    None to refuse paths and read no file; `max_image`, `max_video`, `max_audio`: the largest files that
+    are read, in bytes, None for any; `batch_id`: the id of a server's batch, empty for a command."""
 
     def __init__(
         self,
@@ -108,18 +109,18 @@ class LineKeys:
         batch_id: str = "",
         *,
         max_video: int | None = None,
+        max_audio: int | None = None,
     ) -> None:
         self._settings = settings
         self._batch_id = batch_id
         self._base = base
-        self._max_image = max_image
-        self._max_video = max_video
+        self._most = {"image_url": max_image, "video_url": max_video, "audio_url": max_audio}
         self._seen: dict[Path, tuple[tuple[int, int], str]] = {}
 
     def compute_key(self, line: JobLine) -> bytes:
         """Compute the key of a valid line, of KEY_BYTES bytes."""
         media = [*_find_local_media(line.body.get("messages")), *_find_local_media(line.body.get("input"))]
-        images = [self._digest_file(path, is_video) for path, is_video in media]
+        images = [self._digest_file(path, part) for path, part in media]
         parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
         return self._digest(parts)
 
@@ -130,14 +131,14 @@ class LineKeys:
     def _digest(self, data: bytes) -> bytes:
         return hashlib.blake2b(data, digest_size=KEY_BYTES, key=self._batch_id.encode()[:64]).digest()
 
-    def _digest_file(self, name: str, is_video: bool) -> str:
-        """Digest of a file's bytes, or why the file is refused as an image or as a video."""
+    def _digest_file(self, name: str, part: str) -> str:
+        """Digest of a file's bytes, or why the file is refused in a part of this kind."""
         if self._base is None:
             return "refused"
         path = self._base / name
         try:
             info = path.stat()
-            most = self._max_video if is_video else self._max_image
+            most = self._most[part]
             if not stat.S_ISREG(info.st_mode) or (most is not None and info.st_size > most):
                 return f"refused {info.st_size}"
             stamp = (info.st_size, info.st_mtime_ns)
@@ -154,28 +155,28 @@ class LineKeys:
 
 
 def is_local_path(url: str) -> bool:
-    """Whether the URL of an image, a PDF or a video is a path."""
+    """Whether the URL of a medium is a path."""
     return not (_SCHEME.match(url) or url.startswith(BASE64_PDF))
 
 
 def find_local_images(value: Any) -> Iterator[str]:
-    """Yield the URLs of images, PDFs and videos in messages or items that are local paths, in order."""
+    """Yield the URLs of media in messages or items that are local paths, in order."""
     yield from (url for url, _ in _find_local_media(value))
 
 
-def _find_local_media(value: Any) -> Iterator[tuple[str, bool]]:
-    """The local files that messages or items name, in order, and whether each is a video."""
+def _find_local_media(value: Any) -> Iterator[tuple[str, str]]:
+    """The local files that messages or items name, in order, each with the part that has its limit."""
     if isinstance(value, list):
         for item in value:
             yield from _find_local_media(item)
     elif isinstance(value, dict):
-        image, video, file = (value.get(name) for name in ("image_url", "video_url", "file"))
-        url = image.get("url") if isinstance(image, dict) else image
-        clip = video.get("url") if isinstance(video, dict) else video
+        named = {name: value.get(name) for name in _URL_PARTS}
+        urls = [(each.get("url") if isinstance(each, dict) else each, name) for name, each in named.items()]
+        file = value.get("file")
         data = (file if isinstance(file, dict) else value).get("file_data")
-        for each in (url, clip, data, value.get("file_url")):
-            if isinstance(each, str) and is_local_path(each):
-                yield each, each is clip
+        for url, name in (*urls, (data, "image_url"), (value.get("file_url"), "image_url")):
+            if isinstance(url, str) and is_local_path(url):
+                yield url, name
         for name in ("content", "output"):  # of a message, of a tool's result
             yield from _find_local_media(value.get(name))
 
@@ -184,4 +185,5 @@ def make_run_keys(manifest: Mapping[str, Any], settings: str, base: Path | None,
     """Make what computes the line keys of an earlier run again, with the limits of media in its manifest. The
     other parameters are those of LineKeys."""
     media = manifest["config"]["media"]
-    return LineKeys(settings, base, media["max_bytes"], batch, max_video=media.get("video_max_bytes"))
+    limits = {f"max_{kind}": media.get(f"{kind}_max_bytes") for kind in ("video", "audio")}
+    return LineKeys(settings, base, media["max_bytes"], batch, **limits)

@@ -112,8 +112,8 @@ class JobRun:
         media, preparer = self.setup.config.media, self.setup.preparer
         settings = await asyncio.to_thread(collect_settings, self.setup.config, self.setup.model_info)
         digest, batch_id = digest_settings(settings), preparer.stamp.batch_id if preparer.stamp else ""
-        limits = {"max_image": media.max_bytes, "max_video": media.video_max_bytes}
-        keys = LineKeys(digest, preparer.folder, batch_id=batch_id, **limits)
+        limits = {"max_video": media.video_max_bytes, "max_audio": media.audio_max_bytes}
+        keys = LineKeys(digest, preparer.folder, media.max_bytes, batch_id=batch_id, **limits)
         setup = self.setup
         index = LineIndex(self.paths.job, keys, evals=setup.evals, find_group=setup.find_group)
         try:

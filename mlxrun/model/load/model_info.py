@@ -1,4 +1,4 @@
-"""The part of a model without weights: tokenizer, template, limits and image processor.
+"""The part of a model without weights: tokenizer, template, limits and processor of media.
 
 Front ends prepare prompts with it on any thread while the engine thread computes; `--dry-run` needs nothing
 else. It implements mlxrun.api.text.model_info.ModelInfo.
@@ -7,6 +7,7 @@ else. It implements mlxrun.api.text.model_info.ModelInfo.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import re
 import threading
@@ -18,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.config.media_settings import VideoSampling
+from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
+from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
@@ -56,9 +58,11 @@ from mlxrun.model.pooling.pooled_model import read_pooled_model
 from mlxrun.model.vision.image_units import (
     MediaRegion,
     MediaTokens,
+    compute_audio_digests,
     compute_video_digest,
     find_regions,
     list_video_arguments,
+    read_audio_sampling,
     read_media_token,
     read_video_sampling,
 )
@@ -94,6 +98,7 @@ class LoadedModelInfo:
     aliases: tuple[str, ...] = ()
     pooled: PooledModel | None = None
     video_sampling: VideoSampling | None = None
+    audio_sampling: AudioSampling | None = None
     adapters: tuple[LoraAdapter, ...] = ()
     gguf: GgufHeader | None = None
     kind_note: str = ""
@@ -106,15 +111,27 @@ class LoadedModelInfo:
         """See mlxrun.api.text.model_info.ModelInfo."""
         return summarize_model(self.folder, self.config, self.gguf)
 
-    def process(self, text: str, images: Sequence[Any], videos: Sequence[Any] = ()) -> ProcessedPrompt:
-        """Tokens and pixels of a rendered prompt with one placeholder for each image and video. Thread-safe.
-        MediaError if the processor refuses them."""
+    def list_sampled(self) -> list[MediaKind]:
+        """The kinds of media that the model takes besides images."""
+        sampled = {"video": self.video_sampling, "audio": self.audio_sampling}
+        return [kind for kind in KINDS if sampled.get(kind) is not None]
+
+    def process(
+        self,
+        text: str,
+        images: Sequence[Any],
+        videos: Sequence[Any] = (),
+        audio: Sequence[Any] = (),
+    ) -> ProcessedPrompt:
+        """Tokens and pixels of a rendered prompt with one placeholder for each image, video and audio.
+        Thread-safe. MediaError if the processor refuses them."""
         from mlx_vlm.utils import prepare_inputs
 
-        image, video = (read_media_token(self.config, kind) for kind in ("image", "video"))
         single = find_placeholder(self.config)
-        token = image if single is None else single.token
+        token = read_media_token(self.config, "image") if single is None else single.token
         given: dict[str, Any] = {"images": list(images)} if images else {}
+        if audio:
+            given["audio"] = [each.samples for each in audio]
         with self._lock:  # a processor keeps padding settings on its tokenizer
             try:
                 given |= list_video_arguments(videos)
@@ -123,37 +140,41 @@ class LoadedModelInfo:
                 arrays = {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # the text
             except (ValueError, TypeError, IndexError, KeyError) as error:
                 reason = _explain_refusal(error)
-                raise MediaError(
-                    f"the model's processor refused the {'videos' if videos else 'images'}: {reason}"
-                ) from error
+                name = PLURALS["video" if videos else "audio" if audio and not images else "image"]
+                raise MediaError(f"the model's processor refused the {name}: {reason}") from error
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         for unused in ("attention_mask", "labels"):
             arrays.pop(unused, None)
+        line_break = getattr(self.processor, "image_break_token_id", None)
+        tokens = MediaTokens.read(self.config, line_break, None if single is None else FEATURE_TOKEN)
         if single is not None:
-            image, ids = FEATURE_TOKEN, single.expand(ids, arrays)
-        tokens = MediaTokens(image, video, getattr(self.processor, "image_break_token_id", None))
+            ids = single.expand(ids, arrays)
         regions = find_regions(ids, tokens, arrays)
         return ProcessedPrompt(
             ids,
             tuple(span for region in regions for span in region.spans),
             arrays,
-            self._digest_spans(regions, images, videos),
+            self._digest_spans(
+                regions,
+                {
+                    "image": [compute_image_digest(image, self.processor_digest) for image in images],
+                    "video": [compute_video_digest(video, self.processor_digest) for video in videos],
+                    "audio": compute_audio_digests(arrays, self.processor_digest) if audio else [],
+                },
+            ),
         )
 
     def _digest_spans(
-        self, regions: Sequence[MediaRegion], images: Sequence[Any], videos: Sequence[Any]
+        self, regions: Sequence[MediaRegion], own: Mapping[MediaKind, Sequence[bytes]]
     ) -> tuple[bytes, ...]:
-        """A digest of each span: of its own image or video where that is known, else of all in order."""
-        own = {
-            False: [compute_image_digest(image, self.processor_digest) for image in images],
-            True: [compute_video_digest(video, self.processor_digest) for video in videos],
-        }
-        kinds = [region.is_video for region in regions]
+        """A digest of each span: of its own medium where that is known, else of all in order. `own`: the
+        digests of each kind."""
+        kinds = [region.kind for region in regions]
         if [kinds.count(kind) for kind in own] == list(map(len, own.values())):
             take = {kind: iter(digests) for kind, digests in own.items()}
             digests = [next(take[kind]) for kind in kinds]
         else:
-            every = hashlib.blake2b(b"".join([*own[False], *own[True]]), digest_size=16).digest()
+            every = hashlib.blake2b(b"".join(itertools.chain(*own.values())), digest_size=16).digest()
             digests = [every] * len(kinds)
         spans = zip(digests, regions, strict=True)
         return tuple(digest for digest, region in spans for _ in region.spans)
@@ -228,9 +249,10 @@ def load_model_info(
         adapters=_read_adapters(settings, pooled, own_name),
         gguf=gguf,
         kind_note=kind.note,
-        refused_media=dict.fromkeys(("images", "videos"), kind.note) if kind.note else {},
+        refused_media=dict.fromkeys(PLURALS.values(), kind.note) if kind.note else {},
         processor=processor,
         video_sampling=read_video_sampling(processor, config) if kind.vision else None,
+        audio_sampling=read_audio_sampling(processor, config) if kind.vision else None,
         processor_digest=digest_processor(folder) if kind.vision else b"",
         read_at=read_at,
     )

@@ -16,6 +16,7 @@ from typing import Any, get_args
 
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError
+from mlxrun.core.media_names import KINDS
 from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.fused.fused_blocks import list_fused
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
@@ -157,7 +158,7 @@ def _add_quantization(report: LoadCheckReport, quantization: KVQuantization | No
     bad = {check.name: check for check in report.checks if not check.passed}
     failed = bad.get(QUANTIZED)
     if failed is None and report.methods.decode != "ragged":
-        names = ("decode ragged", "image among text", "video among text")
+        names = ("decode ragged", *(f"{kind} among text" for kind in KINDS))
         unknown = LoadCheck("decode", False, error="its caches cannot share a forward")
         failed = next((bad[name] for name in names if name in bad), unknown)
     if failed is not None:

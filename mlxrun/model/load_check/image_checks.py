@@ -1,4 +1,4 @@
-"""The checks of images and videos: prompts as the engine computes them, and by the library's own call."""
+"""The checks of media: prompts as the engine computes them, and by the library's own call."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.core.errors import MediaError
+from mlxrun.core.media_names import MEDIA_PAIRS, PLURALS, MediaKind, name_pair
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.kv.ragged.decode_batch import JoiningRow
 from mlxrun.model.kv.ragged.layer_caches import list_all_arrays
@@ -30,7 +31,7 @@ from mlxrun.model.load_check.reference import LENGTHS, Reference, copy_cache
 from mlxrun.model.load_check.report import LoadCheck, LoadCheckReport, run_check
 from mlxrun.model.load_check.rounding import CheckLogits, LogitDifference
 from mlxrun.model.run.compute_methods import ComputeMethods, make_decode_batch
-from mlxrun.model.run.model_caller import MediaKind, VisionModelCaller
+from mlxrun.model.run.model_caller import VisionModelCaller
 from mlxrun.model.run.prompt_inputs import PromptInputs
 
 log = logging.getLogger(__name__)
@@ -38,32 +39,36 @@ log = logging.getLogger(__name__)
 IMAGE_STEPS = 1  # tokens decoded after the prompt
 MIX_TOLERANCE = 1e-2  # of features, in standard deviations: rounding by other neighbours in a product
 Split = Literal["chunks", "prefix", "whole"]
-_PLURALS: dict[str, MediaKind] = {"image": "images", "video": "videos"}
 
 
 def check_images(
     caller: VisionModelCaller, vocab: int, info: LoadedModelInfo | None, text: LoadCheckReport
 ) -> LoadCheckReport:
-    """The report of the text checks, extended by those of images, and of videos if the model takes them. From
-    now on, the caller refuses media that cannot be computed exactly."""
+    """The report of the text checks, extended by those of images, and of videos and audio if the model takes
+    them. From now on, the caller refuses media that cannot be computed exactly."""
     found, cached = _MediaLadder(caller, vocab, info, "image").compare(text, True)
-    if info is not None and info.video_sampling is not None:
-        found, cached = _MediaLadder(caller, vocab, info, "video").compare(found, cached)
-        if not found.images and not found.videos:
-            found = found.add([_compare_mix(caller, info)])
-    return replace(found, refused=dict(caller.refused), features_cached=cached)
+    kinds: list[MediaKind] = [] if found.images else ["image"]
+    for kind in [] if info is None else info.list_sampled():
+        found, cached = _MediaLadder(caller, vocab, info, kind).compare(found, cached)
+        if not getattr(found, PLURALS[kind]):
+            kinds.append(kind)
+    mixes = [_compare_mix(caller, info, pair) for pair in MEDIA_PAIRS if info and set(pair) <= set(kinds)]
+    return replace(found.add(mixes), refused=dict(caller.refused), features_cached=cached)
 
 
-def _compare_mix(caller: VisionModelCaller, info: LoadedModelInfo) -> LoadCheck:
-    """The check of an image and a video in one prompt: the library must give each the features that it has
-    alone. Unless it does, the caller refuses such prompts."""
+def _compare_mix(
+    caller: VisionModelCaller, info: LoadedModelInfo, pair: tuple[MediaKind, MediaKind]
+) -> LoadCheck:
+    """The check of two media in one prompt: the library must give each the features that it has alone. Unless
+    it does, the caller refuses such prompts."""
 
     def compare() -> LogitDifference:
-        return LogitDifference(measure_neighbours(caller.embedder, make_mixed_prompt(info)), MIX_TOLERANCE)
+        made = make_mixed_prompt(info, pair)
+        return LogitDifference(measure_neighbours(caller.embedder, made), MIX_TOLERANCE)
 
-    instead = "prompts with images and videos are refused"
-    check = run_check("image beside video", compare, MIX_TOLERANCE, instead)
-    caller.refused["images beside videos"] = (
+    name = name_pair(*pair)
+    check = run_check(" beside ".join(pair), compare, MIX_TOLERANCE, f"prompts with {name} are refused")
+    caller.refused[name] = (
         "" if check.passed else f"the library computes them together otherwise than alone: {check.describe()}"
     )
     return check
@@ -71,17 +76,17 @@ def _compare_mix(caller: VisionModelCaller, info: LoadedModelInfo) -> LoadCheck:
 
 @dataclass(frozen=True, slots=True)
 class _MediaLadder:
-    """The checks of images alone, or of videos alone. It goes to slower ways where the engine's differ, and
+    """The checks of one kind of media alone. It goes to slower ways where the engine's differ, and
     refuses them if none is left."""
 
     caller: VisionModelCaller
     vocab: int
     info: LoadedModelInfo | None
-    kind: Literal["image", "video"]
+    kind: MediaKind
 
     def compare(self, report: LoadCheckReport, cached: bool) -> tuple[LoadCheckReport, bool]:
         """The report with these checks, and whether features are cached. `cached`: whether they may be."""
-        plural, refused = _PLURALS[self.kind], self.caller.refused
+        plural, refused = PLURALS[self.kind], self.caller.refused
         if refused[plural]:  # whatever they would show
             return self._add_note(report, f"refused: {refused[plural]}"), cached
         try:
@@ -89,6 +94,8 @@ class _MediaLadder:
                 raise MediaError("there is no image processor")
             checks = self._make_checks(list_media_prompts(self.info, self.kind))
         except MediaError as error:
+            if self.kind == "audio":  # of which not all processors are known
+                refused[plural] = f"not compared: {error}"
             log.warning("load check: %s are not compared for this model: %s", plural, error)
             return self._add_note(report, f"not compared: {error}"), cached
         methods = report.methods
@@ -113,19 +120,20 @@ class _MediaLadder:
         raise MediaError(f"the library's own call fails: {type(failed).__name__}: {failed}") from failed
 
     def _add_note(self, report: LoadCheckReport, note: str) -> LoadCheckReport:
-        return replace(report, images=note) if self.kind == "image" else replace(report, videos=note)
+        return report.add([], **{PLURALS[self.kind]: note})
 
     def _choose(
         self, checks: ImageChecks, methods: ComputeMethods, cached: bool
     ) -> tuple[ComputeMethods, bool]:
         """The methods that pass, and whether features are cached. `cached`: whether they may be."""
         kind, caller, wanted = self.kind, self.caller, cached
-        by_call = f"all {kind}s of a prompt are encoded by one call, each time"
+        plural = PLURALS[kind]
+        by_call = f"all {plural} of a prompt are encoded by one call, each time"
         # What is done in place of each split of a prompt that is encoded by one call.
         slower = {
-            "chunks": f"a prompt with {kind}s is computed at once up to the last of them",
+            "chunks": f"a prompt with {plural} is computed at once up to the last of them",
             "prefix": "prompts are split as the library splits them, without a prefix cache",
-            "whole": f"{kind}s are refused",
+            "whole": f"{plural} are refused",
         }
 
         def passes(split: Split, name: str = "") -> bool:
@@ -149,9 +157,7 @@ class _MediaLadder:
             else:
                 why = checks.done[-1].describe()
                 own = why.partition(" are refused for this model: ")[2]  # by the embedder
-                caller.refused[_PLURALS[kind]] = (
-                    own or f"they are computed differently from the library: {why}"
-                )
+                caller.refused[plural] = own or f"they are computed differently from the library: {why}"
                 return methods, cached
         if methods.decode != "row_by_row" and checks.can_join:
             run = partial(checks.decode_among_text, methods)
@@ -255,7 +261,7 @@ class ImageChecks:
         if {inputs.position_delta, rest.position_delta} != {expected}:
             raise ValueError(f"positions after the images are off by other than {expected}")
         known = positions is not None and inputs.positions is not None
-        if known and not mx.array_equal(inputs.positions, positions).item():
+        if known and not mx.all(inputs.positions == positions).item():  # of audio, those of one axis
             raise ValueError("positions inside the prompt differ")
         names = ("inputs_embeds", "per_layer_inputs")
         own = [self._features[name] for name in names if name in self._features]

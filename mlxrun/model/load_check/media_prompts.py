@@ -1,4 +1,4 @@
-"""The prompts with images and videos that the load check computes, and the library's embeddings of them.
+"""The prompts with media that the load check computes, and the library's embeddings of them.
 
 The model's own template and processor make the prompts. The library must give the same embeddings of the same
 images each time, and the same ones of an image alone and beside others.
@@ -15,8 +15,9 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from mlxrun.config.media_settings import Video
+from mlxrun.config.media_settings import Audio, Video
 from mlxrun.core.errors import MediaError
+from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.run.prompt_inputs import split_prompt
@@ -27,14 +28,15 @@ log = logging.getLogger(__name__)
 
 SIZES = ((64, 64), (96, 64))  # pixels of the images, and of the frames of the videos
 FRAMES = 4
+SECONDS = (1.2, 1.9)  # of audio; below a second, some towers compute it otherwise beside other audio
 MAX_TWO = 192  # tokens of a prompt with two images; if it has more, one image has to do
 MAX_TOKENS = 1024  # tokens of a prompt that is computed at load
 REPETITIONS = 2  # one right after the other, so that what changes with every call is found
 GIVEN = ("_position_ids", "_rope_deltas", "_no_grad")
 
 
-def list_media_prompts(info: LoadedModelInfo, kind: str = "image") -> list[ProcessedPrompt]:
-    """A prompt with two images or two videos and text between, if it has few tokens, and a prompt with one.
+def list_media_prompts(info: LoadedModelInfo, kind: MediaKind = "image") -> list[ProcessedPrompt]:
+    """A prompt with two media of a kind and text between, if it has few tokens, and a prompt with one.
     MediaError if the model's files make no such prompt of at most MAX_TOKENS tokens."""
     pair, single = _process(info, [kind] * 2), _process(info, [kind])
     limits = ((pair, MAX_TWO), (single, MAX_TOKENS))
@@ -42,9 +44,9 @@ def list_media_prompts(info: LoadedModelInfo, kind: str = "image") -> list[Proce
     return found or [_check_size(single, kind)]
 
 
-def make_mixed_prompt(info: LoadedModelInfo) -> ProcessedPrompt:
-    """A prompt with an image and a video. MediaError as `list_media_prompts`."""
-    return _check_size(_process(info, ["image", "video"]), "video")
+def make_mixed_prompt(info: LoadedModelInfo, kinds: Sequence[MediaKind]) -> ProcessedPrompt:
+    """A prompt with media of these kinds. MediaError as `list_media_prompts`."""
+    return _check_size(_process(info, kinds), kinds[-1])
 
 
 def make_image_prompt(info: LoadedModelInfo, side: int) -> ProcessedPrompt:
@@ -55,7 +57,7 @@ def make_image_prompt(info: LoadedModelInfo, side: int) -> ProcessedPrompt:
     return made
 
 
-def _check_size(made: ProcessedPrompt | MediaError, kind: str) -> ProcessedPrompt:
+def _check_size(made: ProcessedPrompt | MediaError, kind: MediaKind) -> ProcessedPrompt:
     if isinstance(made, MediaError):
         raise made
     if len(made.ids) > MAX_TOKENS:
@@ -64,16 +66,18 @@ def _check_size(made: ProcessedPrompt | MediaError, kind: str) -> ProcessedPromp
 
 
 def _process(
-    info: LoadedModelInfo, kinds: list[str], sizes: Sequence[tuple[int, int]] = SIZES
+    info: LoadedModelInfo, kinds: Sequence[MediaKind], sizes: Sequence[tuple[int, int]] = SIZES
 ) -> ProcessedPrompt | MediaError:
-    """The prompt with these images and videos, by the first text of which the processor makes their
-    tokens. `sizes`: their pixels."""
-    problem = MediaError(f"neither the chat template nor the processor has a placeholder for {kinds[-1]}s")
-    images = [_make_image(size) for kind, size in zip(kinds, sizes, strict=False) if kind == "image"]
-    videos = [_make_video(size) for kind, size in zip(kinds, sizes, strict=False) if kind == "video"]
+    """The prompt with media of these kinds, by the first text of which the processor makes their tokens.
+    `sizes`: pixels of images and videos."""
+    name = PLURALS[kinds[-1]]
+    problem = MediaError(f"neither the chat template nor the processor has a placeholder for {name}")
+    media: dict[MediaKind, list[Any]] = {kind: [] for kind in KINDS}
+    for number, kind in enumerate(kinds):
+        media[kind].append(_make_medium(info, kind, number, sizes))
     for text in _list_texts(info, kinds):
         try:
-            made = info.process(text, images, videos) if videos else info.process(text, images)
+            made = info.process(text, *media.values())
         except Exception as error:  # the model's own processor may raise anything
             log.debug("load check: the processor of images failed", exc_info=True)
             problem = MediaError(f"{type(error).__name__}: {error}")
@@ -83,9 +87,18 @@ def _process(
     return problem
 
 
-def _list_texts(info: LoadedModelInfo, kinds: list[str]) -> Iterator[str]:
-    """What the chat template makes of a message with images and videos; then plain text with placeholders of
-    images."""
+def _make_medium(
+    info: LoadedModelInfo, kind: MediaKind, number: int, sizes: Sequence[tuple[int, int]]
+) -> Any:
+    """A small image, video or audio, another one for each number."""
+    if kind == "audio":
+        assert info.audio_sampling is not None
+        return _make_audio(SECONDS[number], info.audio_sampling.rate)
+    return _make_image(sizes[number]) if kind == "image" else _make_video(sizes[number])
+
+
+def _list_texts(info: LoadedModelInfo, kinds: Sequence[MediaKind]) -> Iterator[str]:
+    """What the chat template makes of a message with media; then plain text with placeholders of images."""
     parts = [part for kind in kinds for part in ({"type": "text", "text": "a"}, {"type": kind})]
     messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "b"}]}]
     if info.chat_template is not None:
@@ -115,6 +128,12 @@ def _make_video(size: tuple[int, int]) -> Video:
     shape = (FRAMES, 3, height, width)
     frames = np.random.default_rng([8, *size]).integers(0, 256, size=shape, dtype=np.uint8)
     return Video(frames, tuple(range(0, 2 * FRAMES, 2)), 2 * FRAMES, 4.0)
+
+
+def _make_audio(seconds: float, rate: int) -> Audio:
+    """Samples of noise."""
+    samples = np.random.default_rng([9, round(seconds * 10)]).uniform(-0.3, 0.3, round(seconds * rate))
+    return Audio(samples.astype(np.float32), rate)
 
 
 def embed_by_library(model: Any, ids: Sequence[int], media: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from mlxrun.core.media_names import PLURALS
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.load_check.rounding import LogitDifference
 from mlxrun.model.run.compute_methods import ComputeMethods
-from mlxrun.model.run.model_caller import MediaKind
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,8 @@ class LoadCheckReport:
     """How the model is computed, and the comparisons that led there.
 
     `weights`: their form in memory. `long_rows`: why no row of many tokens was compared, empty if one was.
-    `images`, `videos`: why they were not compared, or are refused; else empty, also if the model takes none.
+    `images`, `videos`, `audio`: why they were not compared, or are refused; else empty, also if the model
+    takes none.
     `refused`, `features_cached`: passed to other callers of the same model (`follow`). `seconds`: duration of
     the comparisons, None if there were none. `hooks`: the changes to the library's model. `compared`: the
     time of the comparisons, in seconds since 1970; `kept`: they are those of an earlier start. `surprise`:
@@ -83,7 +84,8 @@ class LoadCheckReport:
     long_rows: str = ""
     images: str = ""
     videos: str = ""
-    refused: Mapping[MediaKind, str] = field(default_factory=dict)
+    audio: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
     features_cached: bool = True
     seconds: float | None = None
     hooks: tuple[InstalledHook, ...] = ()
@@ -107,7 +109,7 @@ class LoadCheckReport:
         """The report as JSON values, for /v1/status."""
         found = [{"name": check.name, **describe_check(check)} for check in self.checks]
         windows = [asdict(window) for window in self.windows]
-        notes = {"long_rows": self.long_rows, "images": self.images, "videos": self.videos}
+        notes = {name: getattr(self, name) for name in ("long_rows", *PLURALS.values())}
         took = {"seconds": self.seconds, "hooks": {hook.name: hook.places for hook in self.hooks}}
         age = {"kept": self.kept, "age": self.compute_age(), "surprise": self.surprise or None}
         return {**describe_methods(self.methods), "checks": found, "windows": windows, **notes, **took, **age}

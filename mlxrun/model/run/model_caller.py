@@ -13,13 +13,20 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.core.media_names import (
+    MEDIA_PAIRS,
+    PLURALS,
+    describe_refusal,
+    list_refusable,
+    name_pair,
+)
 from mlxrun.model.hooks.adapted_layers import BASE, RowAdapters
 from mlxrun.model.hooks.attention import AttentionCall, use_engine_attention
 from mlxrun.model.hooks.install import InstalledHook
@@ -29,20 +36,10 @@ from mlxrun.model.run.compute_methods import AttentionMethod
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
-from mlxrun.model.vision.image_units import TOKEN_TYPES, VIDEO_PIXELS, Media
+from mlxrun.model.vision.image_units import AUDIO_FEATURES, TOKEN_TYPES, group_by_kind
 
 MAX_CHANGE = 0.25  # of a token's logits by the token behind it, in standard deviations, which is rounding
-MediaKind = Literal["images", "videos", "images beside videos"]
-
-
-def _list_kinds(media: Media) -> list[MediaKind]:
-    """What a prompt with these arrays has."""
-    kinds: list[MediaKind] = []
-    if "pixel_values" in media or VIDEO_PIXELS not in media:
-        kinds.append("images")
-    if VIDEO_PIXELS in media:
-        kinds.append("videos")
-    return [*kinds, "images beside videos"] if len(kinds) > 1 else kinds
+_NOT_COMPARED = "they were not compared with what the library computes"
 
 
 def run_trial_forward(caller: ModelCaller, *, known: bool = False) -> tuple[list[Any], int]:
@@ -105,7 +102,7 @@ class ModelCaller:
 
     @property
     def media_tokens(self) -> frozenset[int]:
-        """The placeholders of images and videos in prompts."""
+        """The placeholders of images, videos and audio in prompts."""
         return frozenset()
 
     def make_cache(self) -> list[Any]:
@@ -198,14 +195,13 @@ class VisionModelCaller(ModelCaller):
         self._image_bytes = image_bytes
         self._make_images = partial(ImagePromptEmbedder, self.embedder, exact_sets_only=exact_sets_only)
         # Why the model takes none of these; empty if it does. The load check compares prompts with both.
-        self.refused: dict[MediaKind, str] = {
-            "images": "",
-            "videos": "",
-            "images beside videos": "they were not compared with what the library computes",
+        self.refused = dict.fromkeys(PLURALS.values(), "")
+        self.refused |= {
+            name_pair(*pair): _NOT_COMPARED if pair[0] != pair[1] else "" for pair in MEDIA_PAIRS
         }
         self.reset_images()
 
-    def follow(self, refused: Mapping[MediaKind, str], cached: bool) -> None:
+    def follow(self, refused: Mapping[str, str], cached: bool) -> None:
         """Refuse and cache media as the load check decided for this model with another caller."""
         self.refused |= refused
         self.reset_images(cached)
@@ -220,8 +216,7 @@ class VisionModelCaller(ModelCaller):
 
     @property
     def media_tokens(self) -> frozenset[int]:
-        known = (self.embedder.tokens.image, self.embedder.tokens.video)
-        return frozenset(token for token in known if token is not None)
+        return frozenset(self.embedder.tokens.by_kind.values())
 
     def make_cache(self) -> list[Any]:
         from mlx_vlm.models.cache import make_prompt_cache
@@ -238,9 +233,11 @@ class VisionModelCaller(ModelCaller):
         return logits
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
-        for kind in () if media is None else _list_kinds(media):
-            if self.refused[kind]:
-                raise RequestError(f"{kind} are refused for this model: {self.refused[kind]}")
+        kinds = [] if media is None else list(group_by_kind(media))
+        kinds += ["audio"] * (len(media[AUDIO_FEATURES]) - 1 if "audio" in kinds else 0)
+        for name in list_refusable(kinds):
+            if why := self.refused[name]:
+                raise RequestError(describe_refusal(name, why))
         if media is None:
             return TEXT_ONLY
         inputs = self._images.embed(prompt, media, cached)

@@ -47,7 +47,7 @@ class ImagePrompt:
 
 def split_prompt(tokens: Sequence[int], media: Media, regions: Sequence[MediaRegion]) -> ImagePrompt | None:
     """A prompt and its units; None if the units cannot be compared by their bytes."""
-    units = split_images(media, [region.is_video for region in regions])
+    units = split_images(media, [region.kind for region in regions])
     if units is None:
         return None
     spans = [np.arange(*span) for region in regions for span in region.spans]

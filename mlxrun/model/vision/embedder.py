@@ -12,15 +12,14 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.core.errors import ModelLoadError, RequestError
+from mlxrun.core.media_names import MediaKind
 from mlxrun.model.run.prompt_inputs import PromptInputs
 from mlxrun.model.vision.image_units import (
     TOKEN_TYPES,
     VIDEO_GRID,
-    VIDEO_KEYS,
-    VIDEO_PIXELS,
     Media,
     MediaTokens,
-    read_media_token,
+    group_by_kind,
 )
 
 log = logging.getLogger(__name__)
@@ -46,8 +45,7 @@ class Embedder:
         self.axes_last = False
         self.deepstack_form: Literal["rows", "chunk", "prompt"] = "rows"
         self.mrope = deltas is not None or self._has_axes(ids)
-        image, video = (read_media_token(model.config, kind) for kind in ("image", "video"))
-        self.tokens = MediaTokens(getattr(model, "feature_token", image), video, line_break)
+        self.tokens = MediaTokens.read(model.config, line_break, getattr(model, "feature_token", None))
 
     def forget_positions(self) -> None:
         """Drop the positions that some language models keep of the last prompt."""
@@ -57,8 +55,9 @@ class Embedder:
     def embed_prompt(self, prompt: Sequence[int], media: Mapping[str, Any]) -> PromptInputs:
         """The inputs of the whole prompt, through the vision tower. RequestError if the model needs
         unsupported inputs."""
-        if "pixel_values" in media and VIDEO_PIXELS in media:
-            return self._embed_each_kind(np.array(prompt), media)
+        groups = group_by_kind(media)
+        if len(groups) > 1:
+            return self._embed_each_kind(np.array(prompt), media, groups)
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}
         grids = given.get("image_grid_thw"), given.get(VIDEO_GRID)
@@ -93,34 +92,41 @@ class Embedder:
             per_layer=features.per_layer_inputs,
         )
 
-    def _embed_each_kind(self, ids: np.ndarray[Any, Any], media: Media) -> PromptInputs:
-        """The inputs of a prompt with images and videos, of which each kind goes through a call of its own.
-        In one call, some families leave out the videos. Tokens of the other kind are text meanwhile."""
-        kinds = (ids == self.tokens.image, ids == self.tokens.video)
-        text = next(int(token) for token in (*ids, 0) if token not in (self.tokens.image, self.tokens.video))
-        made = []
-        for other in (kinds[1], kinds[0]):
-            is_video = other is kinds[0]
-            own = {key: media[key] for key in media if (key in VIDEO_KEYS) == is_video}
+    def _embed_each_kind(
+        self, ids: np.ndarray[Any, Any], media: Media, groups: Mapping[MediaKind, Media]
+    ) -> PromptInputs:
+        """The inputs of a prompt with several kinds of media, of which each goes through a call of its own.
+        In one call, some families leave out the videos. Tokens of other kinds are text meanwhile."""
+        known = self.tokens.by_kind
+        text = next(int(token) for token in (*ids, 0) if token not in known.values())
+        places = {kind: ids == known[kind] for kind in groups}
+        made = {}
+        for kind, arrays in groups.items():
+            other = np.isin(ids, [token for each, token in known.items() if each != kind])
             types = {key: np.where(other, 0, media[key]) for key in TOKEN_TYPES if key in media}
-            made.append(self.embed_prompt(np.where(other, text, ids).tolist(), own | types))
-        images, videos = made
-        grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
-        positions, delta = images.positions, images.position_delta
+            made[kind] = self.embed_prompt(np.where(other, text, ids).tolist(), {**arrays, **types})
+        first = next(iter(made.values()))
+        positions, delta = first.positions, first.position_delta
         if self.mrope:
+            grids = [mx.array(media[key]) if key in media else None for key in ("image_grid_thw", VIDEO_GRID)]
             positions, delta = self.read_positions(
                 *self._compute_positions(mx.array(ids[None]), grids), len(ids)
             )
-        order = mx.array(np.argsort(np.concatenate([np.flatnonzero(kind) for kind in kinds])))
-        pairs = zip(images.deepstack, videos.deepstack, strict=True)
-        of_video = mx.array(kinds[1])
+        embeds, per_layer = first.embeds, first.per_layer
+        for kind, inputs in made.items():
+            chosen = mx.array(places[kind])
+            embeds = _choose_rows(chosen, inputs.embeds, embeds)
+            per_layer = _choose_rows(chosen, inputs.per_layer, per_layer)
+        deep = {kind: inputs.deepstack for kind, inputs in made.items() if inputs.deepstack}
+        shown = [np.flatnonzero(places[kind]) for kind in deep]
+        order = mx.array(np.argsort(np.concatenate([*shown, np.zeros(0, np.intp)])))
         return PromptInputs(
-            embeds=_choose_rows(of_video, videos.embeds, images.embeds),
+            embeds=embeds,
             positions=positions,
             position_delta=delta,
-            visual_mask=kinds[0] | kinds[1] if images.deepstack else None,
-            deepstack=tuple(mx.concatenate(pair)[order] for pair in pairs),
-            per_layer=_choose_rows(of_video, videos.per_layer, images.per_layer),
+            visual_mask=np.any([places[kind] for kind in deep], axis=0) if deep else None,
+            deepstack=tuple(mx.concatenate(parts)[order] for parts in zip(*deep.values(), strict=True)),
+            per_layer=per_layer,
         )
 
     def read_deepstack(self, features: Any, mask: Mask | None) -> tuple[mx.array, ...]:

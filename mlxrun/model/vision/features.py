@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 
+from mlxrun.core.media_names import KINDS, MediaKind
 from mlxrun.model.run.prompt_inputs import ImagePrompt, PendingImages, PromptInputs, split_prompt
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.image_units import Media, MediaRegion, find_regions
@@ -96,13 +97,14 @@ class ImagePromptEmbedder:
     def __init__(self, embedder: Embedder, budget: int, exact_sets_only: bool = False) -> None:
         self._embedder = embedder
         self.features = FeatureCache(budget)
-        self._enabled = budget > 0 and embedder.tokens.image is not None
+        self._enabled = budget > 0 and bool(embedder.tokens.by_kind)
         self._verified = False  # assembled prompts equal those of the model
-        # Whether the vision tower encodes each image, and each video, independently of the others; None: not
-        # known yet.
-        self._independent: dict[bool, bool | None] = dict.fromkeys(
-            (False, True), False if exact_sets_only else None
+        # Whether the tower of each kind encodes one medium independently of others; None: not known yet. That
+        # of audio may depend on the lengths, so no pair tells it of others.
+        self._independent: dict[MediaKind, bool | None] = dict.fromkeys(
+            KINDS, False if exact_sets_only else None
         )
+        self._independent["audio"] = False
 
     def embed(self, tokens: Sequence[int], media: Media, cached: int = 0) -> PromptInputs:
         """The inputs of a prompt. `cached`: tokens in the row's cache, which need no embeddings. If images
@@ -110,7 +112,9 @@ class ImagePromptEmbedder:
         regions = find_regions(tokens, self._embedder.tokens, media)
         if self.needs_no_image(regions, cached):
             return self.embed_text(tokens, media)
-        prompt = split_prompt(tokens, media, regions) if self._enabled else None
+        kinds = {region.kind for region in regions}
+        can_split = self._enabled and ("audio" not in kinds or len(kinds) == 1)
+        prompt = split_prompt(tokens, media, regions) if can_split else None
         if prompt is None:
             return _evaluate(self._embedder.embed_prompt(tokens, media))
         try:
@@ -197,15 +201,14 @@ class ImagePromptEmbedder:
 
     def _are_independent(self, prompt: ImagePrompt) -> bool:
         """Whether the kinds of media that the prompt has are known to be encoded one by one."""
-        kinds = {region.is_video for region in prompt.regions}
-        return bool(kinds) and all(self._independent[is_video] for is_video in kinds)
+        kinds = {region.kind for region in prompt.regions}
+        return bool(kinds) and all(self._independent[kind] for kind in kinds)
 
     def _check_pairs(self, prompt: ImagePrompt, runs: Sequence[np.ndarray]) -> None:
         """Find out what is not known of the kinds that the prompt has two neighbours of."""
         for at, (one, other) in enumerate(itertools.pairwise(prompt.regions)):
-            is_video = one.is_video
-            if is_video == other.is_video and self._independent[is_video] is None:
-                self._independent[is_video] = self.check_pair(prompt, runs, at)
+            if one.kind == other.kind and self._independent[one.kind] is None:
+                self._independent[one.kind] = self.check_pair(prompt, runs, at)
 
     def check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], at: int) -> bool:
         """Whether image or video `at` and the next one have the same features one by one as together. The

@@ -1,12 +1,13 @@
-"""Processed images and videos as units: the vision tower's input for each, split from the input for all.
+"""Processed images, videos and audio as units: the tower's input for each, split from the input for all.
 
-Only known layouts are split. Anything else is one unit of all images and videos. The module also reads a
-processor's video sampling, makes its arguments, and computes digests of videos.
+Only known layouts are split. Anything else is one unit of all media of a prompt. The module also reads a
+processor's video sampling and rate of audio, makes its arguments, and computes digests of videos.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -14,47 +15,75 @@ from typing import Any
 
 import numpy as np
 
-from mlxrun.config.media_settings import Video, VideoSampling
+from mlxrun.config.media_settings import AudioSampling, Video, VideoSampling
+from mlxrun.core.media_names import KINDS, MediaKind
 
 log = logging.getLogger(__name__)
 Media = Mapping[str, Any]
 Span = tuple[int, int]
 
-_TOKEN_KEYS = {
-    kind: (f"{kind}_token_id", f"{kind}_token_index", *others)
-    for kind, others in {
-        "image": (
-            *("im_patch_id", "im_patch_token", "image_patch_id", "image_patch_token_id"),
-            *("img_context_token_id", "media_placeholder_token_id", "img_id"),
-        ),
-        "video": ("video_context_token_id",),
-    }.items()
+_OTHER_TOKEN_KEYS: dict[MediaKind, tuple[str, ...]] = {
+    "image": (
+        *("im_patch_id", "im_patch_token", "image_patch_id", "image_patch_token_id"),
+        *("img_context_token_id", "media_placeholder_token_id", "img_id"),
+    ),
+    "video": ("video_context_token_id",),
+    "audio": ("sound_context_token_id",),
+}
+_TOKEN_KEYS: dict[MediaKind, tuple[str, ...]] = {
+    kind: (f"{kind}_token_id", f"{kind}_token_index", *others) for kind, others in _OTHER_TOKEN_KEYS.items()
 }
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # arrays [1, L] of whole prompts
-VIDEO_KEYS = VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
+VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
+AUDIO_FEATURES = "input_features"
+# What the tower of each kind sees, and other arrays that are surely of the kind.
+_TOWER_KEYS: dict[MediaKind, str] = {
+    "image": "pixel_values",
+    "video": VIDEO_PIXELS,
+    "audio": AUDIO_FEATURES,
+}
+_KEYS: dict[MediaKind, tuple[str, ...]] = {
+    "image": ("pixel_values", "image_grid_thw"),
+    "video": (VIDEO_PIXELS, VIDEO_GRID, "video_second_per_grid"),
+    "audio": (AUDIO_FEATURES, "input_features_mask", "feature_attention_mask"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class MediaTokens:
-    """The placeholders of image and video features in prompts, and the token between the lines of an image.
-    None if there is none."""
+    """The placeholders of image, video and audio features in prompts, and the token between the lines of an
+    image. None if there is none."""
 
     image: int | None
     video: int | None = None
     line_break: int | None = None
+    audio: int | None = None
+
+    @staticmethod
+    def read(config: Any, line_break: int | None, feature: int | None = None) -> MediaTokens:
+        """The placeholders that a config names. `config`: as in `read_media_token`; `feature`: that of image
+        features, if it is another."""
+        image, video, audio = (read_media_token(config, kind) for kind in KINDS)
+        return MediaTokens(image if feature is None else feature, video, line_break, audio)
+
+    @property
+    def by_kind(self) -> dict[MediaKind, int]:
+        """The placeholder of each kind that has one."""
+        found: dict[MediaKind, int | None] = {"image": self.image, "video": self.video, "audio": self.audio}
+        return {kind: token for kind, token in found.items() if token is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRegion:
-    """An image or a video in a prompt: `spans` of placeholders, with text or line breaks between."""
+    """An image, a video or audio in a prompt: `spans` of placeholders, with text or line breaks between."""
 
-    is_video: bool
+    kind: MediaKind
     spans: tuple[Span, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ImageUnits:
-    """The arrays of each image or video. `axis`: the axis along which they are concatenated."""
+    """The arrays of each image, video or audio. `axis`: the axis along which they are concatenated."""
 
     units: tuple[Media, ...]
     axis: int
@@ -74,8 +103,8 @@ class ImageUnits:
         return {key: np.concatenate(arrays, axis=self.axis) for key, arrays in parts.items()}
 
 
-def read_media_token(config: Any, kind: str) -> int | None:
-    """The placeholder of an `image` or a `video`, by the usual keys of configs, at the top or in a part.
+def read_media_token(config: Any, kind: MediaKind) -> int | None:
+    """The placeholder of a `kind` of media, by the usual keys of configs, at the top or in a part.
     `config`: config.json, or an object with its values. None if there is none."""
     values = config if isinstance(config, Mapping) else vars(config)
     found = (values.get(name) for name in _TOKEN_KEYS[kind])
@@ -87,30 +116,30 @@ def read_media_token(config: Any, kind: str) -> int | None:
 
 
 def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[MediaRegion]:
-    """The images and videos of a prompt, in order. The videos' grids in `media` tell which spans are one
-    video. Without them, each span is one."""
+    """The images, videos and audio of a prompt, in order. The videos' grids in `media` tell which spans are
+    one video. Without them, each span is one."""
     array = np.array(ids)
     kinds = np.zeros(len(array), np.int8)
-    for kind, token in ((1, tokens.image), (2, tokens.video)):
-        if token is not None:
-            kinds[array == token] = kind
+    for kind, token in tokens.by_kind.items():
+        kinds[array == token] = KINDS.index(kind) + 1
     edges = np.flatnonzero(np.diff(kinds, prepend=0, append=0)).tolist()
-    spans = [span for span in zip(edges, edges[1:], strict=False) if kinds[span[0]]]
-    lengths = [stop - start for start, stop in spans if kinds[start] == 2]
+    spans = [
+        (KINDS[kinds[span[0]] - 1], span) for span in zip(edges, edges[1:], strict=False) if kinds[span[0]]
+    ]
+    lengths = [stop - start for kind, (start, stop) in spans if kind == "video"]
     videos = iter(_number_videos(lengths, media.get(VIDEO_GRID)))
-    found: list[tuple[int | None, list[Span]]] = []  # the number of a video, None for an image
-    for span in spans:
-        number = next(videos) if kinds[span[0]] == 2 else None
-        last, before = found[-1] if found else (None, [])
-        if number is not None:
-            same = last == number
-        else:
-            same = last is None and bool(before) and _is_line_break(array, before[-1], span, tokens)
-        if same:
+    found: list[tuple[MediaKind, int, list[Span]]] = []  # with the number of a video
+    for kind, span in spans:
+        number = next(videos) if kind == "video" else 0
+        last, last_number, before = found[-1] if found else ("", 0, [])
+        is_same = (kind, number) == (last, last_number)
+        if is_same and (
+            kind == "video" or (kind == "image" and _is_line_break(array, before[-1], span, tokens))
+        ):
             before.append(span)
         else:
-            found.append((number, [span]))
-    return [MediaRegion(number is not None, tuple(group)) for number, group in found]
+            found.append((kind, number, [span]))
+    return [MediaRegion(kind, tuple(group)) for kind, _, group in found]
 
 
 def _is_line_break(ids: np.ndarray, before: Span, span: Span, tokens: MediaTokens) -> bool:
@@ -132,53 +161,77 @@ def _number_videos(lengths: Sequence[int], grid: Any) -> list[int]:
     return numbers.tolist() if is_whole else alone
 
 
-def split_images(media: Media, are_videos: Sequence[bool] = ()) -> ImageUnits | None:
-    """The units of processed images and videos in the order of the prompt. None if they cannot be compared by
-    their bytes. `are_videos`: whether each is a video, by the prompt. Token types are left out."""
+def group_by_kind(media: Media) -> dict[MediaKind, Media]:
+    """The arrays of each kind of media that a processed prompt has. Token types are left out."""
+    kinds = {key: kind for kind, keys in _KEYS.items() for key in keys}
+    shown = [kind for kind in KINDS if _TOWER_KEYS[kind] in media]
+    found: dict[MediaKind, dict[str, Any]] = {kind: {} for kind in shown or KINDS[:1]}
+    others = next(iter(found))  # the kind of arrays with unknown names
+    for key, value in media.items():
+        if key not in TOKEN_TYPES:
+            kind = kinds.get(key, others)
+            found[kind if kind in found else others][key] = value
+    return {kind: arrays for kind, arrays in found.items() if arrays}
+
+
+def split_images(media: Media, kinds: Sequence[MediaKind] = ()) -> ImageUnits | None:
+    """The units of processed media in the order of the prompt. None if they cannot be compared by their
+    bytes. `kinds`: of each, by the prompt. Token types are left out."""
     arrays = {key: np.asarray(value) for key, value in media.items() if key not in TOKEN_TYPES}
-    if not arrays.keys() & {"pixel_values", VIDEO_PIXELS} or any(a.dtype.hasobject for a in arrays.values()):
+    groups = group_by_kind(arrays)
+    is_known = arrays.keys() & {*_TOWER_KEYS.values()}
+    if not is_known or any(a.dtype.hasobject for a in arrays.values()):
         return None
-    videos = {key: a for key, a in arrays.items() if key in VIDEO_KEYS}
-    images = {key: a for key, a in arrays.items() if key not in videos}
-    axis, parts = _split_kind(images, "pixel_values", "image_grid_thw")
-    if not videos:
-        return ImageUnits((arrays,) if parts is None else tuple(parts), 0 if parts is None else axis)
-    clips = _split_kind(videos, VIDEO_PIXELS, VIDEO_GRID)[1]
-    if (
-        axis
-        or parts is None
-        or clips is None
-        or [len(parts), len(clips)]
-        != [sum(is_video == kind for is_video in are_videos) for kind in (False, True)]
-    ):
+    if groups.keys() == {"image"}:
+        axis, parts = _split_images(arrays)
+        return ImageUnits((arrays,) if parts is None else tuple(parts), axis)
+    split = {kind: _split_kind(kind, group) for kind, group in groups.items()}
+    take = {kind: iter(parts) for kind, parts in split.items() if len(parts) == kinds.count(kind)}
+    if take.keys() != set(kinds) | groups.keys():
         return ImageUnits((arrays,), 0)
-    take = {False: iter(parts), True: iter(clips)}
-    return ImageUnits(tuple(next(take[is_video]) for is_video in are_videos), 0)
+    return ImageUnits(tuple(next(take[kind]) for kind in kinds), 0)
 
 
-def _split_kind(
-    arrays: Mapping[str, np.ndarray], pixels_key: str, grid_key: str
-) -> tuple[int, list[Media] | None]:
-    """The axis and the units of images alone or of videos alone; None: not known."""
-    if not arrays:
-        return 0, []
-    pixels, grid = arrays.get(pixels_key), arrays.get(grid_key)
+def _split_kind(kind: MediaKind, arrays: Mapping[str, np.ndarray]) -> list[Media]:
+    """The units of one kind beside others, concatenated along the first axis; none if that is not known."""
+    if kind == "image":
+        axis, parts = _split_images(arrays)
+        return parts or [] if axis == 0 else []
+    grid = arrays.get(VIDEO_GRID)
+    if kind == "video" and grid is None:
+        return []
+    count = len(arrays[_TOWER_KEYS[kind]] if grid is None else grid)
+    lengths = {key: [1] * count for key in arrays}
+    if grid is not None:
+        lengths[VIDEO_PIXELS] = [int(n) for n in grid.prod(axis=-1)]
+    return _split_arrays(arrays, lengths, 0) or []
+
+
+def _split_images(arrays: Mapping[str, np.ndarray]) -> tuple[int, list[Media] | None]:
+    """The axis and the units of images alone; None: not known."""
+    pixels, grid = arrays.get("pixel_values"), arrays.get("image_grid_thw")
     if pixels is None:
         return 0, None
     axis = 1 if grid is None and pixels.ndim == 5 and pixels.shape[0] == 1 else 0
     if grid is not None:
         patches = [int(n) for n in grid.prod(axis=-1)]
-        lengths = {pixels_key: patches, grid_key: [1] * len(patches)}  # of each image, along the axis
-        is_known = arrays.keys() == lengths.keys() and pixels.shape[0] == sum(patches)
+        lengths = {"pixel_values": patches, "image_grid_thw": [1] * len(patches)}
+        parts = _split_arrays(arrays, lengths, axis) if arrays.keys() == lengths.keys() else None
     elif pixels.ndim == 4 + axis:
-        lengths = {key: [1] * pixels.shape[axis] for key in arrays}
-        is_known = all(a.ndim > axis and a.shape[axis] == pixels.shape[axis] for a in arrays.values())
+        parts = _split_arrays(arrays, {key: [1] * pixels.shape[axis] for key in arrays}, axis)
     else:
         return 0, None
-    if not is_known:
-        return 0, None
+    return (0, None) if parts is None else (axis, parts)
+
+
+def _split_arrays(
+    arrays: Mapping[str, np.ndarray], lengths: Mapping[str, Sequence[int]], axis: int
+) -> list[Media] | None:
+    """The units of arrays. `lengths`: of each unit, along the axis; None if an array has others."""
+    if any(a.ndim <= axis or a.shape[axis] != sum(lengths[key]) for key, a in arrays.items()):
+        return None
     parts = {key: np.split(a, np.cumsum(lengths[key])[:-1], axis=axis) for key, a in arrays.items()}
-    return axis, [dict(zip(parts, unit, strict=True)) for unit in zip(*parts.values(), strict=True)]
+    return [dict(zip(parts, unit, strict=True)) for unit in zip(*parts.values(), strict=True)]
 
 
 def _compute_digest(media: Media) -> bytes:
@@ -226,6 +279,41 @@ def list_video_arguments(videos: Sequence[Video]) -> dict[str, Any]:
         for video in videos
     ]
     return {"videos": [video.frames for video in videos], "video_metadata": described}
+
+
+def read_audio_sampling(processor: Any, config: Mapping[str, Any]) -> AudioSampling | None:
+    """How a processor takes audio. None if the model takes none, or one that is not known here."""
+    extractor = getattr(processor, "feature_extractor", None)
+    if extractor is None:
+        return None
+    rate = getattr(extractor, "sampling_rate", None)
+    call = inspect.signature(getattr(processor, "process", processor)).parameters
+    takes = {"audio", "audios"} & call.keys() and _has_audio_part(config)
+    if not takes or not isinstance(rate, int) or read_media_token(config, "audio") is None:
+        return None
+    most = getattr(extractor, "n_samples", None)
+    if most is None:
+        limit = inspect.signature(extractor).parameters.get("max_length")
+        most = None if limit is None else limit.default
+    several = bool(getattr(processor, "supports_multiple_audio", False))
+    return AudioSampling(rate, most if isinstance(most, int) else None, several)
+
+
+def _has_audio_part(config: Mapping[str, Any]) -> bool:
+    """Whether a config describes an audio tower, at the top or in a part."""
+    parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and value}
+    return any("audio" in key or _has_audio_part(value) for key, value in parts.items())
+
+
+def compute_audio_digests(media: Media, settings: bytes = b"") -> list[bytes]:
+    """A 16-byte digest of each audio of a processed prompt, by what its tower sees: its own features and
+    those beside it. One of all if they cannot be told apart."""
+    arrays = group_by_kind(media).get("audio")
+    if arrays is None:
+        return []
+    units = _split_kind("audio", {key: np.asarray(value) for key, value in arrays.items()}) or [arrays]
+    every = settings + b"".join(map(_compute_digest, units))
+    return [hashlib.blake2b(b"%d " % i + every, digest_size=16).digest() for i in range(len(units))]
 
 
 def compute_video_digest(video: Video, settings: bytes = b"") -> bytes:

@@ -97,3 +97,8 @@ def test_files_go_to_the_chat_form() -> None:
     for items in ([user(text("a"), part)], [user(text("a")), call, output]):
         _, prepared = run({"input": items}, FakeModelInfo(vision=True))
         assert prepared.requests[0].media == (RGB["green"], RGB["blue"])
+
+
+def test_audio_goes_to_the_chat_form() -> None:
+    part = {"type": "input_audio", "input_audio": {"data": "AAA=", "format": "wav"}}
+    assert messages(input=[user(text("a"), part)])[0]["content"] == [text("a", "text"), part]

@@ -30,6 +30,10 @@ def file(data: str = "a.pdf", **more: Any) -> dict[str, Any]:
     return {"type": "file", "file": {"file_data": data, **more}}
 
 
+def spoken(**audio: Any) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": audio}
+
+
 def text(value: str) -> dict[str, Any]:
     return {"type": "text", "text": value}
 
@@ -90,6 +94,19 @@ def test_images_keep_the_senders_order() -> None:
     assert [part["type"] for part in chat.messages[0]["content"]] == ["image", "text", "image"]
 
 
+def test_audio_has_two_forms() -> None:
+    """OpenAI's with the bytes, and a URL; both are the template's `audio`."""
+    url = {"type": "audio_url", "audio_url": {"url": "a.wav"}}
+    chat = normalize_messages([user([spoken(data="AAA=", format="mp3"), url, spoken(data=URL)])])
+    assert [ref.url for ref in chat.images] == ["data:audio/wav;base64,AAA=", "a.wav", URL]
+    assert [ref.param for ref in chat.images] == [
+        "messages[0].content[0].input_audio.data",
+        "messages[0].content[1].audio_url.url",
+        "messages[0].content[2].input_audio.data",
+    ]
+    assert chat.messages[0]["content"] == [{"type": "audio"}] * 3
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [('{"a": [1, 2.0]}', {"a": [1, 2.0]}), ("", {}), (None, {}), ({"a": 1}, {"a": 1})],
@@ -128,7 +145,12 @@ def test_tool_arguments_become_objects(arguments: Any, expected: Any) -> None:
         ([user(["x"])], "messages[0].content[0]", "expected object"),
         ([user([{"text": "x"}])], "messages[0].content[0].type", "missing"),
         ([user([text("x"), {"type": "txt"}])], "messages[0].content[1].type", "did you mean 'text'"),
-        ([user([{"type": "input_audio"}])], "messages[0].content[0].type", "not supported"),
+        ([user([{"type": "image_file"}])], "messages[0].content[0].type", "not supported"),
+        ([user([{"type": "input_audio"}])], "messages[0].content[0].input_audio", "expected object"),
+        ([user([spoken(format="wav")])], "messages[0].content[0].input_audio.data", "missing"),
+        ([user([spoken(data=1)])], "messages[0].content[0].input_audio.data", "string"),
+        ([user([spoken(data="", format=1)])], "messages[0].content[0].input_audio.format", "string"),
+        ([{"role": "system", "content": [spoken(data="")]}], "messages[0].content[0].type", "of tools only"),
         ([{"role": "tool", "content": "2", "name": "add"}], "messages[0].tool_call_id", "missing"),
         ([{"role": "tool", "content": "2", "tool_call_id": None}], "messages[0].tool_call_id", "missing"),
         ([user([{"type": "text", "text": None}])], "messages[0].content[0].text", "null"),

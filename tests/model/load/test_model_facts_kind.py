@@ -78,7 +78,7 @@ def test_without_its_library_a_model_that_sees_is_a_text_model(
     with caplog.at_level(logging.WARNING, "mlxrun.model.load.model_facts"):
         info = load(folder)
     assert not info.vision and info.kind_note == NO_LIBRARY and NO_LIBRARY in caplog.text
-    assert info.refused_media == {"images": NO_LIBRARY, "videos": NO_LIBRARY}
+    assert info.refused_media == dict.fromkeys(("images", "videos", "audio"), NO_LIBRARY)
     install = r"needs mlx-vlm: pip install 'mlxrun\[vision\]'"
     with pytest.raises(ModelLoadError, match=rf"^model\.kind: vision {install}"):
         load(folder, kind="vision")

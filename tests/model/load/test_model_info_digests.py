@@ -49,10 +49,10 @@ def test_spans_of_videos() -> None:
     ids = [8, 8, 1, 8, 8, 7, 7, 8, 8, 8, 8]
     grid = {"video_grid_thw": np.array([[2, 2, 2], [1, 4, 2]])}
     found = find_regions(ids, MediaTokens(7, 8, line_break=1), grid)
-    assert [(region.is_video, region.spans) for region in found] == [
-        (True, ((0, 2), (3, 5))),
-        (False, ((5, 7),)),
-        (True, ((7, 11),)),
+    assert [(region.kind, region.spans) for region in found] == [
+        ("video", ((0, 2), (3, 5))),
+        ("image", ((5, 7),)),
+        ("video", ((7, 11),)),
     ]
     uneven = {"video_grid_thw": np.array([[3, 2, 2], [1, 2, 2]])}
     assert len(find_regions(ids, MediaTokens(7, 8), uneven)) == 4

@@ -35,7 +35,7 @@ def test_two_images_with_text_between_them(zoo: Zoo, family: str, template: bool
 def make_info(tokens: int) -> Any:
     """A model whose processor makes so many tokens of each image."""
 
-    def process(text: str, images: list[Any]) -> ProcessedPrompt:
+    def process(text: str, images: list[Any], *others: list[Any]) -> ProcessedPrompt:
         spans = tuple((1 + i * (tokens + 1), 1 + i * (tokens + 1) + tokens) for i in range(text.count("I")))
         return ProcessedPrompt((0,) * (spans[-1][1] + 1), spans, {})
 

@@ -147,7 +147,7 @@ def test_a_tower_that_mixes_images_is_found_out(
     eyes.check("a", A, "b", B)
     eyes.check("a", A, "b", B, "c", C)
     eyes.check("x", A, "b", B)
-    assert eyes.caller._images._independent[False] is False
+    assert eyes.caller._images._independent["image"] is False
 
 
 def test_a_model_that_mixes_text_into_images_is_found_out(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,1 +1,1 @@
-"""Images, PDFs and videos in the messages of requests."""
+"""Images, PDFs, videos and audio in the messages of requests."""

@@ -1,8 +1,8 @@
-"""Loads the images and videos of requests. The pages of PDFs are images too.
+"""Loads the images, videos and audio of requests. The pages of PDFs are images too.
 
 The pixels of a file are limited before it is decoded. The memory of all decoded images and frames in use is
-limited too. A file that cannot be used is a MediaError. Reading and decoding run on worker threads, for PDFs
-and videos in processes.
+limited too. A file that cannot be used is a MediaError. Reading and decoding run on worker threads, for PDFs,
+videos and audio in processes.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from mlxrun.api.text.media.audio_process import DecodedAudio, load_audio
 from mlxrun.api.text.media.image_decoding import LARGE_IMAGE, ImageHeader, decode_image, read_header
 from mlxrun.api.text.media.image_side import find_image_side
-from mlxrun.api.text.media.media_kinds import IMAGE, PDF, VIDEO, MediaRef, check_model_takes
+from mlxrun.api.text.media.media_kinds import AUDIO, IMAGE, PDF, VIDEO, MediaRef, check_model_takes
 from mlxrun.api.text.media.media_process import Size
 from mlxrun.api.text.media.media_sources import MediaSources, is_public
 from mlxrun.api.text.media.pdf_process import PIXEL_BYTES, draw_pages, measure_pages
 from mlxrun.api.text.media.videos import ChosenFrames, choose_frames, read_video
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo
-from mlxrun.config.media_settings import DEFAULT_IMAGE_BYTES, Video
+from mlxrun.config.media_settings import DEFAULT_IMAGE_BYTES, Audio, Video
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
-from mlxrun.core.workers import IMAGES, PDFS, VIDEOS
+from mlxrun.core.workers import AUDIO_FILES, IMAGES, PDFS, VIDEOS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 T = TypeVar("T")
+Header = ImageHeader | ChosenFrames | DecodedAudio
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +56,7 @@ class PageRef(MediaRef):
 
 
 class MediaLoader:
-    """Loads the images and videos of many requests. `base`: the folder of paths; None refuses paths.
+    """Loads the images, videos and audio of many requests. `base`: the folder of paths; None refuses paths.
     `memory_bytes`: of all decoded images at a time. `parallel`: how many files are read at once."""
 
     def __init__(
@@ -110,8 +112,8 @@ class MediaLoader:
     @asynccontextmanager
     async def load_images(
         self, refs: Sequence[MediaRef], model: ModelInfo
-    ) -> AsyncIterator[list[Image | Video]]:
-        """Load the images and videos of a request, for use within the block. Their memory counts until its
+    ) -> AsyncIterator[list[Image | Video | Audio]]:
+        """Load the media of a request, for use within the block. Their memory counts until its
         end.
 
         Raises MediaError. Of several errors the first in the order of `refs` counts."""
@@ -127,11 +129,13 @@ class MediaLoader:
         factors = [header.choose_factor(side) for header in headers]
         needed = self._count_bytes(headers, factors, refs)
         async with get_image_memory(self._memory_bytes).hold(needed):
-            images: list[Image | Video] = []
+            images: list[Image | Video | Audio] = []
             for ref, factor in zip(refs, factors, strict=True):
                 data, header = read.pop(0)
                 with _name_errors(ref):
-                    if isinstance(header, ChosenFrames):
+                    if isinstance(header, DecodedAudio):
+                        images.append(header.audio)
+                    elif isinstance(header, ChosenFrames):
                         images.append(await VIDEOS.run(read_video, data, header, self._settings))
                     elif not isinstance(ref, PageRef):
                         images.append(await IMAGES.run(decode_image, data, factor))
@@ -141,14 +145,14 @@ class MediaLoader:
             yield images
 
     def _check_count(self, refs: Sequence[MediaRef]) -> None:
-        for medium in (IMAGE, VIDEO):
+        for medium in (IMAGE, VIDEO, AUDIO):
             found = [ref for ref in refs if ref.medium is medium]
             most = medium.find_limit(self._settings, "max_count")
             if len(found) > most.size:
                 text = f"{len(found)} {medium.plural} are more than {most.name} ({most.size})"
                 raise _make_error(found[most.size], text)
 
-    async def _read_image(self, ref: MediaRef, model: ModelInfo) -> tuple[bytes, ImageHeader | ChosenFrames]:
+    async def _read_image(self, ref: MediaRef, model: ModelInfo) -> tuple[bytes, Header]:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         with _name_errors(ref):
@@ -156,10 +160,12 @@ class MediaLoader:
                 data = await self._sources.read(ref.url, ref.medium)
             if ref.medium is VIDEO and model.video_sampling is not None:
                 return data, await VIDEOS.run(choose_frames, data, self._settings, model.video_sampling)
+            if ref.medium is AUDIO and model.audio_sampling is not None:
+                return b"", await AUDIO_FILES.run(load_audio, data, model.audio_sampling, self._settings)
             return data, await asyncio.to_thread(read_header, data, self._settings.max_pixels)
 
     def _count_bytes(
-        self, headers: Sequence[ImageHeader | ChosenFrames], factors: Sequence[int], refs: Sequence[MediaRef]
+        self, headers: Sequence[Header], factors: Sequence[int], refs: Sequence[MediaRef]
     ) -> int:
         """The bytes that the images of a request need at once: decoded one after the other, and kept. Raises
         MediaError if they never fit."""
@@ -177,7 +183,7 @@ class MediaLoader:
 
 
 def repeat_images(messages: Sequence[Message], counts: Sequence[int]) -> list[Message]:
-    """Repeat each image or video part of a chat's messages as often as `counts` says, in order."""
+    """Repeat each image, video or audio part of a chat's messages as often as `counts` says, in order."""
     take = iter(counts).__next__
     return [
         {**message, "content": list(_repeat(message["content"], take))}
@@ -208,7 +214,7 @@ def _make_error(ref: MediaRef, text: str) -> MediaError:
 
 @contextmanager
 def _name_errors(ref: MediaRef) -> Iterator[None]:
-    """Errors about an image, a PDF or a video name the field that has it, and have its code."""
+    """Errors about a medium name the field that has it, and have its code."""
     try:
         yield
     except MediaError as exc:

@@ -1,4 +1,4 @@
-"""The kinds of media in requests: images, videos and PDFs, and which of them a model takes.
+"""The kinds of media in requests: images, videos, audio and PDFs, and which of them a model takes.
 
 Each kind is declared here once: its part in a message, its limits, and the code of its errors. A kind that
 the model does not take is refused before anything is read.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.media_settings import MediaSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.core.field_errors import reject
+from mlxrun.core.media_names import PLURALS, MediaKind, describe_refusal, list_refusable
 
 PDF_START = b"%PDF-"
 BASE64_PDF = "JVBERi0"  # how a PDF in base64 begins, which `file_data` may be without "data:" before it
@@ -40,7 +42,7 @@ class Medium:
 
     part: str
     fields: tuple[str, ...]
-    template_part: str
+    template_part: MediaKind
     mime: str
     code: str  # of errors about a broken, missing or refused one
     max_bytes: str = "max_bytes"  # settings in media
@@ -48,8 +50,8 @@ class Medium:
 
     @property
     def plural(self) -> str:
-        """What models take it as: "images" or "videos"."""
-        return f"{self.template_part}s"
+        """What models take it as: "images", "videos" or "audio"."""
+        return PLURALS[self.template_part]
 
     def find_limit(self, settings: MediaSettings, name: str) -> MediaLimit:
         """Return the limit of its setting `max_bytes` or `max_count`."""
@@ -61,13 +63,16 @@ IMAGE = Medium("image_url", ("url", "detail"), "image", "image/...", MediaError.
 VIDEO = Medium(
     "video_url", ("url",), "video", "video/...", "invalid_video", "video_max_bytes", max_count="max_videos"
 )
+AUDIO = Medium(
+    "audio_url", ("url",), "audio", "audio/...", "invalid_audio", "audio_max_bytes", max_count="max_audio"
+)
 PDF = Medium("file", ("file_data", "file_id", "filename"), "image", "application/pdf", "invalid_document")
-MEDIA = (IMAGE, VIDEO, PDF)
+MEDIA = (IMAGE, VIDEO, AUDIO, PDF)
 
 
 @dataclass(frozen=True, slots=True)
 class MediaRef:
-    """An image, a video or a PDF of a message. `param`: the path of the field with its URL."""
+    """An image, a video, a PDF or audio of a message. `param`: the path of the field with its URL."""
 
     url: str
     param: str
@@ -75,15 +80,25 @@ class MediaRef:
 
 
 def check_model_takes(refs: Sequence[MediaRef], model: ModelInfo) -> None:
-    """Raise RequestError for the first image, PDF or video that the model does not take, or that the load
-    check has refused."""
-    both = ["images beside videos"] if len({ref.medium.plural for ref in refs}) > 1 else []
-    for ref in refs:
-        name = ref.medium.plural
-        if not model.vision or (ref.medium is VIDEO and model.video_sampling is None):
+    """Raise RequestError for the first image, PDF, video or audio that the model does not take, or that the
+    load check has refused."""
+    takes: dict[MediaKind, Any] = {
+        "image": True,
+        "video": model.video_sampling,
+        "audio": model.audio_sampling,
+    }
+    kinds = [ref.medium.template_part for ref in refs]
+    pairs = set(list_refusable(kinds)) - set(PLURALS.values())
+    for ref, kind in zip(refs, kinds, strict=True):
+        name = PLURALS[kind]
+        if not model.vision or takes[kind] is None:
             pages = ", which the pages of a PDF become; send its text" if ref.medium is PDF else ""
             known = f": {model.refused_media[name]}" if name in model.refused_media else pages
             reject(ref.param, f"the model {model.name!r} does not accept {name}{known}")
-        for each in (name, *both):
+        for each in (name, *(pair for pair in sorted(pairs) if name in pair.split(" beside "))):
             if why := model.refused_media.get(each):
-                reject(ref.param, f"{each} are refused for this model: {why}")
+                reject(ref.param, describe_refusal(each, why))
+    sampling = model.audio_sampling
+    if sampling is not None and not sampling.several and kinds.count("audio") > 1:
+        second = [ref for ref in refs if ref.medium is AUDIO][1]
+        reject(second.param, f"the processor of {model.name!r} takes one audio part in a prompt")

@@ -1,4 +1,4 @@
-"""Reads the bytes of images, PDFs and videos: data URLs, files under the allowed folders, URLs if allowed.
+"""Reads the bytes of media: data URLs, files under the allowed folders, URLs if allowed.
 
 The bytes of a file are limited before it is read. A URL must not let its sender reach into our network
 (SSRF). So the resolver drops every address that is not public. The address of each connection is checked too,
@@ -159,7 +159,10 @@ async def fetch_media(
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=settings.timeout),
                 auto_decompress=False,
-                headers={"Accept": "image/*, application/pdf, video/*", "Accept-Encoding": "identity"},
+                headers={
+                    "Accept": "image/*, application/pdf, video/*, audio/*",
+                    "Accept-Encoding": "identity",
+                },
             ) as session,
             session.get(target, allow_redirects=False) as response,
         ):

@@ -1,4 +1,4 @@
-"""Renders chat templates, and finds out which variables a template knows and how it marks an image.
+"""Renders chat templates, and finds out which variables a template knows and how it marks media.
 
 A template is foreign code: any error of it becomes a RequestError. Facts about a template are cached.
 """
@@ -20,13 +20,14 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 
 from mlxrun.api.text.ignored_fields import log_ignored
-from mlxrun.api.text.media.media_kinds import VIDEO, MediaRef
+from mlxrun.api.text.media.media_kinds import MediaRef
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template_limits import LimitedEnvironment, limit_chat_templates
 from mlxrun.api.text.templates.work_budget import apply_limits
 from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.core.field_errors import describe_foreign_error, reject, reject_unsupported, shorten, suggest
+from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 
 logger = logging.getLogger(__name__)
 
@@ -214,60 +215,66 @@ def _reasons_by_default(tokenizer: Any, template: str, switch: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageMarkers:
-    """How a vision model's prompts mark images and videos."""
+    """How the prompts of a model mark media. `per_kind`: token ids and their count per medium, for each kind
+    that the template renders. `reserved`: text and id of media tokens."""
 
-    images: bool = False  # whether the template renders images
-    videos: bool = False  # whether it renders videos
-    per_image: Mapping[int, int] = field(default_factory=dict)  # token id -> its count per image
-    per_video: Mapping[int, int] = field(default_factory=dict)
-    reserved: Mapping[str, int] = field(default_factory=dict)  # text -> id of media tokens
+    per_kind: Mapping[MediaKind, Mapping[int, int]] = field(default_factory=dict)
+    reserved: Mapping[str, int] = field(default_factory=dict)
 
     def find_reserved_token(self, text: str) -> str | None:
         """Return the first reserved token that `text` contains."""
         return next((token for token in self.reserved if token in text), None)
 
     def check_rendered(self, refs: Sequence[MediaRef]) -> None:
-        """Raise RequestError for the first image, PDF or video that the chat template does not render."""
+        """Raise RequestError for the first image, PDF, video or audio that the template does not render."""
         for ref in refs:
-            if not (self.videos if ref.medium is VIDEO else self.images):
-                name = ref.medium.plural
-                reject_unsupported(ref.param, f"the model's chat template does not render {name}")
+            self._check_kind(ref.medium.template_part, ref.param)
 
-    def check(self, ids: Sequence[int], images: int, videos: int = 0) -> None:
-        """Raise RequestError unless a prompt's token ids mark exactly so many images and videos."""
-        for count, is_rendered, name in ((images, self.images, "images"), (videos, self.videos, "videos")):
-            if count and not is_rendered:
-                reject_unsupported("messages", f"the model's chat template does not render {name}")
+    def _check_kind(self, kind: MediaKind, param: str) -> None:
+        if kind not in self.per_kind:
+            reject_unsupported(param, f"the model's chat template does not render {PLURALS[kind]}")
+
+    def check(self, ids: Sequence[int], sent: Mapping[MediaKind, int]) -> None:
+        """Raise RequestError unless a prompt's token ids mark exactly so many media. `sent`: of each kind
+        that is there."""
+        for kind in sent:
+            self._check_kind(kind, "messages")
         counts = Counter(ids)
-        for token in {**self.per_image, **self.per_video}:
-            image, video = self.per_image.get(token, 0), self.per_video.get(token, 0)
-            if counts[token] != image * images + video * videos:
-                sent = f"{images} images" + (f" and {videos} videos" if videos else "")
-                found = counts[token] // (image + video if videos else max(image, 1))
-                reject("messages", f"{sent} were sent, but the chat template renders {found}")
+        for token in {token for tokens in self.per_kind.values() for token in tokens}:
+            each = {kind: tokens.get(token, 0) for kind, tokens in self.per_kind.items()}
+            if counts[token] != sum(each[kind] * count for kind, count in sent.items()):
+                names = " and ".join(f"{count} {PLURALS[kind]}" for kind, count in sent.items())
+                found = counts[token] // max(1, sum(each[kind] for kind in sent or each))
+                text = f"{names or 'no images'} were sent, but the chat template renders {found}"
+                reject("messages", text)
 
 
 def get_image_markers(model: ModelInfo) -> ImageMarkers:
-    """Return the image markers of a vision model; empty for a text model."""
+    """Return the markers of media of a vision model; empty for a text model."""
     return _find_image_markers(model.tokenizer, model.chat_template) if model.vision else ImageMarkers()
 
 
 @functools.lru_cache(maxsize=8)
 def _find_image_markers(tokenizer: Any, template: str | None) -> ImageMarkers:
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
-    image, video = (_count_markers(tokenizer, template, kind) for kind in ("image", "video"))
+    counted = {kind: _count_markers(tokenizer, template, kind) for kind in KINDS}
+    image = counted["image"]
     if image is not None and not image:
         logger.warning("the chat template marks images with ordinary text, so their number cannot be checked")
+    per_kind = {
+        kind: marks for kind, marks in counted.items() if marks or (kind == "image" and marks is not None)
+    }
     media = {
         token.content: i
         for i, token in added.items()
-        if i in (image or ()) or (token.special and _MEDIA_NAME.search(token.content))
+        if any(i in marks for marks in per_kind.values())
+        or (token.special and _MEDIA_NAME.search(token.content))
     }
-    return ImageMarkers(image is not None, bool(video), image or {}, video or {}, media)
+    return ImageMarkers(per_kind, media)
 
 
-def _count_markers(tokenizer: Any, template: str | None, kind: str) -> dict[int, int] | None:
-    """How often each added token stands for one image or video; None if the template renders none."""
+def _count_markers(tokenizer: Any, template: str | None, kind: MediaKind) -> dict[int, int] | None:
+    """How often each added token stands for one medium of a kind; None if the template renders none."""
     added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
     plain, marked = _render_with_and_without(tokenizer, template, kind) if template is not None else ("", "")
     if plain == marked:
@@ -285,7 +292,7 @@ def render_image_probe(model: ModelInfo) -> str:
 
 
 def _render_with_and_without(tokenizer: Any, template: str, kind: str) -> tuple[str, str]:
-    """A prompt without and with an image or a video; both empty if the template cannot render parts.
+    """A prompt without and with an image, a video or audio; both empty if the template cannot render parts.
 
     The second attempt is for templates that require a system message.
     """

@@ -153,6 +153,6 @@ def test_strict_template_variables() -> None:
 def test_image_marks_are_found_in_the_template(template: str) -> None:
     marks = get_image_markers(FakeModelInfo(vision=True, chat_template=template))
     names = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
-    assert marks.per_image == {byte_tokenizer().convert_tokens_to_ids(name): 1 for name in names}
+    assert marks.per_kind["image"] == {byte_tokenizer().convert_tokens_to_ids(name): 1 for name in names}
     assert set(marks.reserved) == {*names, "<|video_pad|>"}
     assert get_image_markers(FakeModelInfo(vision=False)).reserved == {}

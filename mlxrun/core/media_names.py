@@ -1,0 +1,36 @@
+"""The kinds of media that models take, and the names of what a model may refuse: a kind, or two of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Literal
+
+MediaKind = Literal["image", "video", "audio"]
+KINDS: tuple[MediaKind, ...] = ("image", "video", "audio")
+PLURALS: dict[MediaKind, str] = {"image": "images", "video": "videos", "audio": "audio"}
+# Pairs in a prompt that a library may compute otherwise than each alone. Several images are not among them:
+# they are computed as the library does.
+MEDIA_PAIRS: tuple[tuple[MediaKind, MediaKind], ...] = (
+    *itertools.combinations(KINDS, 2),
+    ("audio", "audio"),
+)
+
+
+def name_pair(one: MediaKind, other: MediaKind) -> str:
+    """Return what a model may refuse: "images beside videos". The kinds are in the order of KINDS."""
+    return f"{PLURALS[one]} beside {PLURALS[other]}"
+
+
+def list_refusable(kinds: list[MediaKind]) -> list[str]:
+    """List what a prompt with media of these kinds has that a model may refuse. `kinds`: one of each
+    medium."""
+    shown = [kind for kind in KINDS if kind in kinds]
+    pairs = [pair for pair in MEDIA_PAIRS if not Counter(pair) - Counter(kinds)]
+    return [*(PLURALS[kind] for kind in shown), *(name_pair(*pair) for pair in pairs)]
+
+
+def describe_refusal(name: str, why: str) -> str:
+    """Return the error of a prompt that has what the model refuses. `name`: one of `list_refusable`."""
+    verb = "is" if name.startswith("audio") else "are"
+    return f"{name} {verb} refused for this model: {why}"

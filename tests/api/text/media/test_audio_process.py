@@ -1,0 +1,117 @@
+"""Audio of requests: the samples are the library's, and what is refused is refused in words."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlxrun.api.text.media import audio_process
+from mlxrun.api.text.media.audio_process import read_audio
+from mlxrun.config.media_settings import MediaSettings
+from mlxrun.core.errors import MediaError
+from tests.helpers.audio_files import make_audio, make_tone, make_wav
+from tests.helpers.video_files import make_video
+
+SETTINGS = MediaSettings()
+RATE = 16_000
+
+
+def refuse(data: bytes, settings: MediaSettings = SETTINGS) -> str:
+    with pytest.raises(MediaError) as caught:
+        read_audio(data, RATE, settings)
+    return str(caught.value)
+
+
+def read_here(data: bytes) -> np.ndarray:
+    """What the child would write, without a child."""
+    target = io.BytesIO()
+    audio_process.read_file(data, target, str(RATE), "600")
+    return np.frombuffer(target.getvalue()[8:], np.float32)
+
+
+def read_by_library(data: bytes, kind: str, folder: Path) -> np.ndarray:
+    from mlx_vlm.utils import load_audio
+
+    path = folder / f"sound.{kind}"
+    path.write_bytes(data)
+    return np.asarray(load_audio(str(path), sr=RATE))
+
+
+@pytest.mark.parametrize(("rate", "channels"), [(16_000, 1), (44_100, 2), (8_000, 1), (48_000, 2)])
+@pytest.mark.parametrize("kind", ["wav", "mp3", "flac"])
+def test_samples_are_those_of_the_library(kind: str, rate: int, channels: int, tmp_path: Path) -> None:
+    data = make_audio(kind, 0.5, rate, channels)
+    assert np.array_equal(read_here(data), read_by_library(data, kind, tmp_path))
+
+
+def test_the_library_sees_channels_that_are_mixed_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mutation twin: only the first channel is read."""
+    monkeypatch.setattr(
+        audio_process, "mix_channels", lambda samples: (samples[:, 0] / 32768).astype(np.float32)
+    )
+    data = make_audio("wav", 0.5, 44_100, 2)
+    assert not np.array_equal(read_here(data), read_by_library(data, "wav", tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["ogg", "m4a", "webm"])
+def test_other_containers_give_the_tone(kind: str) -> None:
+    """The library reads them with the program `ffmpeg`, which is not everywhere."""
+    found = read_here(make_audio(kind, 0.5, 48_000, 2))
+    expected = make_tone(0.5, RATE).mean(axis=1) * 0.75 / 32768
+    assert abs(len(found) - len(expected)) < 0.1 * RATE
+    spectrum = np.abs(np.fft.rfft(found * np.hanning(len(found))))
+    assert abs(np.fft.rfftfreq(len(found), 1 / RATE)[spectrum.argmax()] - 440) < 5
+    assert 0.8 < found.std() / expected.std() < 1.2
+
+
+def test_a_process_reads_it() -> None:
+    data = make_audio("wav")
+    assert np.array_equal(read_audio(data, RATE, SETTINGS), read_here(data))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "not readable audio"),
+        (b"hello, world", "not readable audio"),
+        (make_audio("flac")[:40], "audio"),
+        (make_audio("m4a")[:200], "not readable audio"),
+        (make_audio("ogg")[:100], "not readable audio"),
+        (make_wav(make_tone()[:0]), "the audio has no samples"),
+        (make_wav(make_tone(1.0))[:-16_000], "the audio ends after 0.5 of 1.0 seconds: the file is torn"),
+        (make_audio("flac", 2.0)[:-4_000], "the file is torn or damaged"),
+        (make_audio("mka", rate=1_000_000), "samples per second, more than 384000"),
+        (make_video(kind="mp4"), "the file has no audio"),
+        (b"ID3" + bytes(3000), "not readable audio"),
+        (b"\xff\xfb" * 2000, "audio"),
+    ],
+    ids=range(12),
+)
+def test_what_cannot_be_read_is_refused_in_words(data: bytes, reason: str) -> None:
+    target = io.BytesIO()
+    with pytest.raises(MediaError, match=reason):
+        audio_process.read_file(data, target, str(RATE), "600")
+    assert not target.getvalue()
+
+
+def test_the_length_is_limited() -> None:
+    data = make_audio("flac", 3.0)
+    assert refuse(data, replace(SETTINGS, audio_max_seconds=2.0)) == (
+        "the audio is longer than media.audio_max_seconds (2)"
+    )
+
+
+def test_a_stream_without_a_length_is_read() -> None:
+    """A program that writes a WAV to a pipe does not know its length."""
+    tone = make_tone()
+    assert len(read_here(make_wav(tone, declared=0xFFFFFFFF))) == len(tone)
+
+
+def test_a_description_of_other_files_is_no_audio() -> None:
+    assert "not readable audio" in refuse(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
