@@ -16,6 +16,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mlxrun.core.errors import MlxrunError
+from mlxrun.core.transcript import Recording, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class Request:
     the first token has none.
 
     `pooled`: the request wants a vector, not an answer; `token_types`: of the tokens of a pair, empty: all 0.
+    `recording`: the sound that it wants transcribed, in place of an answer; `prompt` is empty then.
     `speculation`: its row may draft. `adapter`: the LoRA adapter that answers, None: the model as it is.
     `sparse`: tokens of the prompt may be left out. If some were, `prompt` has the others, `positions` their
     positions in the whole prompt, and `left_out` the ids that are missing.
@@ -151,6 +153,7 @@ class Request:
     logprobs_from: int = 1
     pooled: bool = False
     token_types: tuple[int, ...] = ()
+    recording: Recording | None = None
     speculation: bool = True
     adapter: LoraAdapter | None = None
     sparse: bool = True
@@ -202,8 +205,8 @@ class TokenLogprob(NamedTuple):
 
 
 class TokenEvent(NamedTuple):
-    """Progress of one request. Events can be merged: tokens and logprobs concatenate, other fields take the
-    latest.
+    """Progress of one request. Events can be merged: tokens, logprobs and transcripts concatenate, other
+    fields take the latest.
 
     Exactly one event of each request has `finish` set, and it is the last one. `tokens` never has a stop id.
     `prompt_logprobs` continue those of the event before. The first one is of the token at `logprobs_from`.
@@ -222,6 +225,7 @@ class TokenEvent(NamedTuple):
     stop_logprob: TokenLogprob | None = None  # that of `stop_id`, if logprobs were asked for
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of prompt tokens, in order of position
     vector: bytes = b""  # of a pooled request, with `finish`: float32, little-endian
+    transcript: Transcript = Transcript()  # of a recording: the part that this event adds
     num_left_out: int = 0  # tokens of the prompt that were not computed at all (sparse prefill)
     queue_seconds: float = 0.0  # between the request's arrival and its first row
 
@@ -237,6 +241,7 @@ class TokenEvent(NamedTuple):
             stop_id=later.stop_id,
             stop_logprob=later.stop_logprob,
             vector=later.vector,
+            transcript=self.transcript.join(later.transcript),
             num_left_out=max(self.num_left_out, later.num_left_out),
             queue_seconds=max(self.queue_seconds, later.queue_seconds),
         )

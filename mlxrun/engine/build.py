@@ -29,6 +29,7 @@ from mlxrun.engine.scheduler.prefix_cache_interface import NoPrefixCache, Prefix
 from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
+from mlxrun.engine.workloads.transcription import TranscriptionSteps
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.snapshot.snapshots import SnapshotCodec
 from mlxrun.model.load.footprint import (
@@ -96,6 +97,8 @@ def _build_engine(
     check_drafting(config)
     model_info = model_info or load_model_info(config.model, weights=True)
     check_memory(config, model_info)
+    if model_info.speech is not None:
+        return _build_transcriber(config, model_info)
     if is_encoder(model_info.config):
         return _build_encoder_engine(config, model_info)
     draft = find_draft(config, model_info)
@@ -144,8 +147,8 @@ def _build_engine(
         prefix_cache,
         pooling,
         selection,
-        count,
-        model.recheck,
+        num_embeddings=count,
+        recheck=model.recheck,
     )
 
 
@@ -207,6 +210,18 @@ def _build_encoder_engine(config: Config, model_info: LoadedModelInfo) -> Engine
     count = runner.num_embeddings
     _warn_of_unknown_tokens(model_info, count)
     return Engine(model_info, scheduler, IdleRunner(), config.engine, pooling=pooling, num_embeddings=count)
+
+
+def _build_transcriber(config: Config, model_info: LoadedModelInfo) -> Engine:
+    """The engine of a model that only transcribes sound."""
+    from mlxrun.model.transcription.whisper import load_whisper  # mlx-audio is an extra
+
+    runner = load_whisper(config.model, model_info)
+    memory = make_encoder_budget(config.scheduler, read_hidden_size(model_info.config), runner.nbytes)
+    scheduler = Scheduler(config.scheduler, RequestLimits(model_info.context_length, memory))
+    log.info("loaded %s, which transcribes sound", model_info.name)
+    steps = TranscriptionSteps(runner, config.scheduler.max_queue, config.engine.max_errors)
+    return Engine(model_info, scheduler, IdleRunner(), config.engine, transcription=steps)
 
 
 def _warn_of_unknown_tokens(model_info: LoadedModelInfo, count: int) -> None:

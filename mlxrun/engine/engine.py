@@ -19,20 +19,22 @@ from mlxrun.engine.scheduler.scheduler import Scheduler
 from mlxrun.engine.workloads.generation import GenerationSteps, Runner
 from mlxrun.engine.workloads.pooling import PoolingSteps
 from mlxrun.engine.workloads.token_selection import TokenSelection
+from mlxrun.engine.workloads.transcription import TranscriptionSteps
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.recheck import Recheck
 from mlxrun.model.load_check.report import LoadCheckReport
 
 # Each request that `add` took gets exactly one event with `finish` set, from `step` or from `abort`, unless
 # another workload gets the request. Called on the engine's thread only.
-Workload = GenerationSteps | PoolingSteps | TokenSelection
+Workload = GenerationSteps | PoolingSteps | TokenSelection | TranscriptionSteps
 
 
 class Engine:
     """Steps a model. It is not thread-safe: one thread builds, steps and closes it.
 
-    `pooling`: computes vectors, None if the model has none; `selection`: leaves out tokens of long prompts,
-    None if all are computed; `num_embeddings`: the number of tokens with embeddings, 0 if unknown.
+    `pooling`: computes vectors, None if the model has none; `transcription`: of recordings, None if the model
+    takes none. `selection`: leaves out tokens of long prompts, None if all are computed; `num_embeddings`:
+    the number of tokens with embeddings, 0 if unknown.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Engine:
         prefix_cache: PrefixCacheInterface | None = None,
         pooling: PoolingSteps | None = None,
         selection: TokenSelection | None = None,
+        transcription: TranscriptionSteps | None = None,
         num_embeddings: int = 0,
         recheck: Recheck | None = None,
     ) -> None:
@@ -56,7 +59,8 @@ class Engine:
         self.generation = GenerationSteps(scheduler, runner, cache, settings.max_errors)
         self.pooling = pooling
         self.selection = selection
-        slices: list[Workload | None] = [selection, pooling]
+        self.transcription = transcription
+        slices: list[Workload | None] = [selection, pooling, transcription]
         self._slices = [each for each in slices if each is not None]  # between the steps that generate
         self._workloads: list[Workload] = [*self._slices, self.generation]  # a request is for the first one
         self._settings = settings
@@ -88,7 +92,7 @@ class Engine:
             request = join_digests(request)
         workload = next((each for each in self._workloads if each.takes(request)), None)
         if workload is None:
-            raise RequestError("this model gives no embeddings and no scores")
+            raise RequestError("this model gives no embeddings, scores or transcripts")
         workload.add(request)
 
     def _check_tokens(self, request: Request) -> None:

@@ -62,6 +62,7 @@ def collect_stats(engine: Engine) -> EngineStats:
         **_count_requests(requests, len(reading)),
         "background": _count_requests(background, sum(request.background for request in reading)),
         **({} if engine.pooling is None else {"pooling": engine.pooling.count()}),
+        **({} if engine.transcription is None else {"transcription": engine.transcription.count()}),
         "steps": engine.generation.steps,
         "errors": engine.generation.errors,
         "preemptions": engine.scheduler.num_preemptions,

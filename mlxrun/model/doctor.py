@@ -138,7 +138,7 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"
     if info.pooled is not None:
         value += ", embeddings" if info.pooled.task == "embed" else ", scores of documents"
-    only_pools = info.pooled is not None and not info.pooled.generates
+    only_pools = not info.generates
     if info.chat_template is not None or only_pools:
         return Finding("model", path, "ok", value, facts=facts)
     advice = "no chat template: only /v1/completions will work; see model.chat_template"

@@ -24,6 +24,7 @@ UNREAD_STATS: Mapping[str, Any] = {  # until the model is loaded; every key is a
     "waiting": 0,
     "background": {"running": 0, "waiting": 0},
     "pooling": {"running": 0, "waiting": 0, "finished": 0},
+    "transcription": {"running": 0, "waiting": 0, "finished": 0},
     "steps": 0,
     "errors": 0,
     "preemptions": 0,
@@ -55,10 +56,12 @@ class LoadedEngine:
 
 
 def list_tasks(model: ModelInfo) -> list[str]:
-    """List the tasks of a model: `generate`, `embed`, `score`."""
-    pooled = model.pooled
-    generates = ["generate"] if pooled is None or pooled.generates else []
-    return generates if pooled is None else [*generates, pooled.task]
+    """List the tasks of a model: `generate`, `transcribe`, `embed`, `score`."""
+    tasks = [
+        *(["generate"] if model.generates else []),
+        *(["transcribe"] if model.speech is not None else []),
+    ]
+    return tasks if model.pooled is None else [*tasks, model.pooled.task]
 
 
 class EngineState:

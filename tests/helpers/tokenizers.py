@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
+from mlxrun.core.transcript import SpeechModel
 
 SPECIAL = (
     *("<|begin|>", "<|im_start|>", "<|im_end|>", "</s>"),
@@ -163,11 +164,16 @@ class FakeModelInfo:
     adapters: tuple[LoraAdapter, ...] = ()
     calls: list[str] = field(default_factory=list)
     pooled: PooledModel | None = None
+    speech: SpeechModel | None = None
     video_sampling: VideoSampling | None = None
     audio_sampling: AudioSampling | None = None
     refused_media: Mapping[str, str] = field(default_factory=dict)
     summary: ModelSummary = field(default_factory=ModelSummary)
     folder: ClassVar[Path] = Path("no weights")
+
+    @property
+    def generates(self) -> bool:
+        return self.speech is None and (self.pooled is None or self.pooled.generates)
 
     @property
     def eos_ids(self) -> frozenset[int]:

@@ -72,7 +72,7 @@ def describe_model(context: ApiContext) -> Json:
 def list_capabilities(context: ApiContext) -> list[str]:
     """List what the model can do, in Ollama's words."""
     model = context.model_info
-    generates = model.pooled is None or model.pooled.generates
+    generates = model.generates
     talks = generates and model.chat_template is not None
     can = {
         "completion": generates,

@@ -127,10 +127,12 @@ def find_pooled_model(model_info: ModelInfo, task: Literal["embed", "score"]) ->
 
 
 def check_generates(model_info: ModelInfo) -> None:
-    """Raise RequestError if the model only gives embeddings or scores."""
+    """Raise RequestError if the model only gives embeddings, scores or transcripts."""
     found = model_info.pooled
-    if found is not None and not found.generates:
-        what = "embeddings (/v1/embeddings)" if found.task == "embed" else "scores (/v1/rerank)"
+    if not model_info.generates:
+        what = "transcripts of sound (/v1/audio/transcriptions)"
+        if found is not None:
+            what = "embeddings (/v1/embeddings)" if found.task == "embed" else "scores (/v1/rerank)"
         text = f"model: {model_info.name!r} gives {what}, and generates no text"
         raise RequestError(text, param="model", code="unsupported_model")
 

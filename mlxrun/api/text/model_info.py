@@ -14,6 +14,7 @@ from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote, suggest
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
+from mlxrun.core.transcript import SpeechModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -85,6 +86,14 @@ class ModelInfo(Protocol):
     @property
     def pooled(self) -> PooledModel | None:
         """How the model gives embeddings or scores; None if it only generates."""
+
+    @property
+    def speech(self) -> SpeechModel | None:
+        """How the model transcribes sound; None if it does not. One that does, does nothing else."""
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model answers prompts."""
 
     @property
     def adapters(self) -> Sequence[LoraAdapter]:

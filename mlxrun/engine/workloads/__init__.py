@@ -1,1 +1,1 @@
-"""The engine's workloads: answers, vectors, and the choice of tokens."""
+"""The engine's workloads: answers, vectors, transcripts, and the choice of tokens."""

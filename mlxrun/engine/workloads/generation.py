@@ -44,7 +44,7 @@ class GenerationSteps:
 
     def takes(self, request: Request) -> bool:
         """Whether the request asks for tokens."""
-        return not request.pooled
+        return not request.pooled and request.recording is None
 
     def has(self, request_id: str) -> bool:
         """Whether the scheduler has a request with this id."""

@@ -26,6 +26,7 @@ from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
 from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
+from mlxrun.core.transcript import SpeechModel
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.load.gguf.header import GgufHeader, read_header
 from mlxrun.model.load.gguf.tokenizer import make_tokenizer
@@ -55,6 +56,7 @@ from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
 from mlxrun.model.lora import check_adapter_files
 from mlxrun.model.pooling.pooled_model import read_pooled_model
+from mlxrun.model.transcription.speech_files import read_speech_model
 from mlxrun.model.vision.image_units import (
     MediaRegion,
     MediaTokens,
@@ -97,6 +99,8 @@ class LoadedModelInfo:
     processor_digest: bytes = b""
     aliases: tuple[str, ...] = ()
     pooled: PooledModel | None = None
+    speech: SpeechModel | None = None
+    generates: bool = True
     video_sampling: VideoSampling | None = None
     audio_sampling: AudioSampling | None = None
     adapters: tuple[LoraAdapter, ...] = ()
@@ -224,7 +228,9 @@ def load_model_info(
         generation, tokenizer = {}, make_tokenizer(gguf)
     own_name = _get_own_name(settings, folder)
     template = read_template(folder, settings, tokenizer)
-    pooled = read_pooled_model(folder, config, settings, tokenizer)
+    speech = read_speech_model(folder, config, settings)
+    pooled = None if speech is not None else read_pooled_model(folder, config, settings, tokenizer)
+    generates = speech is None and (pooled is None or pooled.generates)
     context_length = read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
@@ -245,8 +251,10 @@ def load_model_info(
         names=(*settings.names, own_name) if settings.names else (),
         aliases=(settings.path,),
         pooled=pooled,
+        speech=speech,
+        generates=generates,
         digests=digests,
-        adapters=_read_adapters(settings, pooled, own_name),
+        adapters=_read_adapters(settings, own_name, generates=generates),
         gguf=gguf,
         kind_note=kind.note,
         refused_media=dict.fromkeys(PLURALS.values(), kind.note) if kind.note else {},
@@ -289,11 +297,9 @@ def log_weights(settings: ModelSettings, folder: Path) -> None:
     log.info("loading %s from %s, %s of weights", name, folder, size)
 
 
-def _read_adapters(
-    settings: ModelSettings, pooled: PooledModel | None, own_name: str
-) -> tuple[LoraAdapter, ...]:
+def _read_adapters(settings: ModelSettings, own_name: str, *, generates: bool) -> tuple[LoraAdapter, ...]:
     """The adapters of which requests choose; ConfigError for what cannot be one."""
-    if settings.adapters and pooled is not None and not pooled.generates:
+    if settings.adapters and not generates:
         raise ConfigError("model.adapters: only models that generate have several; set model.adapter")
     if settings.adapter is not None:
         check_adapter_files("model.adapter", settings.adapter)

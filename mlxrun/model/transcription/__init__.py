@@ -1,0 +1,1 @@
+"""Models that transcribe sound, by mlx-audio."""
