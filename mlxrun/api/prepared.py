@@ -22,7 +22,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import PromptTooLong, RequestError
 from mlxrun.core.request import Request
 
-RequestKind = Literal["chat", "completion", "pooled"]
+RequestKind = Literal["chat", "completion", "pooled", "transcription"]
 _MESSAGE_FIELDS = ("messages", "input", "items")
 
 

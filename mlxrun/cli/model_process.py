@@ -115,7 +115,7 @@ def measure_need(config: Config, model: LoadedModelInfo) -> tuple[int, int]:
     from mlxrun.model.load.loader import choose_dtype
     from mlxrun.model.pooling.pooled_model import is_encoder
 
-    if is_encoder(model.config):
+    if is_encoder(model.config) or model.speech is not None:
         dtype = choose_dtype(config.model)
         sizes = list_tensor_bytes(model, None if dtype is None else dtype.size)
         weights = sum(loaded for _, loaded in sizes)

@@ -29,6 +29,8 @@ class ApiSettings:
     "Ollama is running" on /."""
     embeddings: bool = True
     """/v1/embeddings, /v1/rerank, /v1/score; also /v2/rerank, /rerank and /score."""
+    transcriptions: bool = True
+    """/v1/audio/transcriptions."""
     tokenize: bool = True
     """/tokenize, /detokenize, /tokenizer_info."""
     batches: bool = True

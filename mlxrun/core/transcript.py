@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 @dataclass(frozen=True, slots=True)
 class SpeechModel:
     """A model that transcribes. `rate`: samples a second that it takes; `languages`: the names of languages
-    by code, empty if it only knows English."""
+    by code, empty if it only knows English; `context_length`: tokens of a window and the text before it."""
 
     rate: int
     languages: Mapping[str, str]
+    context_length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -133,6 +133,8 @@ def report_model(path: str, info: LoadedModelInfo) -> Finding:
     takes = {"images": info.vision, "videos": facts["video"], "audio": facts["audio"]}
     names = [name for name, is_so in takes.items() if is_so]
     kind = f"{', '.join(names)} and text" if names else "text"
+    if info.speech is not None:
+        kind = "sound to text"
     if info.kind_note:
         kind += f" ({info.kind_note})"
     value = f"{facts['type']}, {kind}, context {info.context_length:,} tokens"

@@ -26,6 +26,7 @@ from mlxrun.server.endpoints import (
     openai,
     responses,
     tokenize,
+    transcriptions,
     ui,
 )
 from mlxrun.server.endpoints.admin import HEALTH
@@ -49,7 +50,7 @@ from mlxrun.server.status import StatusCollector
 from mlxrun.server.telemetry import start_telemetry
 
 _MODULES = (
-    *(openai, responses, anthropic, ollama, embeddings, tokenize),
+    *(openai, responses, anthropic, ollama, embeddings, transcriptions, tokenize),
     *(batches, anthropic_batches, admin, ui),
 )
 

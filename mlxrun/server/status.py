@@ -103,6 +103,10 @@ def _collect_engine(stats: Mapping[str, Any], age: float | None) -> Iterable[Met
     yield _make_gauge("pooling", "Texts that get an embedding or a score, or wait for it.", states, "state")
     done = {"": stats["pooling"]["finished"]}
     yield _make_counter("pooling_finished", "Texts that got an embedding or a score.", done)
+    states = {name: stats["transcription"][name] for name in ("running", "waiting")}
+    yield _make_gauge("transcription", "Recordings that are transcribed, or wait for it.", states, "state")
+    done = {"": stats["transcription"]["finished"]}
+    yield _make_counter("transcription_finished", "Recordings that were transcribed.", done)
     drafts = {name: stats["speculation"][name] for name in ("drafted", "accepted")}
     text = "Tokens that were drafted (speculation), and those of them that were accepted."
     yield _make_counter("speculation_tokens", text, drafts, "state")

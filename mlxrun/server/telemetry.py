@@ -29,6 +29,7 @@ OPERATIONS = {
     **dict.fromkeys(("/v1/completions", "/api/generate"), "text_completion"),
     **dict.fromkeys(("/v1/embeddings", "/api/embed", "/api/embeddings"), "embeddings"),
     **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/score"), "rerank"),
+    "/v1/audio/transcriptions": "transcription",
 }  # by the path of the endpoint
 _PHASES = ("queue", "prefill", "decode")
 _FLUSH_SECONDS = 3.0  # that the last spans have when the server stops
@@ -158,7 +159,7 @@ def _describe_work(live: LiveRequest) -> dict[str, Any]:
         "gen_ai.usage.input_tokens": live.prompt_tokens,
         "gen_ai.usage.cache_read.input_tokens": live.cached_tokens,
     }
-    if prepared.kind == "pooled":
+    if prepared.kind in ("pooled", "transcription"):
         return found
     found |= {
         "gen_ai.request.max_tokens": params.max_tokens,

@@ -9,6 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
+from mlxrun.api.openai.transcription import TRANSCRIPTION_URL
 from mlxrun.config.settings import Config
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
 from mlxrun.server.engine_state import ENGINE
@@ -23,13 +24,15 @@ FIRST_REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {  # by the key o
     "anthropic": ("/v1/messages", {"max_tokens": 1000, "messages": _MESSAGES}),
     "ollama": ("/api/chat", {"messages": _MESSAGES, "stream": False}),
     "embeddings": ("/v1/embeddings", {"input": "What is 2 + 3?"}),
+    "transcriptions": (TRANSCRIPTION_URL, None),
     "tokenize": ("/tokenize", {"prompt": "What is 2 + 3?"}),
     "batches": ("/v1/batches", None),
     "admin": ("/v1/status", None),
     "ui": (UI_PATH, None),
 }
 _UNTEMPLATED_REQUESTS = {
-    name: FIRST_REQUESTS[name] for name in ("embeddings", "tokenize", "batches", "admin", "ui")
+    name: FIRST_REQUESTS[name]
+    for name in ("embeddings", "transcriptions", "tokenize", "batches", "admin", "ui")
 } | {
     "openai": ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 30})
 }  # of a model without a chat template
@@ -51,10 +54,10 @@ def welcome_model(app: web.Application, url: str) -> list[str]:
 def format_welcome(app: web.Application, url: str) -> list[str]:
     """Write the lines for a ready server: what is served, a first request to try, and where the page is."""
     model, served = app[ENGINE].model, list_served(app)
-    kind = "images and text" if model.vision else "text"
-    pooled = model.pooled
-    if pooled is not None and not pooled.generates and "embeddings" in served:
-        served = ["embeddings", *(name for name in served if name not in GENERATING and name != "embeddings")]
+    kind = "images and text" if model.vision else "text" if model.speech is None else "sound"
+    pooled, own = model.pooled, "embeddings" if model.speech is None else "transcriptions"
+    if not model.generates and own in served:
+        served = [own, *(name for name in served if name not in GENERATING and name != own)]
     first = FIRST_REQUESTS if model.chat_template is not None else _UNTEMPLATED_REQUESTS
     path, body = next((first[name] for name in served if name in first), ("/health", None))
     if pooled is not None and pooled.task == "score" and path == "/v1/embeddings":
@@ -89,6 +92,8 @@ def _format_ways(
     command = f"curl {'--insecure ' if url.startswith('https:') else ''}{url}{path}"
     if app[CONFIG].server.api_keys and path != "/health":
         command += " -H 'Authorization: Bearer YOUR_KEY'"
+    if path == TRANSCRIPTION_URL:
+        command += " -F file=@speech.wav"
     if body is not None:
         command += f" -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return [f"  {command}", *([f"  {url}{UI_PATH} in a browser"] if "ui" in served else [])]
@@ -97,20 +102,20 @@ def _format_ways(
 def warn_without_template(app: web.Application) -> None:
     """Say once, when the model is loaded, that it takes no messages, if it generates and they are served."""
     model = app[ENGINE].model
-    generates = model.pooled is None or model.pooled.generates
-    if generates and model.chat_template is None and not {*GENERATING}.isdisjoint(list_served(app)):
+    if model.generates and model.chat_template is None and not {*GENERATING}.isdisjoint(list_served(app)):
         paths = ", ".join(FIRST_REQUESTS[name][0] for name in GENERATING if name in list_served(app))
         log.warning("%s has no chat template: %s answer 400; set model.chat_template", model.name, paths)
 
 
 def list_served(app: web.Application) -> list[str]:
     """List the keys of `apis` whose paths are served. `batches` needs a folder that no other process has
-    locked; `embeddings` needs a model that gives them."""
+    locked; `embeddings` and `transcriptions` need a model that gives them."""
     names = dict.fromkeys(surface.name for surface in app[ROUTES].surfaces if surface.name != "health")
     model = app[ENGINE].find_model()
     queue = app.get(BATCH_QUEUE)
     has = {
         "batches": queue is not None and queue.is_open,
         "embeddings": model is not None and model.pooled is not None,
+        "transcriptions": model is not None and model.speech is not None,
     }
     return [name for name in names if has.get(name, True)]

@@ -44,8 +44,14 @@ def write_whisper(
         if name == "decoder.token_embedding.weight":
             noise *= 0.3
             noise[:256] *= 0.3  # single bytes, which are no characters by themselves
+            # Times are seldom, and late ones are unlikely: after a time another one may be forbidden.
+            noise[-TIMESTAMPS:, -1] = -5 - 10 * np.linspace(0, 1, TIMESTAMPS)
         elif name == "decoder.ln.weight":
             noise = 0.1 * noise + sharpness
+            noise[-1] = 0
+        elif name == "decoder.ln.bias":
+            noise = 0.1 * noise
+            noise[-1] = 1
         elif value.ndim < 2:
             noise = 0.1 * noise + (name.endswith("weight") and "ln" in name)
         else:

@@ -43,6 +43,7 @@ Interfaces (each can be switched off under `apis:`):
   Anthropic   /v1/messages /v1/messages/count_tokens /v1/messages/batches
   Ollama      /api/chat /api/generate /api/embed /api/embeddings /api/tags /api/show /api/ps /api/version
   Embeddings  /v1/embeddings /v1/rerank /v2/rerank /v1/score (for models that give them)
+  Sound       /v1/audio/transcriptions (for models of the family Whisper)
   Tokens      /tokenize /detokenize /tokenizer_info
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
   A page      /ui (and / in a browser): chat, requests, memory, batches

@@ -40,6 +40,7 @@ from mlxrun.api.openai.pooled import (
     RERANK_URL,
     RERANK_V2_URL,
 )
+from mlxrun.api.openai.transcription import TRANSCRIPTION_URL
 from mlxrun.api.prompt_prefix import RESPONSES_URL
 from mlxrun.api.stored_files import find_file_parts
 from mlxrun.cluster.messages import LineResult
@@ -58,7 +59,7 @@ from mlxrun.cluster.servers.server_relay import (
     Relay,
     choose_answer,
     make_relay_app,
-    parse_fields,
+    read_fields,
 )
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import Cancelled, EngineDead, ModelLoadError, NotFound, NotReady, RequestError
@@ -71,9 +72,7 @@ from mlxrun.server.engine_state import ActiveCount
 from mlxrun.server.http.access import CONFIG, NO_KEY, key_name, may_end, request_id
 from mlxrun.server.http.json_bodies import (
     encode_json,
-    get_max_body_bytes,
     json_response,
-    read_bytes,
     read_json,
 )
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
@@ -86,6 +85,7 @@ _TASKS = {
     **dict.fromkeys((*URLS, RESPONSES_URL, MESSAGES, CHAT_PATH, GENERATE_PATH, WARM_PATH), "generate"),
     **dict.fromkeys((EMBEDDING_URL, EMBED_PATH, OLD_EMBED_PATH), "embed"),
     **dict.fromkeys((RERANK_URL, RERANK_V2_URL, RELEVANCE_URL, *POOLING_ALIASES), "score"),
+    TRANSCRIPTION_URL: "transcribe",
 }  # of the paths whose requests count in the limits of API keys
 
 
@@ -139,8 +139,7 @@ class ModelRelay(Relay):
     # One model
 
     async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
-        body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
-        fields = parse_fields(body)
+        body, fields = await read_fields(request)
         slot = self.choose_model(request, fields)
         if find_file_parts(fields):
             body = encode_json(await inline_stored_files(request, fields)).encode()

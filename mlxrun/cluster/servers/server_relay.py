@@ -33,7 +33,8 @@ from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.endpoints.cache_warming import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, EngineState
-from mlxrun.server.http.access import API_KEYS, ID_HEADER, request_id, write_key
+from mlxrun.server.http.access import API_KEYS, CONFIG, ID_HEADER, request_id, write_key
+from mlxrun.server.http.forms import MAX_FIELDS, find_form_field
 from mlxrun.server.http.json_bodies import get_max_body_bytes, json_response, read_bytes
 from mlxrun.server.http.surface import OPENAPI_PATH, ROUTES, Endpoint, Handler, Surface, make_document
 from mlxrun.server.live_requests import ENGINE_ERROR
@@ -286,8 +287,7 @@ class WorkerRelay(Relay):
         self._pool = pool
 
     async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
-        body = await read_bytes(request, get_max_body_bytes(request.app)) if request.can_read_body else b""
-        fields = parse_fields(body)
+        body, fields = await read_fields(request)
         owner = self._find_slot(request, fields)
         prefixes = hash_prefixes(fields)
         tried: set[ServerSlot] = set()
@@ -323,9 +323,20 @@ def choose_answer(answers: Sequence[tuple[Any, int, bytes]]) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def parse_fields(body: bytes) -> Mapping[str, Any]:
-    """The fields by which a request is routed; none of a body that is no JSON object, which its worker
-    refuses."""
+async def read_fields(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
+    """Read a body, and return it with the fields by which a request is routed; of a form that is its model. A
+    body that is no JSON object has none, as its worker refuses it."""
+    if not request.can_read_body:
+        return b"", {}
+    endpoint = request.app[ROUTES].find(request)[1]
+    if endpoint is not None and endpoint.is_form:
+        body = await read_bytes(request, request.app[CONFIG].media.audio_max_bytes + MAX_FIELDS)
+        return body, {"model": find_form_field(body, request.headers.get("Content-Type", ""), "model")}
+    body = await read_bytes(request, get_max_body_bytes(request.app))
+    return body, _parse_fields(body)
+
+
+def _parse_fields(body: bytes) -> Mapping[str, Any]:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:

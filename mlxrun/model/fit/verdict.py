@@ -92,6 +92,8 @@ def judge_model(config: Config, wanted: WantedRows, name: str) -> FitReport:
         config = replace(config, scheduler=replace(config.scheduler, max_running=wanted.rows))
     config = resolve_config(config)
     info = load_model_info(config.model, weights=True, announce=False, digest=False)
+    if info.speech is not None:
+        raise ConfigError(f"{name} only transcribes: its recordings keep nothing in memory afterwards")
     if is_encoder(info.config):
         raise ConfigError(f"{name} only gives vectors: its texts keep nothing in memory")
     try:

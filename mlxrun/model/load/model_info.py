@@ -234,6 +234,8 @@ def load_model_info(
     context_length = read_context_length(settings, config)
     if pooled is not None and not pooled.generates:
         context_length = pooled.max_tokens
+    if speech is not None:
+        context_length = speech.context_length
     processor = load_processor(folder, config, settings) if kind.vision else None
     digests = make_digests(settings, folder, template, gguf, weights)
     if digest:

@@ -35,4 +35,7 @@ def read_speech_model(folder: Path, config: Mapping[str, Any], settings: ModelSe
 
     size = config.get("n_vocab", config.get("vocab_size", _MULTILINGUAL))
     count = size - _MULTILINGUAL + 99 if size >= _MULTILINGUAL else 0  # as the library counts them
-    return SpeechModel(WHISPER_RATE, dict(list(LANGUAGES.items())[:count]))
+    languages = dict(list(LANGUAGES.items())[:count])
+    return SpeechModel(
+        WHISPER_RATE, languages, config.get("n_text_ctx") or config.get("max_target_positions", 448)
+    )

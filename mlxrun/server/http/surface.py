@@ -196,7 +196,8 @@ def _make_operation(endpoint: Endpoint, tag: str, needs_key: bool) -> dict[str, 
             for name in names
         ]
     if endpoint.body is not None:
-        content = {"application/json": {"schema": dict(endpoint.body)}}
+        kind = "multipart/form-data" if endpoint.is_form else "application/json"
+        content = {kind: {"schema": dict(endpoint.body)}}
         found["requestBody"] = {"required": True, "content": content}
     if needs_key:
         found["security"] = [{"bearer": []}, {"key": []}]

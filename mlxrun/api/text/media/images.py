@@ -69,8 +69,8 @@ class MediaLoader:
         public: Callable[[str], bool] = is_public,
     ) -> None:
         self._settings = settings
-        self._sources = MediaSources(settings, base, public)
-        self._slots = asyncio.Semaphore(parallel)
+        self.sources = MediaSources(settings, base, public)
+        self.slots = asyncio.Semaphore(parallel)
         self._memory_bytes = memory_bytes
 
     async def open_documents(
@@ -104,8 +104,8 @@ class MediaLoader:
 
     async def _open_document(self, ref: MediaRef) -> Document:
         with _name_errors(ref):
-            async with self._slots:
-                data = await self._sources.read(ref.url, PDF)
+            async with self.slots:
+                data = await self.sources.read(ref.url, PDF)
             sizes = await PDFS.run(measure_pages, data, self._settings.max_pages, self._settings.pdf_dpi)
         return Document(data, sizes)
 
@@ -156,8 +156,8 @@ class MediaLoader:
         if isinstance(ref, PageRef):
             return ref.document.data, ImageHeader(*ref.document.sizes[ref.page], False, PIXEL_BYTES)
         with _name_errors(ref):
-            async with self._slots:
-                data = await self._sources.read(ref.url, ref.medium)
+            async with self.slots:
+                data = await self.sources.read(ref.url, ref.medium)
             if ref.medium is VIDEO and model.video_sampling is not None:
                 return data, await VIDEOS.run(choose_frames, data, self._settings, model.video_sampling)
             if ref.medium is AUDIO and model.audio_sampling is not None:
