@@ -49,7 +49,9 @@ def make_part(part: str) -> Mapping[str, Any]:
 @pytest.mark.parametrize("part", PARTS)
 def test_files_of_every_kind_of_media_are_found_in_lines(part: str) -> None:
     """For the digests of a job's lines, and for workers that do not see the job's folder."""
-    assert list(find_local_images([{"role": "user", "content": [make_part(part)]}])) == ["media/a.bin"]
+    assert list(find_local_images({"messages": [{"role": "user", "content": [make_part(part)]}]})) == [
+        "media/a.bin"
+    ]
     read = ray_workers._replace([make_part(part)], lambda url, kind: f"data:{kind[1]}")
     assert "media/a.bin" not in str(read) and "data:" in str(read)
 
@@ -61,4 +63,4 @@ def test_every_kind_of_media_is_documented(part: str) -> None:
 
 
 def test_a_kind_that_is_not_known_is_seen() -> None:
-    assert list(find_local_images([make_part("smell_url")])) == []
+    assert list(find_local_images({"messages": [make_part("smell_url")]})) == []

@@ -25,6 +25,7 @@ from mlxrun.core.transcript import Recording, SpeechModel, Transcript, Transcrip
 
 TRANSCRIPTION_URL = "/v1/audio/transcriptions"
 WORDS, SEGMENTS = "word", "segment"
+TEXTS = ("text", "srt", "vtt")  # of `response_format`
 _SPEAKERS = "speakers are not told apart"
 _HARMLESS: Accepted = {
     "chunking_strategy": ({"const": "auto"}, "the model divides the sound into windows of 30 s itself"),
@@ -36,7 +37,7 @@ TRANSCRIPTION = BodySchema(
         "file": STRING,
         "language": STRING,
         "prompt": STRING,
-        "response_format": {"enum": ["json", "text", "verbose_json", "srt", "vtt"]},
+        "response_format": {"enum": ["json", "verbose_json", *TEXTS]},
         "temperature": {"type": "number", "minimum": 0, "maximum": 1},
         "timestamp_granularities": {"type": "array", "items": {"enum": [WORDS, SEGMENTS]}, "maxItems": 2},
         "stream": BOOL,
@@ -61,11 +62,6 @@ class PreparedTranscription:
     prepared: PreparedRequest
     languages: Mapping[str, str]
     seconds: float
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the response is a text, and not JSON."""
-        return self.given.get("response_format") in ("text", "srt", "vtt")
 
     def build(self, made: Transcript) -> str | dict[str, Any]:
         """Build the response to a whole transcript: a text or a JSON object."""
@@ -152,6 +148,17 @@ def check_transcription_body(body: Any, *, strict: bool = False) -> dict[str, An
         reject("timestamp_granularities", f"needs response_format verbose_json, not {kind}")
     if given.get("stream") and kind not in ("json", "text"):
         reject("stream", f"is not supported with response_format {kind}: its events have only text")
+    return given
+
+
+def check_transcription_line(body: Any) -> dict[str, Any]:
+    """Return the fields of a job's line that have an effect. RequestError as `check_transcription_body`, and
+    if its response would be a text."""
+    given = check_transcription_body(body)
+    if given.get("response_format") in TEXTS:
+        reject(
+            "response_format", f"{given['response_format']} is no JSON: a line takes json and verbose_json"
+        )
     return given
 
 

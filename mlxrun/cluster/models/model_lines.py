@@ -21,7 +21,7 @@ from mlxrun.cluster.pool import set_times
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.jobs.lines.job_check import Report, check_line_body
-from mlxrun.jobs.lines.job_file import EMBEDDING, MAX_LINE, RERANK, JobLine
+from mlxrun.jobs.lines.job_file import EMBEDDING, MAX_LINE, RERANK, TRANSCRIPTION, JobLine
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens
 from mlxrun.jobs.run.job_run import JobSetup
@@ -30,7 +30,11 @@ from mlxrun.jobs.run.line_answerer import LinePreparer
 from mlxrun.jobs.run.partial_answers import PartialAnswers
 from mlxrun.jobs.run.progress import ProgressMeter
 
-_TASKS = {EMBEDDING: "embed", RERANK: "score"}  # of lines that name no model; all others generate
+_TASKS = {
+    EMBEDDING: "embed",
+    RERANK: "score",
+    TRANSCRIPTION: "transcribe",
+}  # of lines that name no model; all others generate
 SendLine = Callable[[ModelSlot, BatchLine], Awaitable[LineResult]]
 
 

@@ -145,7 +145,7 @@ _KEYS = {  # of dicts that name a file, in the places that `find_local_images` k
 def inline_media(line: JobLine, sources: MediaSources) -> JobLine:
     """Return the line with data URLs in place of paths; the same line if it has none. This blocks while files
     are read."""
-    if not any(True for name in _FIELDS for _ in find_local_images(line.body.get(name))):
+    if not any(True for _ in find_local_images(line.body)):
         return line
 
     def read(url: str, kind: tuple[Medium, str]) -> str:
@@ -158,6 +158,8 @@ def inline_media(line: JobLine, sources: MediaSources) -> JobLine:
         return f"data:{kind[1]};base64,{base64.b64encode(data).decode()}"
 
     body = {name: _replace(value, read) if name in _FIELDS else value for name, value in line.body.items()}
+    if isinstance(body.get("file"), str):
+        body["file"] = read(body["file"], _AUDIO)
     return replace(line, body=body)
 
 

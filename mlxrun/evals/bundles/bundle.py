@@ -99,8 +99,7 @@ def _list_media(run: RunFolder) -> Iterator[Path]:
     seen: set[str] = set()
     for line in run.read_lines():
         body = line.line.body if isinstance(line.line, JobLine) else {}
-        names = [*find_local_images(body.get("messages")), *find_local_images(body.get("input"))]
-        for name in [each for each in names if each not in seen]:
+        for name in [each for each in find_local_images(body) if each not in seen]:
             seen.add(name)
             path = folder / name
             if not path.is_file():  # the line failed, and will again

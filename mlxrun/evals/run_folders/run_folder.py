@@ -247,8 +247,7 @@ def open_runs(path: Path) -> list[RunFolder]:
 
 
 def _names_images(line: JobLine | BadLine) -> bool:
-    body = line.body if isinstance(line, JobLine) else {}
-    return any(next(find_local_images(body.get(name)), None) for name in ("messages", "input"))
+    return isinstance(line, JobLine) and next(find_local_images(line.body), None) is not None
 
 
 def _read_record(outputs: Sequence[BinaryIO | None], place: RecordPlace) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from mlxrun.api.anthropic.chat_messages import ChatMessagesBuilder
 from mlxrun.api.anthropic.fields import check_body as check_message_body
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.pooled import check_pooling_body
+from mlxrun.api.openai.transcription import check_transcription_line
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.responses.fields import BODY as RESPONSE_BODY
 from mlxrun.api.responses.input_items import read_input_items
@@ -31,6 +32,7 @@ from mlxrun.jobs.lines.job_file import (
     MESSAGE,
     POOLED,
     RESPONSE,
+    TRANSCRIPTION,
     BadLine,
     JobLine,
     open_job,
@@ -40,12 +42,14 @@ from mlxrun.jobs.lines.job_file import (
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.lines.line_keys import LineKeys
 from mlxrun.jobs.run.line_answerer import LinePreparer
+from mlxrun.jobs.run.line_bodies import TranscriptBody
 from mlxrun.jobs.run.progress import pluralize
 from mlxrun.jobs.scoring.custom_scorer import load_scorer
 from mlxrun.jobs.scoring.eval_spec import OF_LOGPROBS, EvalReader
 from mlxrun.jobs.scoring.verdict import Scorer, UnloadedScorer
 
 _AT_ONCE = 16
+_UNTEMPLATED = (COMPLETION, *POOLED, TRANSCRIPTION)
 _MOST_NAMED = 20
 Report = Callable[[int, str], None]  # line number, reason
 
@@ -97,7 +101,10 @@ async def _check_line(line: JobLine | BadLine, preparer: LinePreparer) -> Prepar
     if isinstance(line, BadLine):
         return line.reason
     try:
-        return (await preparer.prepare(line)).prepared
+        body = await preparer.prepare(line)
+        if isinstance(body, TranscriptBody):
+            await body.held.aclose()
+        return body.prepared
     except RequestError as error:
         return str(error)
 
@@ -110,7 +117,7 @@ def check_chats(index: LineIndex, model_info: ModelInfo, end: int) -> None:
         return
     good = [position for position in range(end) if not index.get_row(position).bad]
     lines = (index.load(position).line for position in good)
-    if good and all(isinstance(line, JobLine) and line.url not in (COMPLETION, *POOLED) for line in lines):
+    if good and all(isinstance(line, JobLine) and line.url not in _UNTEMPLATED for line in lines):
         raise JobError(
             f"{index.path}: nothing was run: its requests are chats, and the model {model_info.name!r} has "
             "no chat template; set model.chat_template, or give lines a prompt (/v1/completions)"
@@ -150,6 +157,8 @@ def check_line_body(line: JobLine) -> None:
         read_input_items(given.get("input", []), "check")
     elif line.url in POOLED:
         check_pooling_body(line.url, line.body)
+    elif line.url == TRANSCRIPTION:
+        check_transcription_line(line.body)
     else:
         given = BODIES[URLS[line.url]].check(line.body)
         required = "messages" if URLS[line.url] == "chat" else "prompt"

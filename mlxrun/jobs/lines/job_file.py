@@ -3,8 +3,9 @@
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "a", "prompt": "..." | "messages": [...] | "input": "...", "max_tokens": 20, ...}
 
-The short form may have a `url`; without it the line is a completion, a chat, a response or a reranking. Any
-other line becomes a BadLine with a reason. The file is read line by line; a BOM and CRLF are accepted.
+The short form may have a `url`; without it the line is a completion, a chat, a response, a reranking or a
+transcription. Any other line becomes a BadLine with a reason. The file is read line by line; a BOM and CRLF
+are accepted.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ RESPONSE = "/v1/responses"
 MESSAGE = "/v1/messages"
 EMBEDDING = "/v1/embeddings"
 RERANK = "/v1/rerank"
+TRANSCRIPTION = "/v1/audio/transcriptions"
 POOLED = (EMBEDDING, RERANK)  # whose lines get vectors in place of an answer
-URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE, *POOLED)
+URLS = (CHAT, COMPLETION, RESPONSE, MESSAGE, *POOLED, TRANSCRIPTION)
 MAX_LINE = 1 << 28  # bytes; a file that is not JSONL must not be read into memory as one line
 _OPENAI_KEYS = ("custom_id", "method", "url", "body")
 _FULL = "custom_id, method, url and body"
 _EVAL_KEYS = ("expected", "match")  # no body has fields of these names
 # Of short lines without a url.
-_INPUTS = {"prompt": COMPLETION, "messages": CHAT, "input": RESPONSE, "query": RERANK}
+_INPUTS = {
+    "prompt": COMPLETION,
+    "messages": CHAT,
+    "input": RESPONSE,
+    "query": RERANK,
+    "file": TRANSCRIPTION,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,8 +119,7 @@ class LineKeys:
 
     def compute_key(self, line: JobLine) -> bytes:
         """Compute the key of a valid line, of KEY_BYTES bytes."""
-        media = [*_find_local_media(line.body.get("messages")), *_find_local_media(line.body.get("input"))]
-        images = [self._digest_file(path, part) for path, part in media]
+        images = [self._digest_file(path, part) for path, part in _find_local_files(line.body)]
         parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
         return self._digest(parts)
 
@@ -159,9 +158,17 @@ def is_local_path(url: str) -> bool:
     return not (_SCHEME.match(url) or url.startswith(BASE64_PDF))
 
 
-def find_local_images(value: Any) -> Iterator[str]:
-    """Yield the URLs of media in messages or items that are local paths, in order."""
-    yield from (url for url, _ in _find_local_media(value))
+def find_local_images(body: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the URLs of media in a line's body that are local paths, in order."""
+    yield from (url for url, _ in _find_local_files(body))
+
+
+def _find_local_files(body: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Those of messages and items, and the file of a transcription, each with the part that has its limit."""
+    for name in ("messages", "input"):
+        yield from _find_local_media(body.get(name))
+    if isinstance(body.get("file"), str):
+        yield from _find_local_media({"audio_url": body["file"]})
 
 
 def _find_local_media(value: Any) -> Iterator[tuple[str, str]]:

@@ -31,7 +31,7 @@ from mlxrun.jobs.records.output_records import BatchStamp as BatchStamp
 from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
-from mlxrun.jobs.run.line_bodies import LineBody, PooledBody
+from mlxrun.jobs.run.line_bodies import Body
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView
 from mlxrun.jobs.run.stop_signals import Interrupted, StopSignals
 
@@ -79,7 +79,7 @@ class ServerLinePreparer(LinePreparer):
         self._limits = config.server
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
-    async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
+    async def prepare(self, line: JobLine, key: str = "") -> Body:
         check_message_counts(line.body, self._limits.max_messages)
         async with self._slots:
             body = await super().prepare(line, key)

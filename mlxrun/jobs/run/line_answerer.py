@@ -25,10 +25,11 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.core.request import Request, TokenEvent
+from mlxrun.core.transcript import Transcript
 from mlxrun.core.workers import run_together
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens
-from mlxrun.jobs.run.line_bodies import LineBody, PooledBody, prepare_line
+from mlxrun.jobs.run.line_bodies import Body, LineBody, PooledBody, TranscriptBody, prepare_line
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, PartialAnswerTable
 from mlxrun.jobs.run.progress import ProgressMeter
 
@@ -81,7 +82,7 @@ class LinePreparer:
         found.stamp, found._read_file = stamp, read_file
         return found
 
-    async def prepare(self, line: JobLine, key: str = "") -> LineBody | PooledBody:
+    async def prepare(self, line: JobLine, key: str = "") -> Body:
         """Build the requests of a line, one for each choice. RequestError if its body is refused. `key`: the
         line's key, of which ids in its answer are made."""
         seed = derive_line_seed(get_base_seed(self._config), line.custom_id)  # where the body has none
@@ -165,8 +166,22 @@ class LineAnswerer(Generic[Table]):
             # Vectors are not kept for a later run: the line then begins anew.
             vectors = (self._compute_vector(request, tokens) for request in prepared.requests)
             return body.build(await run_together(vectors))
+        if isinstance(body, TranscriptBody):
+            async with body.held:
+                return body.build(await self._transcribe(prepared.requests[0], tokens))
         await run_together(self._answer_choice(body, at, key, tokens) for at in range(len(prepared.requests)))
         return body.build()
+
+    async def _transcribe(self, request: Request, tokens: LineTokens) -> Transcript:
+        """The whole transcript, which is not kept in part for a later run."""
+        request, whole = replace(request, background=self._background), Transcript()
+        async with self._slots, aclosing(self._client.generate(request)) as events:
+            async for event in events:
+                whole = whole.join(event.transcript)
+                tokens.add(0, 0, len(event.tokens))
+                tokens.times.mark_progress(self._meter.clock(), len(event.tokens))
+                self._meter.add_tokens(0, 0, len(event.tokens))
+        return whole
 
     async def _compute_vector(self, request: Request, tokens: LineTokens) -> bytes:
         request, vector = replace(request, background=self._background), b""

@@ -9,6 +9,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,15 @@ from mlxrun.api.choice import Choice
 from mlxrun.api.openai import request as chats
 from mlxrun.api.openai import response as openai
 from mlxrun.api.openai.pooled import prepare_pooling
+from mlxrun.api.openai.transcription import check_transcription_line, prepare_transcription
 from mlxrun.api.parsers.delta import Delta
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses import request as responses
 from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.api.stored_files import ReadFile, inline_files
 from mlxrun.core.field_errors import reject_unsupported
-from mlxrun.jobs.lines.job_file import MAX_LINE, MESSAGE, POOLED, RESPONSE, JobLine
+from mlxrun.core.transcript import Transcript
+from mlxrun.jobs.lines.job_file import MAX_LINE, MESSAGE, POOLED, RESPONSE, TRANSCRIPTION, JobLine
 from mlxrun.jobs.records.output_records import CREATED, BatchStamp, make_request_id
 
 Json = dict[str, Any]
@@ -51,6 +54,19 @@ class PooledBody:
     build: Callable[[Sequence[bytes]], Json]
 
 
+@dataclass(frozen=True, slots=True)
+class TranscriptBody:
+    """A transcript of a recording. `build`: makes the response body from the whole transcript; `held`: what
+    the recording holds in memory until it is closed."""
+
+    prepared: PreparedRequest
+    build: Callable[[Transcript], Json]
+    held: AsyncExitStack
+
+
+Body = LineBody | PooledBody | TranscriptBody
+
+
 async def prepare_line(
     line: JobLine,
     key: str,
@@ -59,7 +75,7 @@ async def prepare_line(
     default_max_tokens: int | None,
     read_file: ReadFile | None = None,
     stamp: BatchStamp | None = None,
-) -> LineBody | PooledBody:
+) -> Body:
     """Check a line and build its prompts. RequestError if its body is refused. `key`: the line's key;
     `read_file`: reads the files that its body may name, None if it may name none; `stamp`: the stamp of its
     batch."""
@@ -73,11 +89,26 @@ async def prepare_line(
     if line.url in POOLED:
         pooling = await prepare_pooling(line.url, body, context)
         return PooledBody(pooling.prepared, lambda vectors: pooling.build(vectors, key[:24]))
+    if line.url == TRANSCRIPTION:
+        return await _prepare_transcript(body, context)
     if line.url == RESPONSE:
         created = CREATED if stamp is None else stamp.created_at
         return await _prepare_response(body, key, context, default_max_tokens, created)
     prepared = await chats.prepare_request(line.url, body, context, default_max_tokens=default_max_tokens)
     return _make_choices_body(prepared, key, stamp)
+
+
+async def _prepare_transcript(body: Json, context: ApiContext) -> TranscriptBody:
+    check_transcription_line(body)
+    async with AsyncExitStack() as held:
+        made = await held.enter_async_context(prepare_transcription(body, context))
+
+        def build(transcript: Transcript) -> Json:
+            found = made.build(transcript)
+            assert isinstance(found, dict), "texts are refused"
+            return found
+
+        return TranscriptBody(made.prepared, build, held.pop_all())
 
 
 def _make_choices_body(prepared: PreparedRequest, key: str, stamp: BatchStamp | None) -> LineBody:

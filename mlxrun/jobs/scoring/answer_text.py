@@ -28,6 +28,8 @@ def extract_answers(body: Mapping[str, Any]) -> list[str]:
     for name in _VECTORS:
         if name in body:
             return [json.dumps(body[name])]
+    if isinstance(body.get("text"), str):  # of a transcript; a response has its format there
+        return [body["text"]]
     if "choices" in body:
         return [_extract_choice(choice) for choice in body["choices"]]
     parts = list(_list_parts(body))
@@ -49,7 +51,7 @@ def _join(text: Any, calls: Sequence[Mapping[str, Any]]) -> str:
 def strip_reasoning(body: Mapping[str, Any]) -> dict[str, Any]:
     """Copy a response body without reasoning. A choice with reasoning loses its logprobs and token ids too,
     as they include those of the reasoning."""
-    if any(name in body for name in _VECTORS):
+    if any(name in body for name in _VECTORS) or isinstance(body.get("text"), str):
         return dict(body)
     if "choices" in body:
         return {**body, "choices": [_strip_choice(choice) for choice in body["choices"]]}

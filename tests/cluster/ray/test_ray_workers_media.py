@@ -54,7 +54,7 @@ def test_paths_become_data(body: dict[str, Any], sources: MediaSources) -> None:
     """In every place that can have one; all else stays, and the line that is given does not change."""
     before = copy.deepcopy(body)
     sent = inline_media(JobLine(1, "a", "/v1/chat/completions", body), sources)
-    assert body == before and not list(find_local_images([sent.body]))
+    assert body == before and not list(find_local_images(sent.body))
     turn = (sent.body.get("messages") or sent.body["input"])[0]
     parts = turn.get("content") or turn["output"]
     assert parts[0]["image_url"]["detail"] == "low" and parts[-1] == PARTS[-1]

@@ -137,9 +137,9 @@ def test_pdfs_that_a_line_names(tmp_path: Path) -> None:
         {"input": [{"role": "user", "content": [{"type": "input_file", "file_url": "a.pdf"}]}]},
         {"input": [{"output": [{"type": "input_file", "file_data": "a.pdf"}]}]},
     ]
-    assert [list(find_local_images([*body.values()][0])) for body in bodies] == [["a.pdf"]] * 3
+    assert [list(find_local_images(body)) for body in bodies] == [["a.pdf"]] * 3
     for data in ("data:,", "JVBERi0xLjQ="):
-        assert list(find_local_images([{"content": [{"file": {"file_data": data}}]}])) == []
+        assert list(find_local_images({"messages": [{"content": [{"file": {"file_data": data}}]}]})) == []
     line = JobLine(0, "a", CHAT, bodies[0])
     found = set()
     for content in (b"1", b"2"):
