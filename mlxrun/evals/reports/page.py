@@ -1,12 +1,12 @@
 """The files of a report, made of one view: HTML, and Markdown that is short enough for a pull request.
 
-The HTML file contains all it needs, and may load nothing. Its policy allows its own style and script by their
-digests, and images from data URLs. Nothing else runs or is loaded, whatever an answer contains. The templates
-escape texts of the runs, or the script shows them as text.
+The HTML file contains all it needs, and may load nothing. Its policy allows its own style and script by
+their digests, and images and sounds from data URLs. Nothing else runs or is loaded, whatever an answer
+contains. The templates escape texts of the runs, or the script shows them as text.
 
-Lines are JSON inside the page. The columns of the table are read when the page opens. A chunk with details is
-read when one of its lines is opened or searched. A text that occurs in several lines of a chunk is in it
-once: a number stands for its place in `texts`.
+Lines are JSON inside the page. The columns of the table are read when the page opens, before the browser has
+read the rest. A chunk with details is read when one of its lines is opened or searched. A text that occurs in
+several lines of a chunk is in it once: a number stands for its place in `texts`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def build_policy(style: str, script: str) -> str:
     """Build the page's Content-Security-Policy: no network, no other script or style."""
     return (
         f"default-src 'none'; script-src {_hash_source(script)}; style-src {_hash_source(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -181,6 +181,7 @@ def build_head(rows: Sequence[LineRow], runs: Sequence[str], tasks: Sequence[str
             ],  # those of each run are a hexadecimal digit
             "answers": [answer.answer for answer in last],
             "expected": [answer.expected for answer in last],
+            "scores": [answer.score for answer in last],
             "output": [answer.output for answer in last],
             "took": [answer.took for answer in last],
         },
@@ -201,14 +202,15 @@ def _build_row(row: LineRow, runs: int) -> dict[str, Any]:
     for run in range(runs):
         answer = row.answers.get(run)
         shown = None if answer is None else dict(answer.shown)
-        if shown is not None and "prompt" in shown:
-            shown["prompt"] = _copy_prompt(shown["prompt"])
+        for name in ("prompt", "transcript"):
+            if shown is not None and name in shown:
+                shown[name] = _copy_prompt(shown[name])
         answers.append(shown)
     return {"prompt": None if row.prompt is None else _copy_prompt(row.prompt), "runs": answers}
 
 
 def _copy_prompt(prompt: Prompt) -> list[Any]:
-    return [[role, text, [list(image) for image in images]] for role, text, images in prompt]
+    return [[role, text, [list(each) for each in media], *more] for role, text, media, *more in prompt]
 
 
 class _SharedTexts:
@@ -231,7 +233,8 @@ class _SharedTexts:
 
     def _visit(self, row: dict[str, Any], change: Any) -> None:
         answers = [answer for answer in row["runs"] if answer]
-        for prompt in (row["prompt"], *(answer.get("prompt") for answer in answers)):
+        names = ("prompt", "transcript")
+        for prompt in (row["prompt"], *(answer.get(name) for answer in answers for name in names)):
             for message in prompt or ():
                 message[1] = change(message[1])
                 for image in message[2]:

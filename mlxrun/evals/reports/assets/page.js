@@ -1,6 +1,12 @@
 // Joins the parts of the page: theme, filters, search, keyboard, and the address of a line.
 
 const byId = (id) => document.getElementById(id);
+// The table is shown before the browser has read all chunks; what needs them waits.
+function whenLoaded(call) {
+  if (document.readyState !== "loading") call();
+  else document.addEventListener("DOMContentLoaded", call, { once: true });
+}
+
 const SEARCH_MS = 12; // spent on searching before the page may draw again
 
 function setUpTheme() {
@@ -55,11 +61,20 @@ class Search {
         done(found);
       }
     };
-    step();
+    whenLoaded(step);
   }
 
   stop() {
     this.turn++;
+  }
+
+  /** Read all texts while the page is idle, so that the first search is as quick as the others. */
+  prepare(row = 0) {
+    requestIdleCallback((deadline) => {
+      let at = row;
+      while (at < this.data.count && deadline.timeRemaining() > 1) this.readTexts(at++);
+      if (at < this.data.count) this.prepare(at);
+    });
   }
 
   readTexts(row) {
@@ -75,6 +90,7 @@ class LinesView {
     this.detail = new DetailPane(byId("detail"), data, reader);
     this.table = new LineTable(byId("table"), data, (row) => this.open(row));
     this.search = new Search(data, reader);
+    if ("requestIdleCallback" in window) whenLoaded(() => this.search.prepare());
     this.filter = { state: "all", group: -1, task: -1, run: -1 };
     this.sorting = { key: "order", descending: false };
     this.setUpControls();
@@ -94,6 +110,7 @@ class LinesView {
     byId("states").addEventListener("change", (event) => this.setState(event.target.value));
     byId("search").addEventListener("input", () => this.update());
     byId("close").addEventListener("click", () => this.close());
+    byId("differences")?.addEventListener("click", () => this.detail.toggleDifferences());
     byId("previous").addEventListener("click", () => this.table.choose(this.table.current - 1, true));
     byId("next").addEventListener("click", () => this.table.choose(this.table.current + 1, true));
     for (const button of document.querySelectorAll("button[data-sort]")) {
@@ -162,7 +179,7 @@ class LinesView {
   }
 
   open(row) {
-    this.detail.show(row);
+    whenLoaded(() => this.detail.show(row));
     const name = "#line/" + encodeURIComponent(this.data.columns.ids[row]);
     history.replaceState(null, "", name + (this.data.tasks.length > 1 ? "/" + this.data.columns.tasks[row] : ""));
   }
@@ -217,6 +234,8 @@ class LinesView {
   moveByKey(event) {
     const { table } = this;
     const inTable = event.target === byId("table");
+    if (event.key === "o" && this.detail.isOpen) return this.detail.toggleFolds();
+    if (event.key === "d" && byId("differences")) return this.detail.toggleDifferences();
     const steps = { j: 1, k: -1 };
     if (inTable) Object.assign(steps, { ArrowDown: 1, ArrowUp: -1, PageDown: table.fits, PageUp: -table.fits });
     const ends = inTable ? { Home: 0, End: table.rows.length - 1 } : {};
@@ -230,3 +249,4 @@ class LinesView {
 
 setUpTheme();
 if (byId("head")) new LinesView(JSON.parse(byId("head").textContent));
+performance.mark("lines");
