@@ -32,8 +32,9 @@ from mlxrun.evals.reports.difference import describe_difference
 from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt
 from mlxrun.evals.reports.report_runs import ReportRuns, collect_settings, list_differences
 from mlxrun.evals.reports.speed import list_speeds
+from mlxrun.evals.run_folders.run_folder import RUNNING
 
-_SCRIPTS = ("text.js", "lines.js", "detail.js", "page.js")
+_SCRIPTS = ("text.js", "lines.js", "detail.js", "live.js", "page.js")
 MOST_SCORED = 6  # runs whose scores by group are shown at once
 MOST_DIFFERENCES = 40  # settings
 CHUNK = 100  # lines
@@ -42,23 +43,40 @@ _SHARED = 80  # characters from which a text that repeats is shared
 _ESCAPES = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
 
-def render_page(runs: ReportRuns) -> str:
-    """Render the page of a report."""
+def render_page(runs: ReportRuns, *, digest: str = "", is_live: bool = False) -> str:
+    """Render the page of a report. `digest`: of a page that a server sends, and that asks whether there is a
+    newer one; `is_live`: whether a run goes on."""
+    return _render(
+        "report.html",
+        digest,
+        is_live=is_live,
+        report=build_view(runs),
+        head=dump_json(build_head(runs.rows, [run.label for run in runs.runs], runs.tasks)),
+        chunks=build_chunks(runs.rows, len(runs.runs)),
+    )
+
+
+def render_index(runs: Sequence[Any], name: str, digest: str) -> str:
+    """Render the index of the runs of a folder. `name`: of the folder."""
+    is_live = any(run.state == RUNNING for run in runs)
+    return _render("runs.html", digest, is_live=is_live, runs=runs, name=name)
+
+
+def _render(template: str, digest: str, **values: Any) -> str:
     style, script = Markup(_read_asset("report.css")), Markup(build_script())
+    policy = build_policy(style, script, is_served=bool(digest))
     page: str = (
         make_environment()
-        .get_template("report.html")
-        .render(
-            report=build_view(runs),
-            head=dump_json(build_head(runs.rows, [run.label for run in runs.runs], runs.tasks)),
-            chunks=build_chunks(runs.rows, len(runs.runs)),
-            policy=build_policy(style, script),
-            style=style,
-            script=script,
-            version=__version__,
-        )
+        .get_template(template)
+        .render(digest=digest, policy=policy, style=style, script=script, version=__version__, **values)
     )
     return page
+
+
+def build_served_policy() -> str:
+    """Build the policy of pages that a server sends."""
+    policy = build_policy(_read_asset("report.css"), build_script(), is_served=True)
+    return f"{policy}; frame-ancestors 'none'"
 
 
 def render_markdown(runs: ReportRuns) -> str:
@@ -113,11 +131,13 @@ def build_script() -> str:
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
-def build_policy(style: str, script: str) -> str:
-    """Build the page's Content-Security-Policy: no network, no other script or style."""
+def build_policy(style: str, script: str, *, is_served: bool = False) -> str:
+    """Build the page's Content-Security-Policy: no network, no other script or style. A page that a server
+    sends may ask this server."""
+    own = "'self'" if is_served else "'none'"
     return (
         f"default-src 'none'; script-src {_hash_source(script)}; style-src {_hash_source(style)}; "
-        "img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
+        f"img-src data:; media-src data:; base-uri 'none'; form-action {own}; connect-src {own}"
     )
 
 
@@ -146,6 +166,7 @@ def make_environment(*, is_html: bool = True) -> Any:
         plain=shown_text.mark_invisible,
         count=shown_text.format_count,
         share=shown_text.format_share,
+        style=shown_text.style_numbers,
         address=partial(quote, safe=""),
         seconds=format_seconds,
     )

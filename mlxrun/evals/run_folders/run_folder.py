@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +56,16 @@ class RunFolder:
         counts, runs = self.manifest["counts"], self.manifest["runs"]
         complete = counts["done"] + counts["failed"] == counts["total"]
         return DONE if complete and runs and runs[-1]["ended"] is not None else UNFINISHED
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """The lines that were answered, that failed, and all of them: as the process says that runs the job,
+        else as the manifest says."""
+        counts = self.manifest["counts"]
+        if self.state == RUNNING:
+            with suppress(*UNREADABLE):
+                counts = json.loads(self.paths.status.read_bytes())
+        return int(counts["done"]), int(counts["failed"]), int(counts["total"])
 
     @property
     def total(self) -> int:

@@ -100,7 +100,9 @@ async def test_filters_search_and_sorting(tmp_path: Path) -> None:
         await page.run("document.querySelector('[data-sort=ids]').click()")
         await wait_for(page, IDS, ["other", "line-3", "line-2", "line-1", "line-0"])
         await page.run("document.getElementById('filter-group').value = '1'")
-        await page.run("document.getElementById('filter-group').dispatchEvent(new Event('change'))")
+        await page.run(
+            "document.getElementById('filter-group').dispatchEvent(new Event('change', {bubbles: true}))"
+        )
         await wait_for(page, IDS, ["line-3", "line-1"])
         assert page.errors == []
 
@@ -157,7 +159,7 @@ def add_transcript(record: dict[str, Any]) -> None:
 async def test_a_transcript_with_its_tool_calls_folded(tmp_path: Path) -> None:
     bench = await run_changed(tmp_path, chats(1), add_transcript)
     async with open_report(read_runs([bench.job]), tmp_path, "#line/line-0") as page:
-        roles = "[...document.querySelectorAll('.transcript .message > h4')].map(each => each.textContent)"
+        roles = "[...document.querySelectorAll('.transcript .message > .role')].map(each => each.textContent)"
         await wait_for(page, roles, ["assistant", "tool", "user", "assistant"])  # the prompt is shown above
         folds = "[...document.querySelectorAll('.transcript details')]"
         titles = await page.run(f"{folds}.map(each => each.firstChild.firstChild.textContent)")

@@ -25,12 +25,10 @@ class ChunkReader {
 
 /** Fills the pane beside the table. */
 class DetailPane {
-  constructor(pane, data, reader) {
+  constructor(pane) {
     this.pane = pane;
     this.body = pane.querySelector(".detail-body");
     this.title = pane.querySelector(".detail-title");
-    this.data = data;
-    this.reader = reader;
     this.marksDifferences = true;
   }
 
@@ -76,7 +74,7 @@ class DetailPane {
   /** `more`: of a message of a transcript: its reasoning, its calls of tools, and the tool whose result it is. */
   makeMessage(role, text, media, more = {}) {
     const message = make("div", "message");
-    message.append(appendText(make("h4", ""), role));
+    message.append(appendText(make("div", "role"), role));
     if (more.reasoning) message.append(this.makeFold("Reasoning", more.reasoning, "reasoning"));
     for (const [source, name] of media) message.append(this.makeMedium(readText(source, this.texts), name));
     if (role === "tool") message.append(this.makeFold(`Result ${more.tool ?? ""}`, text, "tool"));
@@ -109,6 +107,7 @@ class DetailPane {
   makeText(text, name = "", other) {
     const block = make("pre", "text " + name);
     block.dir = "auto";
+    block.tabIndex = 0; // long ones scroll
     const found = readText(text, this.texts);
     if (typeof found === "string" && other !== undefined && this.marksDifferences) {
       for (const [part, isOwn] of compareTexts(found, other)[0]) {
@@ -142,7 +141,7 @@ class DetailPane {
   makeTranscript(turns) {
     const calls = turns.reduce((sum, [, , , more]) => sum + (more?.calls?.length ?? 0), 0);
     const words = `Transcript: ${turns.length} messages, ${calls} tool call${calls === 1 ? "" : "s"}`;
-    const block = make("div", "block transcript", make("h4", "", words));
+    const block = make("div", "block transcript", make("div", "role", words));
     for (const turn of turns) block.append(this.makeMessage(...turn));
     return block;
   }
@@ -178,7 +177,7 @@ class DetailPane {
   }
 
   makeBlock(title, text, name, other) {
-    const block = make("div", "block", make("h4", "", title));
+    const block = make("div", "block", make("div", "role", title));
     block.append(text === "" ? make("p", "absent", "empty") : this.makeText(text, name, other));
     return block;
   }
