@@ -116,7 +116,7 @@ class RunPages:
         key = _make_key(out.relative_to(self._folder))
         try:
             run = RunFolder.open(out)
-            state, (done, failed, total) = run.state, run.progress
+            state, (done, failed, total) = run.shown_state, run.progress
             times = list_working_runs(run.manifest)
             model: Mapping[str, Any] = run.manifest["model"]
             last = times[-1] if times else {}

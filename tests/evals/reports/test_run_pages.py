@@ -64,7 +64,7 @@ async def test_a_report_is_made_again_when_its_files_change(
     first = pages.render(["job.out.jsonl"])
     assert pages.render(["job.out.jsonl"]) == first and len(made) == 1
     await bench.run(fresh=True, limit=1)
-    assert "1 line not finished" in pages.render(["job.out.jsonl"]) and len(made) == 2
+    assert "1 line not part of the run (--limit)" in pages.render(["job.out.jsonl"]) and len(made) == 2
 
 
 async def test_only_runs_of_the_folder_are_shown(tmp_path: Path) -> None:
