@@ -46,7 +46,7 @@ _ESCAPES = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 def render_page(runs: ReportRuns, *, digest: str = "", is_live: bool = False) -> str:
     """Render the page of a report. `digest`: of a page that a server sends, and that asks whether there is a
     newer one; `is_live`: whether a run goes on."""
-    return _render(
+    return render_template(
         "report.html",
         digest,
         is_live=is_live,
@@ -59,10 +59,11 @@ def render_page(runs: ReportRuns, *, digest: str = "", is_live: bool = False) ->
 def render_index(runs: Sequence[Any], name: str, digest: str) -> str:
     """Render the index of the runs of a folder. `name`: of the folder."""
     is_live = any(run.state == RUNNING for run in runs)
-    return _render("runs.html", digest, is_live=is_live, runs=runs, name=name)
+    return render_template("runs.html", digest, is_live=is_live, runs=runs, name=name)
 
 
-def _render(template: str, digest: str, **values: Any) -> str:
+def render_template(template: str, digest: str = "", **values: Any) -> str:
+    """Render a template of a page, with its style, script and policy."""
     style, script = Markup(_read_asset("report.css")), Markup(build_script())
     policy = build_policy(style, script, is_served=bool(digest))
     page: str = (
