@@ -1,7 +1,7 @@
 """Pictures of reports for the documentation: `python -m benchmarks.report_pictures`, or `make pictures`.
 
 It runs the suite and the vision job of `jobs/` on the built-in model in a folder of its own, makes their
-reports, and photographs them in a headless Chromium.
+reports, and photographs them and the index of `mlxrun view` in a headless Chromium.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from PIL import Image
 
 from benchmarks.browser import BrowserPage, find_browser, open_browser
+from mlxrun.evals.reports.run_pages import RunPages
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -41,6 +42,7 @@ class ReportPicture:
 
 PICTURES = (
     ReportPicture("report-suite", "suite.out/report.html", 690, dark=False),
+    ReportPicture("view-runs", "index.html", 560, dark=False),
     ReportPicture(
         "report-lines", "vision.out.jsonl.run/report.html", 760, dark=True, address="#line/shape-000"
     ),
@@ -71,6 +73,7 @@ async def _make_pictures(browser: str, scratch: Path) -> None:
         subprocess.run([*MODULE, *command], cwd=folder, check=True)
     for run in ("suite.yaml", "vision.jsonl"):
         subprocess.run([*MODULE, "report", run], cwd=folder, check=True)
+    (folder / "index.html").write_text(RunPages(folder).render([]), encoding="utf-8")
     await take_pictures(browser, folder, IMAGES)
 
 

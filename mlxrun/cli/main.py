@@ -48,6 +48,7 @@ COMMANDS = {
     "replay": "Run a job again as its manifest says, and compare the bytes.",
     "bundle": "Write a run or a suite as one file that is replayed anywhere.",
     "report": "Write an HTML or Markdown report of runs.",
+    "view": "Serve all runs of a folder as pages, live while they run.",
     "export": "Write a run in the format of Inspect, lm-eval and others.",
     "compare": "Compare the scores of runs of the same lines, and rank them.",
     "history": "Note the scores of nightly runs in a file, and find drift.",
@@ -66,7 +67,7 @@ COMMANDS = {
 }
 # The folder of a command's module below mlxrun/cli/commands, where it is not that folder itself.
 FOLDERS = dict.fromkeys(("pull", "list", "show", "fit", "rm"), "models.") | dict.fromkeys(
-    ("score", "verify", "replay", "bundle", "report", "export", "compare", "history"), "runs."
+    ("score", "verify", "replay", "bundle", "report", "view", "export", "compare", "history"), "runs."
 )
 
 EPILOG = """\b
@@ -80,6 +81,7 @@ Examples:
   mlxrun batch jobs/eval.jsonl -c prod.yaml       the same on the model of a config file
   mlxrun eval jobs/suite.yaml                     every model of a suite on every task, as a matrix of scores
   mlxrun report jobs/eval.jsonl                   look at scores, failures, speed and every line of a run
+  mlxrun view jobs                                all runs of a folder in a browser, live
   mlxrun job make data.csv --template t.jinja     make a job from a table
   mlxrun config init mlxrun.yaml                  write a config file with every key explained
   mlxrun config check prod.yaml                   find all its errors, with line and column

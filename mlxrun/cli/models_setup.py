@@ -247,6 +247,7 @@ def check_shares(loaded: LoadedConfig, slots: Sequence[ModelSlot], limit: int) -
 
 async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> int:
     """Serve several models until a signal ends it; the exit code."""
+    from mlxrun.cli.run_pages import show_runs
     from mlxrun.cluster.models.messages import DescribeModels, DigestModels
     from mlxrun.cluster.models.model_lines import ModelsJobService
     from mlxrun.cluster.models.model_pool import ModelPool
@@ -270,7 +271,7 @@ async def serve_models(loaded: LoadedConfig, sets: Sequence[str], options: Optio
     pool = ModelPool(slots, facts.limit, config.scheduler.max_queue, config.server.request_timeout)
 
     relay, queue = ModelRelay(pool, secret), make_batch_queue(config, os.environ)
-    front, note = make_models_front(relay, config, queue), make_note(config, os.environ)
+    front, note = show_runs(make_models_front(relay, config, queue), config), make_note(config, os.environ)
 
     async def digest() -> str:
         return await digest_models(DigestModels(list(configs.values())))

@@ -97,6 +97,7 @@ async def run_on_ray(
 async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], mixed: bool) -> int:
     """Serve on the workers of a cluster, as `mlxrun serve` does. SIGHUP restarts them one after the other.
     ConfigError if Ray cannot be reached or has no room, WorkerRefused if no worker can be used."""
+    from mlxrun.cli.run_pages import show_runs
     from mlxrun.cluster.ray.ray_servers import RayServers
     from mlxrun.cluster.servers.server_relay import make_front
     from mlxrun.engine.client import EngineClient
@@ -131,6 +132,7 @@ async def serve_on_ray(address: str, loaded: LoadedConfig, sets: Sequence[str], 
         check_overrides(servers.configs, count)
         say(f"{pluralize(count, 'worker')} on Ray")
         note = make_note(config, os.environ)
-        return await run(make_front(config, pool, servers.secret), load, print_line, note=note)
+        front = show_runs(make_front(config, pool, servers.secret), config)
+        return await run(front, load, print_line, note=note)
     finally:
         await servers.disconnect()

@@ -38,7 +38,8 @@ class ApiSettings:
     admin: bool = True
     """/v1/status, /metrics, /v1/cache, /v1/requests/ID/cancel, /openapi.json. /health is always on."""
     ui: bool = True
-    """/ui, a page for browsers: chat, live requests, memory and batches. `/` leads there."""
+    """/ui, a page for browsers: chat, live requests, memory and batches; and /ui/runs, runs of a folder. `/`
+    leads to /ui."""
 
 
 KeyRole = Literal["inference", "metrics", "admin"]
@@ -157,6 +158,9 @@ class ServerSettings:
     data_path: str | None = None
     """Folder for uploaded files, batches and stored responses. null: mlxrun in $XDG_DATA_HOME or
     ~/.local/share. A further server on another port takes a folder of its own in there."""
+    runs_path: str | None = None
+    """Folder whose runs the page shows under /ui/runs: jobs and suites, with all prompts and answers, to keys
+    with the role admin. null: the batches in data_path; with api_keys, none."""
     files_max_bytes: Annotated[int, Bytes(), Range(1, None)] = 10_000_000_000
     """Maximum size of all files and batches in data_path; each counts as at least 4096 bytes. An upload or a
     batch that would exceed it is refused. The output of a batch counts, but is always written."""

@@ -16,11 +16,12 @@ _SHOWN_DATA = 40  # characters of a file
 
 @dataclass(frozen=True, slots=True)
 class PromptMessage:
-    """One message: its role, its text, and the URLs or paths of its images."""
+    """One message: its role, its text, and the URLs or paths of its images and sounds."""
 
     role: str
     text: str
     images: list[str] = field(default_factory=list)
+    sounds: list[str] = field(default_factory=list)
 
 
 def list_messages(body: Mapping[str, Any]) -> list[PromptMessage]:
@@ -63,21 +64,36 @@ def _read_item(item: Any) -> PromptMessage:
         if key not in ("role", "type", "content", "id", "status") and value
     }
     texts = [message.text, *(f"{key}: {dump_text(value)}" for key, value in extra.items())]
-    return PromptMessage(message.role, "\n".join(filter(None, texts)), message.images)
+    return PromptMessage(message.role, "\n".join(filter(None, texts)), message.images, message.sounds)
 
 
 def _read_message(role: str, content: Any) -> PromptMessage:
     if not isinstance(content, list):
         return PromptMessage(role, "" if content is None else dump_text(content))
-    texts, images = [], []
+    texts, images, sounds = [], [], []
     for part in content:
+        if (sound := _find_sound(part)) is not None:
+            sounds.append(sound)
+            continue
         sources = list(_find_images(part))
         images += sources
         if isinstance(part, Mapping) and part.get("type") in _TEXTS:
             texts.append(dump_text(part.get("text", part.get("refusal", ""))))
         elif not sources or part.get("type") == "tool_result":
             texts.append(dump_text(_shorten_data(_without_images(part))))
-    return PromptMessage(role, "\n".join(texts), images)
+    return PromptMessage(role, "\n".join(texts), images, sounds)
+
+
+def _find_sound(part: Any) -> str | None:
+    """The sound of a part: a path, or a data URL also where the API has the data alone."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in ("input_audio", "audio_url"):
+        return None
+    found = part.get(kind)
+    found = {"url": found} if isinstance(found, str) else found if isinstance(found, Mapping) else {}
+    if isinstance(data := found.get("data"), str):
+        return data if data.startswith("data:") else f"data:audio/{found.get('format')};base64,{data}"
+    return str(found.get("url", ""))
 
 
 def _find_images(part: Any) -> Iterator[str]:

@@ -25,6 +25,7 @@ from mlxrun.server.endpoints import (
     ollama,
     openai,
     responses,
+    runs,
     tokenize,
     transcriptions,
     ui,
@@ -51,7 +52,7 @@ from mlxrun.server.telemetry import start_telemetry
 
 _MODULES = (
     *(openai, responses, anthropic, ollama, embeddings, transcriptions, tokenize),
-    *(batches, anthropic_batches, admin, ui),
+    *(batches, anthropic_batches, admin, ui, runs),
 )
 
 

@@ -114,6 +114,21 @@ CASES: dict[str, tuple[dict[str, Any], list[PromptMessage]]] = {
         },
         [PromptMessage("system", "Be brief."), PromptMessage("user", "What?", [IMAGE])],
     ),
+    "sounds": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}},
+                        {"type": "audio_url", "audio_url": {"url": "a.mp3"}},
+                        {"type": "text", "text": "Who speaks?"},
+                    ],
+                }
+            ]
+        },
+        [PromptMessage("user", "Who speaks?", [], ["data:audio/wav;base64,AAAA", "a.mp3"])],
+    ),
     "an image in a tool result": (
         {
             "messages": [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.browser import BrowserPage, find_browser, open_browser
 
+AXE = Path(__file__).parents[1] / "clients/node/node_modules/axe-core/axe.min.js"
 BROWSER = find_browser()  # None: there is no Chromium here
 
 
@@ -28,6 +30,15 @@ async def open_page(*options: str) -> AsyncIterator[BrowserPage]:
         yield page
     finally:
         await browser.__aexit__(None, None, None)
+
+
+async def find_violations(page: BrowserPage) -> object:
+    """What axe-core finds wrong with the page as it is."""
+    await page.run(AXE.read_text(encoding="utf-8") + "; 0")
+    return await page.run(
+        "axe.run().then(({violations}) => violations.map(each =>"
+        " [each.id, each.impact, each.nodes.map(node => node.html)]))"
+    )
 
 
 async def wait_for(page: BrowserPage, script: str, value: Any) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mlxrun.evals.reports.report_lines import LineRow, LineRows
 from mlxrun.evals.reports.report_runs import ReportRuns, read_runs
+from mlxrun.evals.run_folders.run_line import RunLine
+from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import digest_short
 from mlxrun.jobs.records.journal import LineTiming
 from mlxrun.jobs.records.output_records import dump_record
@@ -63,18 +68,50 @@ async def read_lines(folder: Path, lines: list[Any]) -> ReportRuns:
 
 async def run_other_answers(folder: Path, lines: list[Any], ids: set[str]) -> Bench:
     """A run of the same lines in which those with these ids score 0."""
+
+    def change(record: dict[str, Any]) -> None:
+        if record["custom_id"] in ids:
+            record["eval"]["score"] = 0
+
+    return await run_changed(folder, lines, change)
+
+
+async def run_changed(folder: Path, lines: list[Any], change: Callable[[dict[str, Any]], None]) -> Bench:
+    """A run whose records were changed as if the run had written them so."""
     bench = await run_lines(folder, lines)
     journal = bench.paths.journal.read_bytes()
     records = []
     for data in bench.paths.out.read_bytes().splitlines(keepends=True):
         record = json.loads(data)
-        if record["custom_id"] in ids:
-            record["eval"]["score"] = 0
+        change(record)
         records.append(dump_record(record))
         journal = journal.replace(digest_short(data).hex().encode(), digest_short(records[-1]).hex().encode())
     bench.paths.out.write_bytes(b"".join(records))
     bench.paths.journal.write_bytes(journal)
     return bench
+
+
+def make_many_rows(count: int) -> list[LineRow]:
+    """Rows of two runs with prompts and answers of some hundred characters, as a report of them has."""
+    rows, words = LineRows(), ("the", "cat", "sat", "on", "mats", "and", "looked", "at", "moons")
+    for at in range(count):
+        rng = random.Random(at)
+        prompt = f"Question {at}: " + " ".join(rng.choices(words, k=60))
+        line = JobLine(
+            at, f"line-{at}", "/v1/chat/completions", {"messages": [{"role": "user", "content": prompt}]}
+        )
+        for run in range(2):
+            text = " ".join(rng.choices(words, k=40))
+            body = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+            scored = {
+                "score": rng.randint(0, 1),
+                "match": "contains",
+                "expected": "moon",
+                "group": f"g{at % 7}",
+            }
+            record = {"id": "", "custom_id": line.custom_id, "response": {"body": body}, "error": None}
+            rows.add(run, 0, RunLine(f"line-{at}", at, line, record | {"eval": scored}), TIMING)
+    return list(rows.rows.values())
 
 
 def write_suite(folder: Path, *records: dict[str, Any]) -> None:

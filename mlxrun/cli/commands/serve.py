@@ -46,7 +46,7 @@ Interfaces (each can be switched off under `apis:`):
   Sound       /v1/audio/transcriptions (for models of the family Whisper)
   Tokens      /tokenize /detokenize /tokenizer_info
   Operations  /health /v1/status /metrics /v1/cache /v1/requests/ID/cancel /openapi.json
-  A page      /ui (and / in a browser): chat, requests, memory, batches
+  A page      /ui (and / in a browser): chat, requests, memory, batches; /ui/runs: jobs and evals of a folder
 
 \b
 It listens at once and answers 503 until the model is loaded; the log says how far that is. After Ctrl-C or
@@ -104,6 +104,7 @@ async def serve_until_signal(
 ) -> int:
     """Serve until a signal ends it; the exit code. `sets`, `options`: given at the command line, for when the
     config is read again."""
+    from mlxrun.cli.run_pages import show_runs
     from mlxrun.config.server_settings import has_response_file
     from mlxrun.server.app import make_app
     from mlxrun.server.batches.batch_queue import make_batch_queue
@@ -119,7 +120,7 @@ async def serve_until_signal(
     note = make_note(config, os.environ)
 
     return await run(
-        make_app(config, queue, responses_path=responses_path),
+        show_runs(make_app(config, queue, responses_path=responses_path), config),
         lambda: _load(loaded, queue),
         print_line,
         note=note,

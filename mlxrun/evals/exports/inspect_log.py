@@ -6,6 +6,7 @@ samples), `summaries.json`, and `samples/ID_epoch_1.json` for each line.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,10 +193,13 @@ def _build_message(message: PromptMessage) -> Json:
         role = "system"
     if role not in _ROLES:
         role, text = "user", text if role == "prompt" else f"[{role}]\n{text}"
-    if not message.images:
+    media: list[Json] = [{"type": "image", "image": url} for url in message.images]
+    for url in message.sounds:
+        form = "mp3" if re.match(r"data:audio/(mp3|mpeg)|.*\.mp3$", url) else "wav"  # Inspect has no other
+        media.append({"type": "audio", "audio": url, "format": form})
+    if not media:
         return {"role": role, "content": text}
-    images = [{"type": "image", "image": url} for url in message.images]
-    return {"role": role, "content": [*images, *([{"type": "text", "text": text}] if text else [])]}
+    return {"role": role, "content": [*media, *([{"type": "text", "text": text}] if text else [])]}
 
 
 def _build_choices(run: ExportedRun, line: RunLine) -> list[Json]:

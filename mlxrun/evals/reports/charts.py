@@ -8,6 +8,7 @@ from markupsafe import Markup, escape
 
 PLOT_WIDTH = 260  # of an interval
 PLOT_HEIGHT = 22
+_TREND_HEIGHT = 48
 _WIDTH, _HEIGHT = 280, 120  # of a series, in the units of its view box
 _LEFT, _BOTTOM, _TOP = 38, 18, 8
 
@@ -112,6 +113,26 @@ def draw_series(
         text = "0" if at == 0 else format_seconds(seconds)
         parts.append(f'<text x="{x(at)}" y="{_HEIGHT - 4}" text-anchor="{anchor}">{text}</text>')
     return _wrap(parts, _WIDTH, _HEIGHT, name)
+
+
+def draw_trend(values: Sequence[float], intervals: Sequence[tuple[float, float] | None], name: str) -> Markup:
+    """Draw values one after the other as a line of dots with their intervals. The scale is from the lowest to
+    the highest of all."""
+    ends = [*values, *(end for interval in intervals for end in interval or ())]
+    low, high = min(ends), max(ends)
+
+    def place(value: float) -> float:
+        return round(_TREND_HEIGHT - 5 - (_TREND_HEIGHT - 10) * (value - low) / ((high - low) or 1.0), 1)
+
+    step = (PLOT_WIDTH - 12) / max(1, len(values) - 1)
+    places = [(round(6 + at * step, 1), place(value)) for at, value in enumerate(values)]
+    parts = [f'<path class="line" d="{_trace(places)}"/>']
+    for (x, y), interval in zip(places, intervals, strict=True):
+        if interval is not None:
+            bottom, top = map(place, interval)
+            parts.append(f'<line class="whisker" x1="{x}" x2="{x}" y1="{bottom}" y2="{top}"/>')
+        parts.append(f'<circle class="dot" cx="{x}" cy="{y}" r="2.5"/>')
+    return _wrap(parts, PLOT_WIDTH, _TREND_HEIGHT, name, f'width="{PLOT_WIDTH}" height="{_TREND_HEIGHT}"')
 
 
 def _split_at_gaps(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:

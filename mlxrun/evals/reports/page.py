@@ -1,12 +1,12 @@
 """The files of a report, made of one view: HTML, and Markdown that is short enough for a pull request.
 
-The HTML file contains all it needs, and may load nothing. Its policy allows its own style and script by their
-digests, and images from data URLs. Nothing else runs or is loaded, whatever an answer contains. The templates
-escape texts of the runs, or the script shows them as text.
+The HTML file contains all it needs, and may load nothing. Its policy allows its own style and script by
+their digests, and images and sounds from data URLs. Nothing else runs or is loaded, whatever an answer
+contains. The templates escape texts of the runs, or the script shows them as text.
 
-Lines are JSON inside the page. The columns of the table are read when the page opens. A chunk with details is
-read when one of its lines is opened or searched. A text that occurs in several lines of a chunk is in it
-once: a number stands for its place in `texts`.
+Lines are JSON inside the page. The columns of the table are read when the page opens, before the browser has
+read the rest. A chunk with details is read when one of its lines is opened or searched. A text that occurs in
+several lines of a chunk is in it once: a number stands for its place in `texts`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from mlxrun.evals.reports.difference import describe_difference
 from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt
 from mlxrun.evals.reports.report_runs import ReportRuns, collect_settings, list_differences
 from mlxrun.evals.reports.speed import list_speeds
+from mlxrun.evals.run_folders.run_folder import RUNNING
 
-_SCRIPTS = ("text.js", "lines.js", "detail.js", "page.js")
+_SCRIPTS = ("text.js", "lines.js", "detail.js", "live.js", "page.js")
 MOST_SCORED = 6  # runs whose scores by group are shown at once
 MOST_DIFFERENCES = 40  # settings
 CHUNK = 100  # lines
@@ -42,23 +43,41 @@ _SHARED = 80  # characters from which a text that repeats is shared
 _ESCAPES = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
 
-def render_page(runs: ReportRuns) -> str:
-    """Render the page of a report."""
+def render_page(runs: ReportRuns, *, digest: str = "", is_live: bool = False) -> str:
+    """Render the page of a report. `digest`: of a page that a server sends, and that asks whether there is a
+    newer one; `is_live`: whether a run goes on."""
+    return render_template(
+        "report.html",
+        digest,
+        is_live=is_live,
+        report=build_view(runs),
+        head=dump_json(build_head(runs.rows, [run.label for run in runs.runs], runs.tasks)),
+        chunks=build_chunks(runs.rows, len(runs.runs)),
+    )
+
+
+def render_index(runs: Sequence[Any], name: str, digest: str) -> str:
+    """Render the index of the runs of a folder. `name`: of the folder."""
+    is_live = any(run.state == RUNNING for run in runs)
+    return render_template("runs.html", digest, is_live=is_live, runs=runs, name=name)
+
+
+def render_template(template: str, digest: str = "", **values: Any) -> str:
+    """Render a template of a page, with its style, script and policy."""
     style, script = Markup(_read_asset("report.css")), Markup(build_script())
+    policy = build_policy(style, script, is_served=bool(digest))
     page: str = (
         make_environment()
-        .get_template("report.html")
-        .render(
-            report=build_view(runs),
-            head=dump_json(build_head(runs.rows, [run.label for run in runs.runs], runs.tasks)),
-            chunks=build_chunks(runs.rows, len(runs.runs)),
-            policy=build_policy(style, script),
-            style=style,
-            script=script,
-            version=__version__,
-        )
+        .get_template(template)
+        .render(digest=digest, policy=policy, style=style, script=script, version=__version__, **values)
     )
     return page
+
+
+def build_served_policy() -> str:
+    """Build the policy of pages that a server sends."""
+    policy = build_policy(_read_asset("report.css"), build_script(), is_served=True)
+    return f"{policy}; frame-ancestors 'none'"
 
 
 def render_markdown(runs: ReportRuns) -> str:
@@ -113,11 +132,13 @@ def build_script() -> str:
     return f'(() => {{\n"use strict";\n{parts}}})();\n'
 
 
-def build_policy(style: str, script: str) -> str:
-    """Build the page's Content-Security-Policy: no network, no other script or style."""
+def build_policy(style: str, script: str, *, is_served: bool = False) -> str:
+    """Build the page's Content-Security-Policy: no network, no other script or style. A page that a server
+    sends may ask this server."""
+    own = "'self'" if is_served else "'none'"
     return (
         f"default-src 'none'; script-src {_hash_source(script)}; style-src {_hash_source(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"img-src data:; media-src data:; base-uri 'none'; form-action {own}; connect-src {own}"
     )
 
 
@@ -146,6 +167,7 @@ def make_environment(*, is_html: bool = True) -> Any:
         plain=shown_text.mark_invisible,
         count=shown_text.format_count,
         share=shown_text.format_share,
+        style=shown_text.style_numbers,
         address=partial(quote, safe=""),
         seconds=format_seconds,
     )
@@ -181,6 +203,7 @@ def build_head(rows: Sequence[LineRow], runs: Sequence[str], tasks: Sequence[str
             ],  # those of each run are a hexadecimal digit
             "answers": [answer.answer for answer in last],
             "expected": [answer.expected for answer in last],
+            "scores": [answer.score for answer in last],
             "output": [answer.output for answer in last],
             "took": [answer.took for answer in last],
         },
@@ -201,14 +224,15 @@ def _build_row(row: LineRow, runs: int) -> dict[str, Any]:
     for run in range(runs):
         answer = row.answers.get(run)
         shown = None if answer is None else dict(answer.shown)
-        if shown is not None and "prompt" in shown:
-            shown["prompt"] = _copy_prompt(shown["prompt"])
+        for name in ("prompt", "transcript"):
+            if shown is not None and name in shown:
+                shown[name] = _copy_prompt(shown[name])
         answers.append(shown)
     return {"prompt": None if row.prompt is None else _copy_prompt(row.prompt), "runs": answers}
 
 
 def _copy_prompt(prompt: Prompt) -> list[Any]:
-    return [[role, text, [list(image) for image in images]] for role, text, images in prompt]
+    return [[role, text, [list(each) for each in media], *more] for role, text, media, *more in prompt]
 
 
 class _SharedTexts:
@@ -231,7 +255,8 @@ class _SharedTexts:
 
     def _visit(self, row: dict[str, Any], change: Any) -> None:
         answers = [answer for answer in row["runs"] if answer]
-        for prompt in (row["prompt"], *(answer.get("prompt") for answer in answers)):
+        names = ("prompt", "transcript")
+        for prompt in (row["prompt"], *(answer.get(name) for answer in answers for name in names)):
             for message in prompt or ():
                 message[1] = change(message[1])
                 for image in message[2]:

@@ -9,12 +9,13 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
-from mlxrun.evals.prompt_messages import dump_text, list_messages
+from mlxrun.evals.prompt_messages import PromptMessage, dump_text, list_messages
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.journal import LineTiming
@@ -34,7 +35,15 @@ MAX_TEXT = 6000  # characters of a text that are shown without `--full`
 PREVIEW = 90  # characters of an answer in the table
 SIDE = 320  # pixels of a thumbnail's longer side
 FULL_SIDE = 1024  # with `--full`
-MAX_BYTES = 30_000_000  # of all thumbnails of a report
+MAX_BYTES = 30_000_000  # of all thumbnails and sounds of a report
+MAX_SOUND = 3_000_000  # bytes of one sound
+# How files of sounds begin, and the names of their kinds.
+_SOUNDS = {
+    b"RIFF": "wav",
+    b"OggS": "ogg",
+    b"fLaC": "flac",
+    **dict.fromkeys((b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "mpeg"),
+}
 
 
 @dataclass(slots=True)
@@ -52,8 +61,9 @@ class RunAnswer:
     shown: dict[str, Any]
 
 
-# Of each message its role, its text (which may be cut), and its images: thumbnail and name.
-Prompt = list[tuple[str, Any, list[tuple[str, str]]]]
+# Of each message its role, its text (which may be cut), and its media: data URL and name. Messages of a
+# transcript have a fourth part: `reasoning`, `calls` and `tool`.
+Prompt = list[Any]
 
 
 @dataclass(slots=True)
@@ -102,32 +112,52 @@ class Thumbnails:
         self._made: dict[bytes, tuple[str, str]] = {}
         self._bytes = 0
 
-    def make(self, source: str) -> tuple[str, str]:
-        """Return the thumbnail of a data URL or path as a data URL, and a name for the image. Without a
-        thumbnail, the first is empty and the second gives the reason."""
-        key = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest()
+    def make(self, source: str, *, is_sound: bool = False) -> tuple[str, str]:
+        """Return the thumbnail of a data URL or path as a data URL, and a name for the image; of a sound all
+        of it. If that fails, the first is empty and the second gives the reason."""
+        key = hashlib.sha256(f"{is_sound}{source}".encode("utf-8", "surrogatepass")).digest()
         if key not in self._made:
-            name = "inline image" if source.startswith("data:") else source[:200]
+            kind = "sound" if is_sound else "image"
+            name = f"inline {kind}" if source.startswith("data:") else source[:200]
             try:
-                self._made[key] = self._encode(source), name
+                self._made[key] = self._encode(source, is_sound), name
             except MediaError as error:
                 self._made[key] = "", f"{name} ({error})"
         return self._made[key]
 
-    def _encode(self, source: str) -> str:
+    def _encode(self, source: str, is_sound: bool) -> str:
+        if self._bytes >= MAX_BYTES:
+            raise MediaError(f"the media of this report have more than {MAX_BYTES // 10**6} MB")
+        url = self._encode_sound(source) if is_sound else self._encode_image(source)
+        self._bytes += len(url)
+        return url
+
+    def _encode_image(self, source: str) -> str:
         from mlxrun.api.text.media.image_decoding import decode_image, read_header
 
-        if self._bytes >= MAX_BYTES:
-            raise MediaError(f"the images of this report have more than {MAX_BYTES // 10**6} MB")
         data = self._sources.read_local(source)
         header = read_header(data, self._max_pixels)
         image = decode_image(data, max(1, min(header.width, header.height) // (4 * self._side)))
         image.thumbnail((self._side, self._side))
         file = io.BytesIO()
         image.save(file, "WEBP", quality=80)
-        url = "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
-        self._bytes += len(url)
-        return url
+        return "data:image/webp;base64," + base64.b64encode(file.getvalue()).decode()
+
+    def _encode_sound(self, source: str) -> str:
+        """A sound as it is, if its beginning is that of a known kind."""
+        is_data = source.startswith("data:")
+        data = _decode(source.partition(",")[2]) if is_data else self._sources.read_local(source)
+        kind = next((name for start, name in _SOUNDS.items() if data.startswith(start)), None)
+        if kind is None or len(data) > MAX_SOUND:
+            raise MediaError("no WAV, MP3, FLAC or Ogg file" if kind is None else "too large for a report")
+        return f"data:audio/{kind};base64," + base64.b64encode(data).decode()
+
+
+def _decode(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise MediaError("not valid base64") from error
 
 
 class LineRows:
@@ -157,6 +187,8 @@ class LineRows:
                 row.prompt, row.digest = prompt, digest
             elif digest != row.digest:
                 answer.shown["prompt"] = prompt
+        if turns := self._build_turns(line, thumbnails):
+            answer.shown["transcript"] = turns
         row.answers[run] = answer
         return answer
 
@@ -165,10 +197,36 @@ class LineRows:
         report does not hold those of all lines."""
         prompt, digest = [], hashlib.sha256()
         for message in list_messages(line.body):
-            images = [("", "") if thumbnails is None else thumbnails.make(url) for url in message.images]
-            digest.update(repr((message.role, message.text, images)).encode("utf-8", "surrogatepass"))
-            prompt.append((message.role, cut_text(message.text, self._full), images))
+            media = _make_media(message, thumbnails)
+            digest.update(repr((message.role, message.text, media)).encode("utf-8", "surrogatepass"))
+            prompt.append((message.role, cut_text(message.text, self._full), media))
         return prompt, digest.digest()
+
+    def _build_turns(self, line: RunLine, thumbnails: Thumbnails | None) -> Prompt:
+        """The transcript after the prompt, as it is shown."""
+        shown = {(each.role, each.text) for each in line.messages} if line.turns else set()
+        turns = list(dropwhile(lambda turn: (turn.message.role, turn.message.text) in shown, line.turns))
+        if turns and turns[-1].message.text == line.answer and not (turns[-1].calls or turns[-1].reasoning):
+            turns.pop()  # it is shown as the answer
+        found = []
+        for turn in turns:
+            more = {
+                "reasoning": cut_text(turn.reasoning, self._full),
+                "calls": [(name, cut_text(text, self._full)) for name, text in turn.calls],
+                "tool": turn.tool,
+            }
+            more = {key: value for key, value in more.items() if value}
+            text, media = cut_text(turn.message.text, self._full), _make_media(turn.message, thumbnails)
+            found.append((turn.message.role, text, media, more))
+        return found
+
+
+def _make_media(message: PromptMessage, thumbnails: Thumbnails | None) -> list[tuple[str, str]]:
+    """The images and sounds of a message, each as a data URL with its name."""
+    if thumbnails is None:
+        return [("", "")] * (len(message.images) + len(message.sounds))
+    images = [thumbnails.make(url) for url in message.images]
+    return images + [thumbnails.make(url, is_sound=True) for url in message.sounds]
 
 
 def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], Any]) -> RunAnswer:

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from mlxrun.evals.reports.charts import draw_shares
 from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, UNSCORED, LineRow, LineRows, Thumbnails
-from mlxrun.evals.reports.shown_text import format_count
+from mlxrun.evals.reports.shown_text import format_count, pluralize_count
 from mlxrun.evals.run_folders.run_folder import RunFolder, list_working_runs, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.jobs.records.journal import LineTiming, read_timings
@@ -57,8 +57,14 @@ class ReportRun:
 
     @property
     def unfinished(self) -> int:
-        """The number of lines that have neither an answer nor an error."""
-        return max(0, self.folder.total - self.counts["lines"])
+        """The number of lines that have neither an answer nor an error, but for those that `--limit` left
+        out."""
+        return max(0, self.folder.total - self.folder.left_out - self.counts["lines"])
+
+    @property
+    def left_out(self) -> int:
+        """The number of lines that `--limit` left out, and no earlier run has answered."""
+        return max(0, min(self.folder.left_out, self.folder.total - self.counts["lines"]))
 
     @property
     def total(self) -> int:
@@ -173,6 +179,13 @@ def _read_lines(
             reason.count += 1
             if len(reason.ids) < SHOWN_IDS:
                 reason.ids.append(line.id)
+
+
+def list_missing(runs: Sequence[ReportRun]) -> list[str]:
+    """List phrases about the lines of runs that have neither an answer nor an error."""
+    left, out = sum(run.unfinished for run in runs), sum(run.left_out for run in runs)
+    found = [f"{pluralize_count(left, 'line')} not finished"] if left else []
+    return found + ([f"{pluralize_count(out, 'line')} not part of the run (--limit)"] if out else [])
 
 
 def describe_machine(manifest: Mapping[str, Any]) -> str:

@@ -18,6 +18,7 @@ from mlxrun.evals.reports.report_runs import (
     describe_machine,
     describe_span,
     describe_times,
+    list_missing,
 )
 from mlxrun.evals.reports.shown_text import (
     format_count,
@@ -175,8 +176,7 @@ def _build_cell(
             unscored.append(f"{run.variant}: {NOT_SCORED}")
         elif run.scores.groups:
             scores.append(ShownScore(run.variant, total))
-    left = sum(run.unfinished for run in runs)
-    missing = [*unscored, *([f"{pluralize_count(left, 'line')} not finished"] if left else [])]
+    missing = [*unscored, *list_missing(runs)]
     missing += [f"{each['variant']}: {each['error'] or each['state']}" for each in todo]
     shown = {run.label for run in runs}
     found = [pool for pool in pools if shown.issuperset(pool["cells"])]
@@ -245,7 +245,7 @@ def _describe_trouble(run: ReportRun, *, of_all: bool) -> str:
     ]
     scope = f", of all {pluralize_count(run.total, 'line')}" if of_all else ""
     text = f"{', '.join(found)}{scope}." if found else "None failed, was cut or is empty."
-    return text + (f" {pluralize_count(run.unfinished, 'line')} not finished." if run.unfinished else "")
+    return text + "".join(f" {each}." for each in list_missing([run]))
 
 
 def build_title(runs: ReportRuns) -> str:
@@ -278,7 +278,7 @@ def list_facts(runs: ReportRuns) -> list[str]:
 
 def _describe_run(run: ReportRun, *, with_label: bool) -> str:
     label = f"{run.label}: {describe_model(run)} · " if with_label else ""
-    state = "" if run.folder.state == DONE else f"{run.folder.state}, "
+    state = "" if run.folder.state == DONE else f"{run.folder.shown_state}, "
     mixed = "answers of several versions or devices" if run.manifest.get("mixed") else ""
     times = describe_times(run.manifest, is_running=run.folder.state == RUNNING)
     parts = (times, describe_machine(run.manifest), mixed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.scoring.eval_spec import EvalReader
 
 DONE, RUNNING, UNFINISHED = "done", "running", "unfinished"  # states of a run
+LIMITED = "limited"  # for people: an unfinished run that lacks only what `--limit` left out
 _ACTIVE = ("starting", "loading", "running")  # states in status.json
 _STATUS_SECONDS = 60.0  # without a new status.json, after which its process is taken to be another one
 
@@ -56,6 +57,29 @@ class RunFolder:
         counts, runs = self.manifest["counts"], self.manifest["runs"]
         complete = counts["done"] + counts["failed"] == counts["total"]
         return DONE if complete and runs and runs[-1]["ended"] is not None else UNFINISHED
+
+    @property
+    def shown_state(self) -> str:
+        """The state for people: `limited` of an unfinished run from which `--limit` left out all that is
+        missing."""
+        done, failed, total = self.progress
+        is_limited = self.left_out and self.left_out == total - done - failed
+        return LIMITED if is_limited and self.state == UNFINISHED else self.state
+
+    @property
+    def left_out(self) -> int:
+        """The number of lines after those to which `--limit` held the last run."""
+        runs = self.manifest["runs"]
+        return self.total - int(runs[-1].get("limit", self.total)) if runs else 0
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """The lines that were answered, that failed, and all of them: as the process says that runs the job,
+        else as the manifest says."""
+        if self.state == RUNNING:
+            with suppress(*UNREADABLE):
+                return _read_progress(json.loads(self.paths.status.read_bytes()))
+        return _read_progress(self.manifest["counts"])
 
     @property
     def total(self) -> int:
@@ -256,6 +280,10 @@ def _read_record(outputs: Sequence[BinaryIO | None], place: RecordPlace) -> dict
     file.seek(place.offset)
     record: dict[str, Any] = json.loads(file.readline())
     return record
+
+
+def _read_progress(counts: Mapping[str, Any]) -> tuple[int, int, int]:
+    return int(counts["done"]), int(counts["failed"]), int(counts["total"])
 
 
 def _is_running(status: Path) -> bool:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mlxrun.evals.prompt_messages import PromptMessage, dump_text, list_messages
+from mlxrun.evals.transcript import TranscriptTurn, list_turns
 from mlxrun.jobs.lines.job_file import BadLine, JobLine
 from mlxrun.jobs.records.output_records import read_usage
 from mlxrun.jobs.scoring.answer_text import extract_answer, extract_answers
@@ -86,11 +87,19 @@ class RunLine:
     def prompt(self) -> str:
         """The prompt as one text: the only message's text, or all messages under their roles."""
         texts = [
-            each.text + "".join(f"\n[{_name_image(url)}]" for url in each.images) for each in self.messages
+            each.text
+            + "".join(f"\n[{_name_source('image', url)}]" for url in each.images)
+            + "".join(f"\n[{_name_source('audio', url)}]" for url in each.sounds)
+            for each in self.messages
         ]
         if len(texts) == 1:
             return texts[0]
         return "\n\n".join(f"{each.role}: {text}" for each, text in zip(self.messages, texts, strict=True))
+
+    @cached_property
+    def turns(self) -> list[TranscriptTurn]:
+        """The transcript of a line that was answered in several turns; empty for other lines."""
+        return list_turns(self.record.get("transcript"))
 
     @property
     def generation(self) -> dict[str, Any]:
@@ -183,5 +192,5 @@ def _extract_reasoning(body: Mapping[str, Any]) -> str | None:
     return "".join(texts) if texts else None
 
 
-def _name_image(url: str) -> str:
-    return "image" if url.startswith("data:") or not url else f"image {url}"
+def _name_source(kind: str, url: str) -> str:
+    return kind if url.startswith("data:") or not url else f"{kind} {url}"

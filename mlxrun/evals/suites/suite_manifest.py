@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.pairing import remove_seed
+from mlxrun.evals.run_folders.run_folder import LIMITED
 from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
@@ -210,8 +211,9 @@ def _format_score(record: Mapping[str, Any]) -> str:
 
 
 def count_first_lines(record: Mapping[str, Any]) -> int:
-    """Count the lines of a cell that `--limit` ended; 0 for other cells."""
-    return int(record["done"] + record["failed"]) if record["state"] == "todo" else 0
+    """Count the lines of a cell that `--limit` ended, which was `todo` in earlier versions; 0 for other
+    cells."""
+    return int(record["done"] + record["failed"]) if record["state"] in (LIMITED, "todo") else 0
 
 
 def make_table(heads: Sequence[str], text: int = 2) -> Table:

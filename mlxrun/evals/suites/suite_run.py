@@ -21,6 +21,7 @@ from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
 from mlxrun.evals.judge_run import run_judge
+from mlxrun.evals.run_folders.run_folder import DONE, LIMITED
 from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
@@ -232,7 +233,7 @@ class SuiteRun:
         self.manifest.update(
             cell,
             config_hash=cell.config_hash,
-            state="done" if _is_complete(meter) else "todo",  # with --limit, lines are left
+            state=DONE if _is_complete(meter) else LIMITED,
             lines=meter.lines,
             done=meter.done,
             failed=meter.failed,

@@ -76,9 +76,9 @@ class Manifest:
             "goes on and records in the manifest which lines were computed with what"
         )
 
-    def begin(self, index: LineIndex, totals: Mapping[int, RunTotals]) -> None:
-        """Begin this run. The totals of a killed run are completed first, while its journal is still
-        there."""
+    def begin(self, index: LineIndex, totals: Mapping[int, RunTotals], end: int | None = None) -> None:
+        """Begin this run, of the first `end` lines. The totals of a killed run are completed first, while its
+        journal is still there."""
         if self._runs and self._runs[-1].get("ended") is None:
             last = self._runs[-1]
             if self.run in totals:
@@ -86,6 +86,8 @@ class Manifest:
             last |= _read_last_status(self._paths.status, last, self.run)
         new = {"started": format_now(), "ended": None, "exit": None, **asdict(RunTotals()), "lines": 0}
         new |= {"cache": job_cache.summarize_counters({}), **asdict(self._here)}
+        if end is not None and end < len(index):
+            new["limit"] = end
         changes = _list_changes(self._facts["config"])
         self._runs.append(new | {"config_hash": self._facts["config_hash"], "config": changes})
         with wrap_write_errors(self._paths.scores):

@@ -143,7 +143,7 @@ class JobRun:
         lines, left = await asyncio.to_thread(reconciler.count_claims, end)
         manifest.count_lines(lines)
         self._check_environment(manifest, left)
-        await asyncio.to_thread(manifest.begin, index, reconciler.state.runs)
+        await asyncio.to_thread(manifest.begin, index, reconciler.state.runs, end)
         digest = digest_settings(settings)
         with end_scorers_by(self.stop.end_by):
             state = await asyncio.to_thread(reconciler.rewrite, digest)

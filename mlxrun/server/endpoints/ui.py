@@ -38,12 +38,17 @@ def read_assets() -> dict[str, bytes]:
 async def get_asset(request: web.Request) -> web.StreamResponse:
     """Send a file of the page; 304 if the browser has this version."""
     name = request.path.removeprefix(UI_PATH).strip("/") or _PAGE
-    body = read_assets()[name]
-    response = web.Response(body=body, content_type=_TYPES[name.rpartition(".")[2]], charset="utf-8")
-    response.headers["Content-Security-Policy"] = _POLICY
+    body, mime = read_assets()[name], _TYPES[name.rpartition(".")[2]]
+    return send_page(request, body, mime, _POLICY, sha256(body).hexdigest()[:32])
+
+
+def send_page(request: web.Request, body: bytes, mime: str, policy: str, etag: str) -> web.StreamResponse:
+    """Send a page or a file of one with its Content-Security-Policy; 304 if the browser has this version."""
+    response = web.Response(body=body, content_type=mime, charset="utf-8")
+    response.headers["Content-Security-Policy"] = policy
     response.headers["Referrer-Policy"] = "no-referrer"
-    response.headers["Cache-Control"] = "no-cache"  # a browser asks each time, as an upgrade changes them
-    response.etag = etag = sha256(body).hexdigest()[:32]
+    response.headers["Cache-Control"] = "no-cache"  # a browser asks each time whether it has changed
+    response.etag = etag
     if any(each.value == etag for each in request.if_none_match or ()):
         response.body = None
         response.set_status(304)

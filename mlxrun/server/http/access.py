@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import json
@@ -128,9 +129,18 @@ def may_access(key: str, owner: str) -> bool:
 
 def _read_secrets(request: web.Request) -> list[str]:
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    found = [token.strip()] if scheme.lower() == "bearer" and token.strip() else []
+    token = _read_password(token) if scheme.lower() == "basic" else token.strip()
+    found = [token] if scheme.lower() in ("bearer", "basic") and token else []
     other = request.headers.get("x-api-key", "").strip()
     return [*found, other] if other and other not in found else found
+
+
+def _read_password(token: str) -> str:
+    """The password that a browser has asked for; empty if it cannot be read."""
+    try:
+        return base64.b64decode(token, validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""
 
 
 def is_same_secret(given: str, secret: str) -> bool:

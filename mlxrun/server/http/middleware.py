@@ -26,6 +26,7 @@ from mlxrun.server.http.surface import ROUTES, UI_PATH, Endpoint, Handler, Surfa
 from mlxrun.server.request_metrics import METRICS
 from mlxrun.server.telemetry import record_request
 
+KEY_REALM = "mlxrun: any name, and an API key as the password"
 _HEADERS_SENT = web.RequestKey("headers_sent", bool)
 
 
@@ -49,7 +50,7 @@ async def handle_request(request: web.Request, handler: Handler) -> web.StreamRe
     except Exception as error:
         status = surface.status(error)
         failure = error
-        return _respond_with_error(request, surface, error)
+        return _respond_with_error(request, surface, endpoint, error)
     finally:
         active.discard(rid)
         end = describe_end(request, surface, status, failure)
@@ -150,7 +151,9 @@ async def add_headers(request: web.Request, response: web.StreamResponse) -> Non
             response.headers["Access-Control-Expose-Headers"] = f"{ID_HEADER}, retry-after"
 
 
-def _respond_with_error(request: web.Request, surface: Surface, error: Exception) -> web.StreamResponse:
+def _respond_with_error(
+    request: web.Request, surface: Surface, endpoint: Endpoint | None, error: Exception
+) -> web.StreamResponse:
     if request.get(_HEADERS_SENT):
         # It is too late for a status. The connection is cut, so that no client takes the answer for complete.
         if request.transport is not None:
@@ -160,7 +163,8 @@ def _respond_with_error(request: web.Request, surface: Surface, error: Exception
     if isinstance(error, MlxrunError) and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
-        headers["WWW-Authenticate"] = "Bearer"
+        is_page = endpoint is not None and endpoint.is_page
+        headers["WWW-Authenticate"] = f'Basic realm="{KEY_REALM}"' if is_page else "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.methods)
     if isinstance(error, BodyTooLarge) or not request.content.is_eof():

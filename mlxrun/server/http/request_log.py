@@ -95,7 +95,8 @@ def _is_logged_elsewhere(request: web.Request) -> bool:
 
 def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, took: float) -> None:
     """Log the one line of a request. `took`: seconds. What is asked for again and again is for DEBUG."""
-    is_seldom_read = endpoint is not None and (endpoint.public or endpoint.role == "metrics")
+    is_polled = endpoint is not None and (endpoint.is_page or endpoint.role == "metrics")
+    is_seldom_read = is_polled or (endpoint is not None and endpoint.public)
     is_quiet = (is_seldom_read or _is_logged_elsewhere(request)) and not end.failed
     level = logging.DEBUG if is_quiet else logging.INFO
     if end.failed and end.sent >= 500:

@@ -35,6 +35,7 @@ class Endpoint:
     body: Mapping[str, Any] | None = None
     public: bool = False  # needs no API key
     role: KeyRole | None = "inference"  # of the API key; None: any
+    is_page: bool = False  # opened by browsers, which ask for the key themselves
     engine: bool = True  # answered with 503 while the engine loads, drains or is dead
     max_body: int | None = None  # bytes, if not server.max_body_bytes
     is_form: bool = False  # takes multipart/form-data; all others take JSON
@@ -74,6 +75,7 @@ def is_anthropic(request: web.Request) -> bool:
 UNKNOWN_SURFACE = Surface("unknown", ())
 OPENAPI_PATH = "/openapi.json"
 UI_PATH = "/ui"
+RUNS_PATH = f"{UI_PATH}/runs"
 MOST_SUGGESTED = 5  # paths that the error for an unknown one names
 
 

@@ -39,6 +39,9 @@ async def test_tool_calls_reasoning_and_images(tmp_path: Path) -> None:
             ],
         }
     ]
+    sound = {"type": "audio_url", "audio_url": {"url": "a.mp3"}}
+    (heard,) = make_sample(run, {"messages": [{"role": "user", "content": [sound]}]})["input"]
+    assert heard["content"] == [{"type": "audio", "audio": "a.mp3", "format": "mp3"}]
     (choice,) = sample["output"]["choices"]
     assert choice["stop_reason"] == "tool_calls" and sample["metadata"]["group"] == "all"
     assert choice["message"]["content"] == [

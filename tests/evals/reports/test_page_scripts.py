@@ -73,6 +73,25 @@ def test_rows_are_sorted() -> None:
     ]
 
 
+def test_what_differs_between_two_texts() -> None:
+    (changed, same, _, long) = call(
+        "compareTexts",
+        ("the red cat sat", "the cat sat down"),
+        ("a", "a"),
+        ("", "\U0001f600 x"),
+        ("x " * 3000 + "a" + " y" * 3000, "z " * 3000 + "a" + " w" * 3000),
+    )
+    assert changed == [
+        [["the ", False], ["red ", True], ["cat sat", False]],
+        [["the cat sat", False], [" down", True]],
+    ]
+    assert same == [[["a", False]], [["a", False]]]
+    for parts, text in zip(
+        long, ("x " * 3000 + "a" + " y" * 3000, "z " * 3000 + "a" + " w" * 3000), strict=True
+    ):
+        assert "".join(part for part, _ in parts) == text
+
+
 def test_invisible_characters_are_split_off() -> None:
     known, empty, *hostile = call("splitInvisible", ("a\u202eb",), ("",), *((text,) for text in HOSTILE))
     assert known == [["a", False], ["U+202E", True], ["b", False]] and empty == []

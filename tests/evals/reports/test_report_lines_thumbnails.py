@@ -60,3 +60,21 @@ def test_all_thumbnails_together_are_limited(tmp_path: Path, monkeypatch: pytest
     made = Thumbnails(tmp_path, {})
     assert made.make("a.png")[0] and "have more than" in made.make("b.png")[1]
     assert made.make("a.png")[0], "an image that was made once stays"
+
+
+def test_sounds_are_as_they_were(tmp_path: Path) -> None:
+    sound = b"RIFF\0\0\0\0WAVE"
+    (tmp_path / "a.bin").write_bytes(sound)
+    made = Thumbnails(tmp_path, {"roots": ["."]})
+    inline = "data:audio/mp3;base64," + base64.b64encode(sound).decode()
+    expected = inline.replace("mp3", "wav")
+    assert made.make(inline, is_sound=True) == (expected, "inline sound")
+    assert made.make("a.bin", is_sound=True) == (expected, "a.bin")
+    for source, reason in (
+        ("data:audio/wav;base64,AAAA", "no WAV"),
+        ("data:audio/wav;base64,%", "not valid base64"),
+        ("none.wav", "does not exist"),
+        ("http://127.0.0.1:9/a.wav", "not fetched"),
+    ):
+        url, why = made.make(source, is_sound=True)
+        assert url == "" and reason in why

@@ -86,9 +86,21 @@ async def test_two_runs(tmp_path: Path) -> None:
     assert ("flip", "differ between runs", 1) in report_view.count_states(runs)
 
 
+async def test_lines_that_were_no_part_of_a_run(tmp_path: Path) -> None:
+    bench = await run_lines(tmp_path, chats(4))
+    await bench.run(fresh=True, limit=3)
+    runs = read_runs([bench.job])
+    assert read_lead(runs).endswith("1 line not part of the run (--limit).")
+    assert report_view.list_facts(runs)[0].startswith("limited, ")
+    assert (runs.runs[0].unfinished, runs.runs[0].total) == (0, 3)
+
+
 async def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
     bench = await run_lines(tmp_path, chats(4))
     await bench.run(fresh=True, limit=3)
+    manifest = json.loads(bench.paths.manifest.read_text())
+    del manifest["runs"][-1]["limit"]  # as after a kill
+    bench.paths.manifest.write_text(json.dumps(manifest))
     runs = read_runs([bench.job])
     assert read_lead(runs).endswith("1 line not finished.")
     assert report_view.list_facts(runs)[0].startswith("unfinished, ")

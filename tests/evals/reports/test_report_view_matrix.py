@@ -31,7 +31,7 @@ async def test_cells_by_model_and_task(tmp_path: Path) -> None:
     assert unloaded is not None and unloaded.missing == ["seed-1: no weights"]
     assert sums is not None and [each.group.value for each in sums.variants] == [1.0, 0.75]
     assert sums.mean == "87.5\u00a0%"
-    assert names is not None and names.missing == ["3 lines not finished"]
+    assert names is not None and names.missing == ["3 lines not part of the run (--limit)"]
 
 
 async def test_a_failed_cell_shows_no_score_of_an_earlier_start(tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ async def test_an_engine_that_dies_fails_the_cells_that_are_left(bench: SuiteBen
 async def test_a_limit_and_some_cells(bench: SuiteBench) -> None:
     assert await bench.run("b/capitals", limit=2) == 0
     states = bench.get_states()
-    assert set(states.values()) == {"todo"} and len(states) == 6
+    assert states.pop("b/capitals/seed-2") == "limited"
+    assert set(states.values()) == {"todo"} and len(states) == 5
     found = {each["name"]: each for each in bench.read()["cells"]}
     assert (found["b/capitals/seed-2"]["done"], found["b/capitals/seed-2"]["lines"]) == (2, 3)
     assert not (bench.folder / "a").exists()
@@ -233,7 +234,7 @@ async def test_a_judge(tmp_path: Path) -> None:
     bench = SuiteBench(write_suite(tmp_path, JUDGED))
     assert await bench.run(limit=2) == 0
     (cell,) = bench.read()["cells"]
-    assert cell["state"] == "todo" and bench.clients[0].tries["Jap:"] == 0
+    assert cell["state"] == "limited" and bench.clients[0].tries["Jap:"] == 0
     assert await bench.run() == 0
     (cell,) = bench.read()["cells"]
     shares = {name: group["share"] for name, group in cell["scores"]["groups"].items()}

@@ -17,13 +17,12 @@ from mlxrun.core.errors import InternalError
 from mlxrun.engine.client import EngineClient
 from tests.helpers.batch_fakes import chats
 from tests.helpers.batches_server import ServerSetup
-from tests.helpers.browser_pages import BROWSER, open_page, wait_for
+from tests.helpers.browser_pages import AXE, BROWSER, find_violations, open_page, wait_for
 from tests.helpers.fake_models import FakeModels, run_models_front
 from tests.helpers.raw_clients import until
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config
 
 pytestmark = [pytest.mark.skipif(BROWSER is None, reason="there is no Chromium here"), pytest.mark.thorough]
-AXE = Path(__file__).parents[2] / "clients/node/node_modules/axe-core/axe.min.js"
 KEY = "sesame-0123456789abc"
 ANSWERS = "[...document.querySelectorAll('.answer > .markdown')].map(each => each.innerText.trim())"
 IS_DONE = "document.querySelectorAll('.answer[aria-busy=false]').length"
@@ -280,15 +279,6 @@ async def test_live_requests_can_be_cancelled() -> None:
         await click(page, "Cancel victim")
         assert (await running).status == 499
         await wait_for(page, rows, [])
-
-
-async def find_violations(page: BrowserPage) -> object:
-    """What axe-core finds wrong with the page as it is."""
-    await page.run(AXE.read_text(encoding="utf-8") + "; 0")
-    return await page.run(
-        "axe.run().then(({violations}) => violations.map(each =>"
-        " [each.id, each.impact, each.nodes.map(node => node.html)]))"
-    )
 
 
 async def test_models_are_loaded_and_unloaded() -> None:

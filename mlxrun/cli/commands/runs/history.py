@@ -16,6 +16,7 @@ Examples:
   mlxrun history nightly.jsonl main.out --fail-if drift --fail-if jump
   mlxrun history nightly.jsonl --fail-if "drift in */sums/*"   adds nothing
   mlxrun history nightly.jsonl --json                       all figures
+  mlxrun history nightly.jsonl --html trend.html            the trends as a page
 
 \b
 FILE is JSONL, and is made if it is not there. RUN is a job file, its output, or the folder of a suite, each
@@ -40,7 +41,16 @@ Exit codes: 0 noted; 1 a --fail-if holds; 2 a run that is unfinished or has no s
     help="Exit with 1 if it holds: jump or drift, or one of them in CELL, where * stands for any text.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
-def command(file: Path, run: Path | None, conditions: tuple[str, ...], as_json: bool) -> int:
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PAGE",
+    help="Write the trends as a page for a browser, too.",
+)
+def command(
+    file: Path, run: Path | None, conditions: tuple[str, ...], as_json: bool, page: Path | None
+) -> int:
     """Note the scores of RUN in FILE, and show how scores change from run to run."""
     from mlxrun.core.errors import JobError
     from mlxrun.evals.history import add_runs, find_failures, find_trends, list_cells, read_history
@@ -57,6 +67,11 @@ def command(file: Path, run: Path | None, conditions: tuple[str, ...], as_json: 
         raise JobError(f"{file}: is no history yet; give a run to begin it with")
     trends = find_trends(rows)
     reasons = list(find_failures(trends, conditions))
+    if page is not None:
+        from mlxrun.cli.commands.runs.report import write_page
+        from mlxrun.evals.reports.history_page import render_history
+
+        write_page(page, render_history(trends, file.name))
     if as_json:
         counts = {"added": added, "already_there": len(runs) - added}
         print_json({"format": 1, **counts, "cells": [each.describe() for each in trends]}, indent=1)

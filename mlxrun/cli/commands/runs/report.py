@@ -60,7 +60,7 @@ def command(runs: tuple[Path, ...], output: Path | None, form: str | None, full:
         print_text(text)
         return 0
     path = output or choose_path(found, form)
-    _write(path, text)
+    write_page(path, text)
     print_line(str(path))
     return 0
 
@@ -71,7 +71,8 @@ def choose_path(runs: ReportRuns, form: str) -> Path:
     return folder / f"report.{form}"
 
 
-def _write(path: Path, text: str) -> None:
+def write_page(path: Path, text: str) -> None:
+    """Write a page. JobError if that fails."""
     from mlxrun.core.durable_writes import write_atomically
     from mlxrun.core.errors import JobError
 

@@ -25,15 +25,15 @@ class ChunkReader {
 
 /** Fills the pane beside the table. */
 class DetailPane {
-  constructor(pane, data, reader) {
+  constructor(pane) {
     this.pane = pane;
     this.body = pane.querySelector(".detail-body");
     this.title = pane.querySelector(".detail-title");
-    this.data = data;
-    this.reader = reader;
+    this.marksDifferences = true;
   }
 
   show(row) {
+    this.row = row;
     const { columns, groups, tasks } = this.data;
     const [found, texts] = this.reader.readRow(row);
     this.texts = texts;
@@ -41,8 +41,12 @@ class DetailPane {
     this.title.replaceChildren(appendText(make("span", "detail-id"), columns.ids[row]));
     if (where) this.title.append(appendText(make("span", "detail-where"), where));
     const answers = make("div", "answers");
+    const shown = found.runs.map((answer) => readText(answer?.answer, texts));
+    const given = [...shown.keys()].filter((run) => typeof shown[run] === "string");
     found.runs.forEach((answer, run) => {
-      if (answer) answers.append(this.makeAnswer(answer, run, columns.marks[row][run]));
+      // Each is compared with the first; the first only if there are two.
+      const other = run !== given[0] ? given[0] : given.length === 2 ? given[1] : undefined;
+      if (answer) answers.append(this.makeAnswer(answer, run, columns.marks[row][run], shown[other]));
     });
     this.body.replaceChildren(this.makePrompt(found.prompt), answers);
     this.body.scrollTop = 0;
@@ -63,32 +67,55 @@ class DetailPane {
       section.append(make("p", "absent", "The prompt is not known: the line is not in the job file any more."));
       return section;
     }
-    for (const [role, text, images] of prompt) section.append(this.makeMessage(role, text, images ?? []));
+    for (const message of prompt) section.append(this.makeMessage(...message));
     return section;
   }
 
-  makeMessage(role, text, images) {
+  /** `more`: of a message of a transcript: its reasoning, its calls of tools, and the tool whose result it is. */
+  makeMessage(role, text, media, more = {}) {
     const message = make("div", "message");
-    message.append(appendText(make("h4", ""), role));
-    for (const [source, name] of images) message.append(this.makeImage(readText(source, this.texts), name));
-    if (text !== "") message.append(this.makeText(text));
+    message.append(appendText(make("div", "role"), role));
+    if (more.reasoning) message.append(this.makeFold("Reasoning", more.reasoning, "reasoning"));
+    for (const [source, name] of media) message.append(this.makeMedium(readText(source, this.texts), name));
+    if (role === "tool") message.append(this.makeFold(`Result ${more.tool ?? ""}`, text, "tool"));
+    else if (text !== "") message.append(this.makeText(text));
+    for (const [name, given] of more.calls ?? []) message.append(this.makeFold(`Call ${name}`, given, "tool"));
     return message;
   }
 
-  makeImage(source, name) {
-    if (!source.startsWith("data:image/")) return appendText(make("p", "absent"), `Image not shown: ${name}`);
-    const image = make("img", "");
-    image.src = source;
-    image.alt = name;
-    image.title = name;
-    return image;
+  /** A text that is shown when its title is clicked; the title has its beginning. */
+  makeFold(title, text, name) {
+    const start = showValue([readText(text, this.texts)].flat()[0]).slice(0, 120);
+    const head = appendText(make("summary", ""), title + " ");
+    head.append(appendText(make("span", "fold-start"), start));
+    return make("details", "fold", head, this.makeText(text, name));
   }
 
-  /** A block of text. What was left out in its middle is shown as such: [before, characters, after]. */
-  makeText(text, name = "") {
+  makeMedium(source, name) {
+    const kind = /^data:(image|audio)\//.exec(source)?.[1];
+    if (!kind) return appendText(make("p", "absent"), `Not shown: ${name}`);
+    const medium = make(kind === "image" ? "img" : kind, "");
+    medium.src = source;
+    medium.title = name;
+    if (kind === "image") medium.alt = name;
+    else medium.controls = true;
+    return medium;
+  }
+
+  /** A block of text. What was left out in its middle is shown as such: [before, characters, after]. What differs
+   * from the text `other` is marked. */
+  makeText(text, name = "", other) {
     const block = make("pre", "text " + name);
     block.dir = "auto";
+    block.tabIndex = 0; // long ones scroll
     const found = readText(text, this.texts);
+    if (typeof found === "string" && other !== undefined && this.marksDifferences) {
+      for (const [part, isOwn] of compareTexts(found, other)[0]) {
+        if (isOwn) block.append(appendText(make("mark", ""), part));
+        else appendText(block, part);
+      }
+      return block;
+    }
     if (typeof found === "string") return appendText(block, found);
     const [before, left, after] = found;
     appendText(block, before);
@@ -96,17 +123,41 @@ class DetailPane {
     return appendText(block, after);
   }
 
-  makeAnswer(answer, run, mark) {
+  /** Fold all that can be folded, or unfold it if nothing is. */
+  toggleFolds() {
+    const folds = [...this.body.querySelectorAll("details")];
+    const isOpen = folds.some((each) => each.open);
+    for (const each of folds) each.open = !isOpen;
+  }
+
+  toggleDifferences() {
+    this.marksDifferences = !this.marksDifferences;
+    document.getElementById("differences").setAttribute("aria-pressed", this.marksDifferences);
+    const top = this.body.scrollTop;
+    if (this.isOpen) this.show(this.row);
+    this.body.scrollTop = top;
+  }
+
+  makeTranscript(turns) {
+    const calls = turns.reduce((sum, [, , , more]) => sum + (more?.calls?.length ?? 0), 0);
+    const words = `Transcript: ${turns.length} messages, ${calls} tool call${calls === 1 ? "" : "s"}`;
+    const block = make("div", "block transcript", make("div", "role", words));
+    for (const turn of turns) block.append(this.makeMessage(...turn));
+    return block;
+  }
+
+  makeAnswer(answer, run, mark, other) {
     const section = make("section", "answer-of");
     section.append(this.makeHead(answer, run, mark));
     if (answer.prompt) {
       const own = make("details", "", make("summary", "", "This run's prompt differs"));
-      for (const [role, text, images] of answer.prompt) own.append(this.makeMessage(role, text, images ?? []));
+      for (const message of answer.prompt) own.append(this.makeMessage(...message));
       section.append(own);
     }
     if (answer.error !== undefined) section.append(this.makeBlock("Error", answer.error, "error"));
-    if (answer.reasoning !== undefined) section.append(this.makeBlock("Reasoning", answer.reasoning, "reasoning"));
-    if (answer.error === undefined) section.append(this.makeBlock("Answer", answer.answer, "answer-text"));
+    if (answer.transcript) section.append(this.makeTranscript(answer.transcript));
+    if (answer.reasoning !== undefined) section.append(this.makeFold("Reasoning", answer.reasoning, "reasoning"));
+    if (answer.error === undefined) section.append(this.makeBlock("Answer", answer.answer, "answer-text", other));
     (answer.choices ?? []).forEach((choice, at) => {
       section.append(this.makeBlock(`Choice ${at + 2}`, choice, "answer-text"));
     });
@@ -125,9 +176,9 @@ class DetailPane {
     return head;
   }
 
-  makeBlock(title, text, name) {
-    const block = make("div", "block", make("h4", "", title));
-    block.append(text === "" ? make("p", "absent", "empty") : this.makeText(text, name));
+  makeBlock(title, text, name, other) {
+    const block = make("div", "block", make("div", "role", title));
+    block.append(text === "" ? make("p", "absent", "empty") : this.makeText(text, name, other));
     return block;
   }
 

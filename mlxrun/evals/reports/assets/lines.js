@@ -41,17 +41,13 @@ function listRunsOfTasks({ columns, runs, tasks }) {
 
 /** Shows the selected rows in a box that scrolls; `onOpen(row)` is called for the one that is chosen. */
 class LineTable {
-  constructor(box, data, onOpen) {
+  constructor(box, onOpen) {
     this.box = box;
-    this.data = data;
     this.onOpen = onOpen;
     this.rows = [];
     this.current = -1; // position in `rows`
     this.inner = box.querySelector(".rows");
     this.shown = new Map();
-    this.runsOf = listRunsOfTasks(data);
-    const most = Math.max(...this.runsOf.map((runs) => runs.length));
-    box.style.setProperty("--marks", `${Math.max(1.3, 1.15 * most)}rem`);
     box.addEventListener("scroll", () => this.draw(), { passive: true });
     new ResizeObserver(() => this.draw()).observe(box);
     this.inner.addEventListener("click", (event) => {
@@ -60,15 +56,24 @@ class LineTable {
     });
   }
 
-  /** Show these rows, given by their positions in the data; the current one stays current if it is there. */
-  show(rows) {
-    const row = this.rows[this.current];
+  setData(data) {
+    this.data = data;
+    this.runsOf = listRunsOfTasks(data);
+    const most = Math.max(...this.runsOf.map((runs) => runs.length));
+    this.box.style.setProperty("--marks", `${Math.max(1.3, 1.15 * most)}rem`);
+  }
+
+  /** Show these rows, given by their positions in the data. The row `wanted` is current if it is there, and by
+   * default that which is; with it, the table is not scrolled. */
+  show(rows, wanted) {
+    const row = wanted ?? this.rows[this.current];
     this.rows = rows;
     this.current = row === undefined ? -1 : rows.indexOf(row);
     const height = Math.min(rows.length * ROW, MOST);
     this.inner.style.height = height + "px";
     this.box.setAttribute("aria-rowcount", rows.length + 1);
     this.redraw();
+    if (wanted !== undefined) return;
     if (this.current >= 0) this.reveal();
     else this.box.scrollTop = 0;
   }

@@ -1,6 +1,13 @@
 // Joins the parts of the page: theme, filters, search, keyboard, and the address of a line.
 
 const byId = (id) => document.getElementById(id);
+// The table is shown before the browser has read all chunks; what needs them waits.
+function whenLoaded(call) {
+  if (document.readyState !== "loading") call();
+  else document.addEventListener("DOMContentLoaded", call, { once: true });
+}
+
+const CHOICES = ["group", "task", "run"]; // the lists of filters
 const SEARCH_MS = 12; // spent on searching before the page may draw again
 
 function setUpTheme() {
@@ -55,11 +62,20 @@ class Search {
         done(found);
       }
     };
-    step();
+    whenLoaded(step);
   }
 
   stop() {
     this.turn++;
+  }
+
+  /** Read all texts while the page is idle, so that the first search is as quick as the others. */
+  prepare(row = 0) {
+    requestIdleCallback((deadline) => {
+      let at = row;
+      while (at < this.data.count && deadline.timeRemaining() > 1) this.readTexts(at++);
+      if (at < this.data.count) this.prepare(at);
+    });
   }
 
   readTexts(row) {
@@ -70,38 +86,72 @@ class Search {
 
 class LinesView {
   constructor(data) {
-    this.data = data;
-    const reader = new ChunkReader(data.chunk);
-    this.detail = new DetailPane(byId("detail"), data, reader);
-    this.table = new LineTable(byId("table"), data, (row) => this.open(row));
-    this.search = new Search(data, reader);
+    this.detail = new DetailPane(byId("detail"));
+    this.table = new LineTable(byId("table"), (row) => this.open(row));
+    this.takeData(data);
     this.filter = { state: "all", group: -1, task: -1, run: -1 };
     this.sorting = { key: "order", descending: false };
     this.setUpControls();
     this.update();
     this.followAddress();
+    if (document.body.dataset.digest) new LivePage((page) => this.takeOver(page));
     addEventListener("hashchange", () => this.followAddress());
     document.addEventListener("keydown", (event) => this.handleKey(event));
   }
 
-  setUpControls() {
-    for (const name of ["group", "task", "run"]) {
-      byId("filter-" + name)?.addEventListener("change", (event) => {
-        this.filter[name] = Number(event.target.value);
-        this.update();
-      });
+  takeData(data) {
+    this.data = this.detail.data = data;
+    this.detail.reader = new ChunkReader(data.chunk);
+    this.table.setData(data);
+    this.search?.stop();
+    this.search = new Search(data, this.detail.reader);
+    if ("requestIdleCallback" in window) whenLoaded(() => this.search.prepare());
+  }
+
+  /** Show a newer version of this page, with the same filters and at the same line. */
+  takeOver(page) {
+    const chosen = CHOICES.map((name) => byId("filter-" + name)?.selectedOptions[0].textContent);
+    const key = (data, row) => `${data.columns.tasks[row]} ${data.columns.ids[row]}`;
+    const [old, row] = [this.data, this.table.rows[this.table.current]];
+    const shown = row === undefined ? "" : JSON.stringify(this.detail.reader.readRow(row)[0]);
+    for (const each of document.querySelectorAll("script[id]")) each.remove();
+    for (const each of page.querySelectorAll("script[id]")) document.body.append(document.importNode(each, true));
+    for (const id of ["summary", "main", "states", "choices"]) takeOver(page, id);
+    this.takeData(JSON.parse(byId("head").textContent));
+    CHOICES.forEach((name, at) => {
+      const options = [...(byId("filter-" + name)?.options ?? [])];
+      const option = options.find((each) => each.textContent === chosen[at]) ?? options[0];
+      if (option) option.selected = true;
+      this.filter[name] = Number(option?.value ?? -1);
+    });
+    this.table.rows = [];
+    this.table.current = -1;
+    const same = row === undefined ? -1 : this.data.columns.ids.findIndex((_, at) => key(this.data, at) === key(old, row));
+    this.setState(this.filter.state, same);
+    if (same >= 0 && this.detail.isOpen && JSON.stringify(this.detail.reader.readRow(same)[0]) !== shown) {
+      this.detail.show(same);
     }
-    byId("states").addEventListener("change", (event) => this.setState(event.target.value));
+  }
+
+  setUpControls() {
+    byId("choices").parentElement.addEventListener("change", ({ target }) => {
+      if (target.id === "search") return;
+      if (target.name === "state") return this.setState(target.value);
+      this.filter[target.id.replace("filter-", "")] = Number(target.value);
+      this.update();
+    });
     byId("search").addEventListener("input", () => this.update());
     byId("close").addEventListener("click", () => this.close());
+    byId("differences")?.addEventListener("click", () => this.detail.toggleDifferences());
     byId("previous").addEventListener("click", () => this.table.choose(this.table.current - 1, true));
     byId("next").addEventListener("click", () => this.table.choose(this.table.current + 1, true));
     for (const button of document.querySelectorAll("button[data-sort]")) {
       button.addEventListener("click", () => this.sortBy(button.dataset.sort));
     }
-    for (const link of document.querySelectorAll("a[data-state]")) {
-      link.addEventListener("click", () => this.showSelection(link.dataset));
-    }
+    document.addEventListener("click", ({ target }) => {
+      const link = target.closest("a[data-state]");
+      if (link) this.showSelection(link.dataset);
+    });
   }
 
   /** A link elsewhere on the page that selects lines: by state, and by group if it names one. */
@@ -113,16 +163,17 @@ class LinesView {
     this.setState(state);
   }
 
-  setState(state) {
+  /** `row`: the one that stays current if it is selected. */
+  setState(state, row) {
     this.filter.state = state;
     const radio = document.querySelector(`#states input[value="${state}"]`);
     if (radio) radio.checked = true;
-    this.update();
+    this.update(row);
   }
 
   /** Take back all filters and the search. */
   showAll() {
-    for (const name of ["group", "task", "run"]) {
+    for (const name of CHOICES) {
       this.filter[name] = -1;
       if (byId("filter-" + name)) byId("filter-" + name).value = "-1";
     }
@@ -142,19 +193,19 @@ class LinesView {
     this.update();
   }
 
-  update() {
+  update(row) {
     const rows = selectRows(this.data.columns, this.filter);
     const values = this.data.columns[this.sorting.key];
     if (values) sortRows(rows, values, this.sorting.descending);
     const query = byId("search").value.trim();
     this.search.stop();
-    if (!query) return this.show(rows);
+    if (!query) return this.show(rows, row);
     const progress = (share) => { byId("count").textContent = `searching, ${Math.round(100 * share)} %`; };
-    this.search.run(rows, query, progress, (found) => this.show(found));
+    this.search.run(rows, query, progress, (found) => this.show(found, row));
   }
 
-  show(rows) {
-    this.table.show(rows);
+  show(rows, row) {
+    this.table.show(rows, row);
     const all = formatNumber(this.data.count);
     const some = formatNumber(rows.length);
     byId("count").textContent = rows.length === this.data.count ? `${all} lines` : `${some} of ${all} lines`;
@@ -162,7 +213,7 @@ class LinesView {
   }
 
   open(row) {
-    this.detail.show(row);
+    whenLoaded(() => this.detail.show(row));
     const name = "#line/" + encodeURIComponent(this.data.columns.ids[row]);
     history.replaceState(null, "", name + (this.data.tasks.length > 1 ? "/" + this.data.columns.tasks[row] : ""));
   }
@@ -217,6 +268,8 @@ class LinesView {
   moveByKey(event) {
     const { table } = this;
     const inTable = event.target === byId("table");
+    if (event.key === "o" && this.detail.isOpen) return this.detail.toggleFolds();
+    if (event.key === "d" && byId("differences")) return this.detail.toggleDifferences();
     const steps = { j: 1, k: -1 };
     if (inTable) Object.assign(steps, { ArrowDown: 1, ArrowUp: -1, PageDown: table.fits, PageUp: -table.fits });
     const ends = inTable ? { Home: 0, End: table.rows.length - 1 } : {};
@@ -230,3 +283,5 @@ class LinesView {
 
 setUpTheme();
 if (byId("head")) new LinesView(JSON.parse(byId("head").textContent));
+else if (byId("runs")) new RunsView();
+performance.mark("lines");

@@ -25,9 +25,16 @@ function showValue(value) {
 /** All texts of a row of a chunk, in lower case, for searching. Numbers that stand for shared texts are replaced. */
 function joinTexts(row, texts) {
   const found = [];
-  for (const [role, text] of row.prompt ?? []) found.push(role, readText(text, texts));
+  const add = (messages) => {
+    for (const [role, text, , more] of messages ?? []) {
+      found.push(role, showValue(readText(text, texts)), showValue(more?.reasoning));
+      for (const call of more?.calls ?? []) found.push(...call.map(showValue));
+    }
+  };
+  add(row.prompt);
   for (const answer of row.runs) {
     if (!answer) continue;
+    add(answer.transcript);
     for (const key of ["answer", "reasoning", "note", "error"]) found.push(readText(answer[key] ?? "", texts));
     found.push(showValue(answer.expected), showValue(answer.extracted));
     for (const choice of answer.choices ?? []) found.push(readText(choice, texts));
@@ -84,6 +91,50 @@ function sortRows(positions, values, descending) {
   });
 }
 
+const MOST_COMPARED = 4e6; // pairs of words
+
+/** Parts of two texts in order: [text, isOwn]. Words that the other text has not at this place are own. Of texts
+ * that differ over very many words, all between the first and the last difference is own. */
+function compareTexts(left, right) {
+  const [a, b] = [left, right].map((text) => text.match(/\s+|[\p{L}\p{N}_]+|[^]/gu) ?? []);
+  const least = Math.min(a.length, b.length);
+  let start = 0;
+  while (start < least && a[start] === b[start]) start++;
+  let end = 0;
+  while (end < least - start && a[a.length - 1 - end] === b[b.length - 1 - end]) end++;
+  const [x, y] = [a, b].map((words) => words.slice(start, words.length - end));
+  const common = x.length * y.length <= MOST_COMPARED ? findCommon(x, y) : [];
+  return [[a, 0], [b, 1]].map(([words, side]) => {
+    const kept = new Set(common.map((pair) => start + pair[side]));
+    const isOwn = (at) => at >= start && at < words.length - end && !kept.has(at);
+    const parts = [];
+    words.forEach((word, at) => {
+      if (parts.length && parts.at(-1)[1] === isOwn(at)) parts.at(-1)[0] += word;
+      else parts.push([word, isOwn(at)]);
+    });
+    return parts;
+  });
+}
+
+/** The longest common subsequence of two lists of words, as pairs of places. */
+function findCommon(x, y) {
+  const width = y.length + 1;
+  const longest = new Uint16Array((x.length + 1) * width); // of what follows two places
+  for (let i = x.length - 1; i >= 0; i--) {
+    for (let j = y.length - 1; j >= 0; j--) {
+      const at = i * width + j;
+      longest[at] = x[i] === y[j] ? longest[at + width + 1] + 1 : Math.max(longest[at + width], longest[at + 1]);
+    }
+  }
+  const found = [];
+  for (let i = 0, j = 0; i < x.length && j < y.length;) {
+    if (x[i] === y[j]) found.push([i++, j++]);
+    else if (longest[(i + 1) * width + j] >= longest[i * width + j + 1]) i++;
+    else j++;
+  }
+  return found;
+}
+
 /** 1234567 as 1,234,567. */
 function formatNumber(value) {
   return String(value).replace(/\B(?=(\d{3})+$)/g, ",");
@@ -98,6 +149,6 @@ function formatSeconds(value) {
 }
 
 if (typeof module === "object") {
-  module.exports = { splitInvisible, showValue, joinTexts, readText, selectRows, sortRows, formatNumber,
-    formatSeconds };
+  module.exports = { splitInvisible, showValue, joinTexts, readText, selectRows, sortRows, compareTexts,
+    formatNumber, formatSeconds };
 }

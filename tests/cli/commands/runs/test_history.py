@@ -31,6 +31,9 @@ async def test_a_nightly_run(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert shown.err == (
         "mlxrun: --fail-if job.out.jsonl: jump: 50.0 % is worse than was to be expected, [100.0, 100.0]\n"
     )
+    assert main(["history", str(path), "--html", str(tmp_path / "trend.html")]) == 0
+    assert '<path class="line"' in (tmp_path / "trend.html").read_text()
+    capsys.readouterr()
     assert main(["history", str(path), "--json"]) == 0
     [cell] = json.loads(capsys.readouterr().out)["cells"]
     assert cell["values"] == [1.0] * 4 + [0.5] and cell["jump"] and not cell["drift"]

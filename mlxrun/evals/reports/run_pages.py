@@ -1,0 +1,202 @@
+"""The pages of a folder of runs, as `mlxrun view` and servers send them: an index, and reports of its runs.
+
+Nothing is written. Files are read when a page is asked for, and a page is made again once one of the files
+that it shows has changed. So pages follow runs that other processes make.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from mlxrun.core.errors import JobError, NotFound
+from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, UNFINISHED, RunFolder, list_working_runs
+from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell, find_outputs
+from mlxrun.jobs.records.run_paths import JobPaths
+
+MOST_KEPT = 4  # reports, of which each may have some megabytes
+DAMAGED = "damaged"  # the state of a run whose manifest cannot be read
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run of the index, or a suite with its `cells` below it. `key`: its path below the folder, by which
+    its report is asked for; `done`, `total`: lines of a run, or cells of a suite; `failed`: lines; `time`:
+    when it ended, or began if it has not."""
+
+    key: str
+    name: str
+    path: Path
+    state: str
+    model: str = ""
+    done: int = 0
+    failed: int = 0
+    total: int = 0
+    score: str = ""
+    time: str = ""
+    note: str = ""
+    cells: tuple[ListedRun, ...] = ()
+
+    @property
+    def outputs(self) -> list[Path]:
+        """The outputs of all its runs."""
+        return [cell.path for cell in self.cells] or [self.path]
+
+    @property
+    def unit(self) -> str:
+        return "cells" if self.cells else "lines"
+
+
+class RunPages:
+    """The pages of the runs in `folder` and in the folders below it. Several threads may use them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._kept: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()
+
+    @property
+    def policy(self) -> str:
+        """The Content-Security-Policy of the pages."""
+        from mlxrun.evals.reports.page import build_served_policy
+
+        return build_served_policy()
+
+    def list_runs(self) -> list[ListedRun]:
+        """List all suites and the runs that are in none, the newest first. A folder that is not there has
+        none."""
+        try:
+            outputs = find_outputs(self._folder)
+        except JobError:
+            return []
+        found, suites = [], dict[Path, list[ListedRun]]()
+        for out in outputs:
+            cell = find_cell(out)
+            run = self._describe(out, out.name if cell is None else "/".join(cell[1:]))
+            if cell is None:
+                found.append(replace(run, name=run.key))
+            else:
+                suites.setdefault(cell[0], []).append(run)
+        found += [self._describe_suite(folder, cells) for folder, cells in suites.items()]
+        return sorted(found, key=lambda run: (run.time, run.key), reverse=True)
+
+    def compute_digest(self, keys: Sequence[str]) -> str:
+        """Compute a digest that changes with what `render` returns. NotFound for a run that is not there."""
+        listed = self.list_runs()
+        if not keys:
+            return _hash(listed)
+        return _hash([self._list_facts(run) for run in _find(listed, keys)])
+
+    def render(self, keys: Sequence[str]) -> str:
+        """Render the report of the runs with these keys; without keys, the index. NotFound for a run that is
+        not there, JobError for one that cannot be read."""
+        from mlxrun.evals.reports.page import render_index, render_page
+        from mlxrun.evals.reports.report_runs import read_runs
+
+        with self._lock:  # a second request for a page waits for the first
+            digest, kept = self.compute_digest(keys), self._kept.pop(tuple(keys), None)
+            if not keys:
+                return render_index(self.list_runs(), self._folder.absolute().name, digest)
+            if kept is None or kept[0] != digest:
+                chosen = _find(self.list_runs(), keys)
+                runs = read_runs([run.path for run in chosen])
+                kept = digest, render_page(runs, digest=digest, is_live=any(map(_is_running, chosen)))
+            self._kept[tuple(keys)] = kept
+            if len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+            return kept[1]
+
+    def _describe(self, out: Path, name: str) -> ListedRun:
+        key = _make_key(out.relative_to(self._folder))
+        try:
+            run = RunFolder.open(out)
+            state, (done, failed, total) = run.shown_state, run.progress
+            times = list_working_runs(run.manifest)
+            model: Mapping[str, Any] = run.manifest["model"]
+            last = times[-1] if times else {}
+            return ListedRun(
+                key,
+                name,
+                out,
+                state,
+                str(model.get("name") or model.get("path")),
+                done,
+                failed,
+                total,
+                _format_score(run.manifest),
+                str(last.get("ended") or last.get("started") or ""),
+            )
+        except (JobError, KeyError, TypeError, AttributeError, ValueError) as error:
+            return ListedRun(key, name, out, DAMAGED, note=str(error))
+
+    def _describe_suite(self, folder: Path, cells: Sequence[ListedRun]) -> ListedRun:
+        from mlxrun.evals.suites.suite_manifest import read_suite_manifest
+
+        path = folder.relative_to(self._folder)
+        manifest = read_suite_manifest(folder / SUITE_NAME) or {"cells": cells}
+        done = sum(cell.state == DONE for cell in cells)
+        total, states = len(manifest["cells"]), {cell.state for cell in cells}
+        state = RUNNING if RUNNING in states else DONE if done == total else UNFINISHED
+        return ListedRun(
+            _make_key(path),
+            str(path) if path.parts else folder.absolute().name,
+            folder,
+            state,
+            ", ".join(dict.fromkeys(cell.model for cell in cells if cell.model)),
+            done,
+            sum(cell.failed for cell in cells),
+            total,
+            time=max(cell.time for cell in cells),
+            cells=tuple(cells),
+        )
+
+    def _list_facts(self, run: ListedRun) -> Iterator[Any]:
+        """What changes when a run's report does."""
+        yield run
+        for out in run.outputs:
+            paths = JobPaths(self._folder, out)
+            yield from map(_get_stamp, (paths.out, paths.errors, paths.manifest, paths.timings))
+        yield _get_stamp(run.path / SUITE_NAME)
+
+
+def _make_key(path: Path) -> str:
+    """The path as text that can stand in an address, whatever bytes a name has."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _find(listed: Sequence[ListedRun], keys: Sequence[str]) -> list[ListedRun]:
+    known = {each.key: each for run in listed for each in (run, *run.cells)}
+    missing = [key for key in keys if key not in known]
+    if missing:
+        raise NotFound(f"there is no run {missing[0][:200]!r} in this folder")
+    return [known[key] for key in dict.fromkeys(keys)]
+
+
+def _is_running(run: ListedRun) -> bool:
+    return run.state == RUNNING
+
+
+def _format_score(manifest: Mapping[str, Any]) -> str:
+    from mlxrun.jobs.scoring.score_groups import format_described
+
+    total = (manifest.get("scores") or {}).get("total")
+    return format_described(total) if total and total.get("lines") else ""
+
+
+def _get_stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _hash(value: Any) -> str:
+    shown = [list(each) if isinstance(each, Iterator) else each for each in value]
+    return hashlib.sha256(repr(shown).encode("utf-8", "surrogatepass")).hexdigest()[:32]

@@ -1,0 +1,49 @@
+"""/ui/runs, the page of the runs in a folder: jobs and suites, live while they run.
+
+Browsers ask for an API key by themselves there, as no script of a page can send one when a page is opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from aiohttp import web
+
+from mlxrun.core.errors import NotFound
+from mlxrun.server.endpoints.ui import send_page
+from mlxrun.server.http.surface import RUNS_PATH, Endpoint, Surface
+
+
+class PagesOfRuns(Protocol):
+    """The pages of a folder of runs. All methods block; NotFound for keys of runs that are not there. `keys`:
+    of the runs in a report; none for the index."""
+
+    @property
+    def policy(self) -> str: ...
+    def compute_digest(self, keys: Sequence[str]) -> str: ...
+    def render(self, keys: Sequence[str]) -> str: ...
+
+
+RUN_PAGES = web.AppKey("run_pages", PagesOfRuns)
+
+
+async def get_runs(request: web.Request) -> web.StreamResponse:
+    """Send the index, or the report of the runs that the query names; 304 if the browser has this version."""
+    pages = request.app.get(RUN_PAGES)
+    if pages is None:
+        raise NotFound(f"{RUNS_PATH} shows the runs of a folder: name it in server.runs_path")
+    keys = request.query.getall("run", [])
+    etag = await asyncio.to_thread(pages.compute_digest, keys)
+    if any(each.value == etag for each in request.if_none_match or ()):
+        return send_page(request, b"", "text/html", pages.policy, etag)
+    html = await asyncio.to_thread(pages.render, keys)
+    return send_page(request, html.encode("utf-8", "replace"), "text/html", pages.policy, etag)
+
+
+SURFACE = Surface(
+    "ui",
+    (Endpoint("GET", RUNS_PATH, get_runs, "The runs of a folder", role="admin", engine=False, is_page=True),),
+    is_api=False,
+)

@@ -1,0 +1,101 @@
+"""The pages of a folder of runs: what the index lists, when pages are made again, and hostile names."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from mlxrun.core.errors import NotFound
+from mlxrun.evals.reports import page
+from mlxrun.evals.reports.run_pages import DAMAGED, RunPages
+from tests.evals.reports.test_page import find_dangers
+from tests.helpers.batch_fakes import chats
+from tests.helpers.report_jobs import mixed_lines, run_lines, write_suite
+
+
+async def test_the_index_has_jobs_and_suites_with_their_cells(tmp_path: Path) -> None:
+    await run_lines(tmp_path / "one", mixed_lines())
+    suite = tmp_path / "s.out"
+    await run_lines(suite / "m" / "t" / "seed-1", chats(4))
+    write_suite(
+        suite, {"name": "m/t/seed-2", "model": "m", "task": "t", "variant": "seed-2", "state": "todo"}
+    )
+    found = {run.key: run for run in RunPages(tmp_path).list_runs()}
+    assert set(found) == {"one/job.out.jsonl", "s.out"}
+    job, whole = found["one/job.out.jsonl"], found["s.out"]
+    assert (job.state, job.done, job.failed, job.total) == ("done", 4, 2, 6)
+    assert job.score.startswith("50.0 %") and job.model == "fake" and job.time > "2000"
+    assert (whole.state, whole.done, whole.total, whole.unit) == ("unfinished", 1, 2, "cells")
+    (cell,) = whole.cells
+    assert (cell.name, cell.state, cell.done) == ("m/t/seed-1", "done", 4)
+    assert RunPages(suite).list_runs()[0].key == "." and RunPages(suite).list_runs()[0].name == "s.out"
+    assert RunPages(tmp_path / "none").list_runs() == []
+    assert "no runs here yet" in RunPages(tmp_path / "none").render([])
+
+
+async def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    """Its process says how far it is, in status.json."""
+    bench = await run_lines(tmp_path, chats(4))
+    pages, key = RunPages(tmp_path), "job.out.jsonl"
+    before = pages.compute_digest([]), pages.compute_digest([key])
+    status = {"state": "running", "pid": os.getpid(), "updated": datetime.now(UTC).isoformat()}
+    bench.paths.status.write_text(json.dumps({**status, "done": 2, "failed": 1, "total": 4}))
+    (run,) = pages.list_runs()
+    assert (run.state, run.done, run.failed, run.total) == ("running", 2, 1, 4)
+    assert pages.compute_digest([]) != before[0] and pages.compute_digest([key]) != before[1]
+    for keys in ([], [key]):
+        assert 'data-live="1"' in pages.render(keys)
+    bench.paths.status.unlink()
+    assert 'data-live="0"' in pages.render([key])
+
+
+async def test_a_report_is_made_again_when_its_files_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = await run_lines(tmp_path, chats(2))
+    made: list[str] = []
+    real = page.render_page
+    monkeypatch.setattr(page, "render_page", lambda *given, **more: made.append("") or real(*given, **more))
+    pages = RunPages(tmp_path)
+    first = pages.render(["job.out.jsonl"])
+    assert pages.render(["job.out.jsonl"]) == first and len(made) == 1
+    await bench.run(fresh=True, limit=1)
+    assert "1 line not part of the run (--limit)" in pages.render(["job.out.jsonl"]) and len(made) == 2
+
+
+async def test_only_runs_of_the_folder_are_shown(tmp_path: Path) -> None:
+    await run_lines(tmp_path / "in", chats(1))
+    await run_lines(tmp_path / "out", chats(1))
+    pages = RunPages(tmp_path / "in")
+    for key in ("../out/job.out.jsonl", str(tmp_path / "out/job.out.jsonl"), "in", "", "\0"):
+        for call in (pages.compute_digest, pages.render):
+            with pytest.raises(NotFound, match="there is no run"):
+                call([key])
+
+
+async def test_several_runs_are_side_by_side(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        await run_lines(tmp_path / name, chats(3))
+    html = RunPages(tmp_path).render(["a/job.out.jsonl", "b/job.out.jsonl"])
+    assert 'id="difference"' in html and 'id="differences"' in html
+
+
+async def test_hostile_names_and_damaged_runs(tmp_path: Path) -> None:
+    name = "<img src=x onerror=alert(1)>'\""
+    await run_lines(tmp_path / name, chats(1))
+    bench = await run_lines(tmp_path / "damaged", chats(1))
+    bench.paths.manifest.write_text('{"format": 1, "<script>": 1}')
+    await run_lines(tmp_path / "odd", chats(1))
+    odd = (tmp_path / "odd").rename(tmp_path / os.fsdecode(b"\xff"))
+    pages = RunPages(tmp_path)
+    found = {run.path.parent.name: run for run in pages.list_runs()}
+    assert found["damaged"].state == DAMAGED and "is damaged" in found["damaged"].note
+    html = pages.render([])
+    html.encode()
+    dangers = [each for each in find_dangers(html) if each != "form" and not each.startswith("?")]
+    assert dangers == [] and "&lt;img" in html
+    assert "line-0" in pages.render([found[odd.name].key])
