@@ -3,6 +3,7 @@ the record is that of the same conversation without a kill."""
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.helpers.agent_bench import (
     write_tools,
 )
 from tests.helpers.batch_fakes import write_job
-from tests.helpers.command_processes import wait_until
+from tests.helpers.command_processes import read_log, start_command, wait_until
 
 ANSWERS = [
     call("add", number=1),
@@ -81,3 +82,59 @@ async def test_a_journal_that_is_forgotten_would_be_seen(
     bench = AgentBench(job, script=answer_in_turn(*ANSWERS))
     await bench.run()
     assert (tmp_path / "tools.py.calls").read_text() == "1\n1\n2\n3\n4\n" and len(bench.prompts) == 4
+
+
+SUITE = """
+models: {tiny: {set: {sampling.temperature: 0, engine.reproducible: true}}}
+tasks:
+  sums:
+    rows: [{q: "2 and 3"}]
+    prompt: "Add {{ q }}."
+    agent: {tools: [tools.py:add], max_turns: 3}
+    generation: {tool_choice: required, max_tokens: 60}
+    eval: {scorer: tools.py:check}
+"""
+HOLDING = """
+import time
+from pathlib import Path
+from typing import Literal
+
+def add(number: Literal[2, 3], *, state: dict) -> int:
+    "Add a number to the total."
+    with open(__file__ + ".calls", "a") as file:
+        file.write(f"{number}\\n")
+    while state and Path(__file__).with_name("hold").exists():
+        time.sleep(0.05)
+    state["total"] = state.get("total", 0) + number
+    return state["total"]
+
+def check(state):
+    return state["total"] > 0
+"""
+
+
+@pytest.mark.slow
+def test_the_built_in_model_is_killed_while_a_tool_runs(tmp_path: Path) -> None:
+    """The call that ran is made again, and nothing else. The same command, another process."""
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    for folder in folders:
+        folder.mkdir()
+        write_tools(folder, HOLDING)
+        (folder / "suite.yaml").write_text(SUITE)
+    whole, killed = folders
+    (killed / "hold").touch()
+    assert start_command(whole, "eval", "suite.yaml").wait() == 0, read_log(whole)
+    process = start_command(killed, "eval", "suite.yaml")
+    calls = killed / "tools.py.calls"
+    wait_until(lambda: calls.exists() and calls.read_text().count("\n") == 2, lambda: read_log(killed))
+    process.kill()
+    process.wait()
+    (killed / "hold").unlink()
+    assert start_command(killed, "eval", "suite.yaml").wait() == 0, read_log(killed)
+    first, second = ((folder / "suite.out/tiny/sums/seed-0/job.out.jsonl").read_bytes() for folder in folders)
+    assert first == second and json.loads(first)["agent"]["calls"] == 3
+    made = (whole / "tools.py.calls").read_text().split()
+    assert calls.read_text().split() == [*made[:2], made[1], made[2]]
+    assert "1 conversation of the last run will be continued" in read_log(killed)
+    assert start_command(whole, "verify", "suite.out", "--all").wait() == 0, read_log(whole)
+    assert "1 equal, 0 different" in read_log(whole)

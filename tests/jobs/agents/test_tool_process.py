@@ -52,7 +52,10 @@ for line in sys.stdin:
         result = {"protocolVersion": given["protocolVersion"], "capabilities": {"tools": {}},
                   "serverInfo": {"name": "small", "version": "1"}}
     elif method == "tools/list":
-        result = {"tools": [{"name": "add", "inputSchema": number}]}
+        add = {"name": "add", "description": "Add a number.", "inputSchema": number}
+        result = {"tools": [add, {"name": "leave", "inputSchema": {"type": "object"}}]}
+    elif method == "tools/call" and given["name"] == "leave":
+        sys.exit(4)
     elif method == "tools/call":
         total += given["arguments"]["number"]
         with open("calls", "a") as file:
@@ -74,9 +77,10 @@ def write_server(folder: Path, text: str) -> None:
     (folder / "start").write_text("0")
 
 
-def test_a_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [SMALL, pytest.param(SERVER, marks=pytest.mark.slow)], ids=["small", "mcp"])
+def test_a_server(tmp_path: Path, text: str) -> None:
     """Its process lives as long as the conversation; one that ends is started again."""
-    write_server(tmp_path, SERVER)
+    write_server(tmp_path, text)
     session = ToolSession(parse_agent({"mcp": COMMAND}), tmp_path)
     tools = {each["function"]["name"]: each["function"] for each in session.describe()}
     assert tools.keys() == {"add", "leave"} and tools["add"]["description"].startswith("Add a number")
@@ -93,12 +97,10 @@ def test_a_server(tmp_path: Path) -> None:
     session.close()
 
 
-@pytest.mark.parametrize(("start", "prompts", "total"), [("0", 2, "5"), ("7", 4, "12")])
-async def test_earlier_calls_are_made_again(
-    tmp_path: Path, start: str, prompts: int, total: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_resumed_conversation_makes_its_calls_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A resumed conversation brings the new server to where the old one was. If a call has another result
-    than before, the conversation begins anew."""
+    """Without being told so, as what a server keeps is in its process."""
     write_server(tmp_path, SMALL)
     script = answer_in_turn(call("add", number=2), call("add", number=3), "end")
     bench = AgentBench(write_job(tmp_path, [agent_line(tools=[], mcp=COMMAND)]), script=script)
@@ -107,13 +109,9 @@ async def test_earlier_calls_are_made_again(
     for path in (bench.paths.out, bench.paths.journal):
         path.unlink()
     bench.paths.turns.write_bytes(b"".join(turns.splitlines(keepends=True)[:2]))
-    (tmp_path / "start").write_text(start)
     await bench.run()
-    assert len(bench.prompts) == prompts
-    results = [each["content"] for each in bench.read_record()["transcript"] if each["role"] == "tool"]
-    assert results[-1] == total and (start != "0" or bench.paths.out.read_bytes() == whole)
-    calls = (tmp_path / "calls").read_text().split()
-    assert calls == ["2", "3", "2", "3"] if start == "0" else ["2", "3", "2", "2", "3"]
+    assert len(bench.prompts) == 2 and bench.paths.out.read_bytes() == whole
+    assert (tmp_path / "calls").read_text().split() == ["2", "3", "2", "3"]
 
 
 def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from tests.helpers.agent_bench import (
 )
 from tests.helpers.batch_fakes import read, write_job
 from tests.helpers.tokenizers import FakeModelInfo
+from tests.jobs.agents.test_turn_journal import keep_turns
 
 TOOLS = """
 import os, sys, time
@@ -153,3 +154,41 @@ async def test_tools_that_cannot_be_used_fail_their_line_alone(
     (failed,) = read(bench.paths.errors)
     assert failed["custom_id"] == "bad" and says in failed["error"]["message"]
     assert [each["custom_id"] for each in read(bench.paths.out)] == ["good"]
+
+
+KEEPER = """
+from pathlib import Path
+
+total = int(Path(__file__).with_name("start").read_text())
+
+def add(number: int) -> int:
+    global total
+    with open(__file__ + ".calls", "a") as file:
+        file.write(f"{number}\\n")
+    total += number
+    return total
+"""
+
+
+@pytest.mark.parametrize(("start", "prompts", "total"), [("0", 2, "5"), ("7", 4, "12")])
+async def test_earlier_calls_are_made_again(
+    tmp_path: Path, start: str, prompts: int, total: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `replay`, a resumed conversation brings the new process to where the old one was. If a call has
+    another result than before, the conversation begins anew."""
+    write_tools(tmp_path, KEEPER)
+    (tmp_path / "start").write_text("0")
+    script = answer_in_turn(call("add", number=2), call("add", number=3), "end")
+    bench = AgentBench(write_job(tmp_path, [agent_line(replay=True)]), script=script)
+    turns = await keep_turns(bench, monkeypatch)
+    whole = bench.paths.out.read_bytes()
+    for path in (bench.paths.out, bench.paths.journal):
+        path.unlink()
+    bench.paths.turns.write_bytes(b"".join(turns.splitlines(keepends=True)[:2]))
+    (tmp_path / "start").write_text(start)
+    await bench.run()
+    assert len(bench.prompts) == prompts
+    results = [each["content"] for each in bench.read_record()["transcript"] if each["role"] == "tool"]
+    assert results[-1] == total and (start != "0" or bench.paths.out.read_bytes() == whole)
+    calls = (tmp_path / "tools.py.calls").read_text().split()
+    assert calls == (["2", "3", "2", "3"] if start == "0" else ["2", "3", "2", "2", "3"])
