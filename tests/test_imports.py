@@ -185,7 +185,8 @@ def test_what_is_imported_is_what_is_declared() -> None:
     } - known
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["vision"], *extras["audio"], *extras["metrics"]]
+    names = ("vision", "audio", "metrics", "agents")
+    lines = [*project["dependencies"], *(line for name in names for line in extras[name])]
     declared = {re.split(r"[^a-z0-9-]", line)[0] for line in lines}
     assert {spelled.get(root, root.replace("_", "-")) for root in roots} == declared
 

@@ -13,20 +13,24 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 
 def start_module(
-    module: str, *arguments: Any, environment: Mapping[str, str] | None = None, **options: Any
+    module: str,
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    **options: Any,
 ) -> subprocess.Popen[bytes]:
     """Start a process that runs a module with these arguments. `environment`: additional variables;
-    `options`: keyword arguments of Popen."""
+    `prefix`: words of a command that starts it, such as a sandbox; `options`: keyword arguments of Popen."""
     paths = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     # -P: files of the folder that this process was started in are no modules of the child.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *map(str, arguments)],
+        [*prefix, sys.executable, "-P", "-m", module, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
         **options,
     )

@@ -234,7 +234,8 @@ def _copy_lines(run: RunFolder, numbers: Sequence[int], copy: Path) -> None:
             if each.number in wanted and isinstance(each.line, JobLine):
                 line = each.line
                 fields = {"custom_id": line.custom_id, "method": "POST", "url": line.url, "body": line.body}
-                file.write(json.dumps(fields) + "\n")
+                agent = {} if line.agent is None else {"agent": line.agent}
+                file.write(json.dumps(fields | agent) + "\n")
 
 
 def _match_chosen(

@@ -23,6 +23,8 @@ from mlxrun.evals.replay import find_job, rebuild_config
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell
 from mlxrun.evals.suites.suite_manifest import read_suite_manifest
+from mlxrun.jobs.agents.agent_settings import parse_agent
+from mlxrun.jobs.agents.tool_session import list_tool_paths
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import find_local_images
 from mlxrun.jobs.records.manifest import hash_file
@@ -93,12 +95,14 @@ def _list_job_files(paths: JobPaths) -> Iterator[Path]:
 
 
 def _list_media(run: RunFolder) -> Iterator[Path]:
-    """The media that lines name. JobError for one that would not be found elsewhere."""
+    """The media and files of tools that lines name. JobError for one that would not be found elsewhere."""
     folder = run.paths.job.parent.absolute()
     roots = [(folder / root).resolve() for root in rebuild_config(run).media.roots]
     seen: set[str] = set()
     for line in run.read_lines():
         body = line.line.body if isinstance(line.line, JobLine) else {}
+        if isinstance(line.line, JobLine) and line.line.agent is not None:
+            yield from list_tool_paths(parse_agent(line.line.agent), folder)
         for name in [each for each in find_local_images(body) if each not in seen]:
             seen.add(name)
             path = folder / name
@@ -185,9 +189,12 @@ def _keep(unpacked: Path, folder: Path) -> Path:
 
 
 def _check_trust(run: RunFolder) -> None:
-    """JobError if a run of somebody else would execute the code that comes with its model."""
+    """JobError if a run of somebody else would execute code that comes with its model, or its tools."""
+    lines = (line.line for line in run.read_lines())
     if rebuild_config(run).model.trust_remote_code:
-        raise JobError(
-            f"{run.name}: its config has model.trust_remote_code, so that code of the model would run; if "
-            "you trust it, unpack the bundle and give the folder"
-        )
+        what = "its config has model.trust_remote_code, so that code of the model would run"
+    elif any(isinstance(line, JobLine) and line.agent is not None for line in lines):
+        what = "its lines have tools, which would run"
+    else:
+        return
+    raise JobError(f"{run.name}: {what}; if you trust it, unpack the bundle and give the folder")

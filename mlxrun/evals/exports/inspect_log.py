@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -165,19 +165,23 @@ def build_sample(run: ExportedRun, line: RunLine) -> Json:
     """Build the sample of a line."""
     prompt = [_build_message(each) for each in line.messages]
     choices = _build_choices(run, line)
-    usage = build_usage(*line.tokens)
+    usage, agent = build_usage(*line.tokens), line.record.get("agent", {})
+    talk = list(_build_transcript(run, line.record.get("transcript", ())))
     sample: Json = {
         "id": line.id,
         "epoch": 1,
         "input": prompt or "",
         "target": line.targets or "",
-        "messages": [*prompt, *(choice["message"] for choice in choices[:1])],
+        "messages": [*prompt, *(talk or (choice["message"] for choice in choices[:1]))],
         "output": {"model": run.model, "choices": choices, "usage": usage},
         "scores": {name_metric(run.summary.total): _build_score(line)} if run.has_score(line) else {},
         "metadata": {"group": line.group or "all", "match": line.match, "generation": line.generation},
         "model_usage": {run.model_id: usage},
         "uuid": f"{run.digest[:_ID_LENGTH]}-{line.number}",
     }
+    if agent:
+        sample["store"] = agent["state"]
+        sample["metadata"]["ended"] = agent["ended"]
     if line.options:
         sample["choices"] = line.options
     if line.error is not None:
@@ -212,16 +216,34 @@ def _build_choices(run: ExportedRun, line: RunLine) -> list[Json]:
         reason = str(choice.get("finish_reason") or line.finish)
         text = answer if not message else message.get("content") or ""
         reasoning = message.get("reasoning_content") or (line.reasoning if at == 0 else None)
-        content = (
-            [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": text}]
-            if reasoning
-            else text
-        )
-        made: Json = {"role": "assistant", "content": content, "model": run.model, "source": "generate"}
-        if message.get("tool_calls"):
-            made["tool_calls"] = [_build_call(call) for call in message["tool_calls"]]
+        made = _build_answer(run, text, reasoning, message.get("tool_calls"))
         found.append({"message": made, "stop_reason": _STOP_REASONS.get(reason, "unknown")})
     return found
+
+
+def _build_answer(run: ExportedRun, text: str, reasoning: str | None, calls: Sequence[Json] | None) -> Json:
+    """A message of the model."""
+    parts = [{"type": "reasoning", "reasoning": reasoning}, {"type": "text", "text": text}]
+    content = parts if reasoning else text
+    made: Json = {"role": "assistant", "content": content, "model": run.model, "source": "generate"}
+    return made | ({"tool_calls": [_build_call(call) for call in calls]} if calls else {})
+
+
+def _build_transcript(run: ExportedRun, transcript: Sequence[Json]) -> Iterator[Json]:
+    """The messages of a conversation with tools."""
+    for each in transcript:
+        text = each.get("content") or ""
+        if each["role"] == "assistant":
+            yield _build_answer(run, text, each.get("reasoning_content"), each.get("tool_calls"))
+        elif each["role"] == "tool":
+            yield {
+                "role": "tool",
+                "content": text,
+                "tool_call_id": each["tool_call_id"],
+                "function": each["name"],
+            }
+        else:
+            yield {"role": each["role"], "content": text}
 
 
 def _build_call(call: Json) -> Json:

@@ -29,7 +29,7 @@ from mlxrun.api.text.tokens.tokens import tokenize
 from mlxrun.core.errors import MlxrunError, Overloaded, PromptTooLong, RequestError
 from mlxrun.evals.harnesses.inspect_bodies import build_chat_body
 from mlxrun.evals.harnesses.local_engine import LocalEngine, load_harness_config
-from mlxrun.jobs.lines.job_file import CHAT
+from mlxrun.jobs.agents.agent_settings import CHAT
 
 Json = dict[str, Any]
 

@@ -31,6 +31,7 @@ from mlxrun.evals.suites.task_template import (
     locate_scorer,
     parse_task_judge,
 )
+from mlxrun.jobs.agents.tool_session import describe_tools
 from mlxrun.jobs.lines.job_maker import ColumnChoice, JobMaker
 from mlxrun.jobs.lines.line_template import LineTemplate
 from mlxrun.jobs.lines.table_files import Row, RowError
@@ -52,6 +53,7 @@ class CellJobs:
     _sources: dict[tuple[Any, ...], RowSource | str] = field(default_factory=dict)
     _templates: dict[str, TaskTemplate | None] = field(default_factory=dict)
     _prepares: dict[str, Prepare | None] = field(default_factory=dict)
+    _tools: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Add the problems of templates and rows to those of the suite. Rows of a task that has a problem are
@@ -157,6 +159,7 @@ class CellJobs:
         source = self._open(name, task)
         if isinstance(source, RowSource):
             template = replace(template, folder=source.folder, **self._choose_examples(name, task, source))
+            template = replace(template, **self._load_tools(name, task))
             for steps, message in _find_missing_columns(template, source):
                 self.file.report(find_steps(steps), message)
         return template
@@ -211,6 +214,20 @@ class CellJobs:
             except JobError as error:
                 self.file.report(("tasks", name, "prepare"), str(error))
         return self._prepares.get(name)
+
+    def _load_tools(self, name: str, task: SuiteTask) -> dict[str, Any]:
+        """What lines have of the tools of a task. Those that cannot be used are reported once."""
+        if task.agent is None or name in self.file.harmed:
+            return {}
+        if name not in self._tools:
+            folder = self.file.folder.resolve()
+            self._tools[name] = {}
+            try:
+                tools, digests = describe_tools(task.agent, folder)
+                self._tools[name] = {"tools": tools, "tool_folder": folder, "tool_digests": digests}
+            except RequestError as error:
+                self.file.report(("tasks", name, "agent"), str(error).removeprefix("agent: "))
+        return self._tools[name]
 
     def _check_generation(self, name: str, task: SuiteTask) -> None:
         """Report fields of `generation` that no request has, or whose values are wrong."""

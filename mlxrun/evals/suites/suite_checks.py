@@ -27,7 +27,7 @@ def check_suite(file: SuiteFile) -> None:
     for section, names in (("models", list(file.suite.models)), ("tasks", list(file.suite.tasks))):
         _check_names(file, section, names)
     for name, task in list(file.suite.tasks.items()):
-        problems = [*_check_sources(task), *_check_template(task), *_check_rest(task)]
+        problems = [*_check_sources(task), *_check_template(task), *_check_agent(task), *_check_rest(task)]
         for steps, message in problems:
             file.report(("tasks", name, *steps), message)
         if problems:
@@ -78,6 +78,18 @@ def _check_template(task: SuiteTask) -> Iterator[Problem]:
             yield (name,), "`messages` has all messages of a line; write it there"
     if task.choices and task.template:
         yield ("choices",), "a template file is a whole line; write `prompt` for a multiple choice"
+
+
+def _check_agent(task: SuiteTask) -> Iterator[Problem]:
+    if task.agent is None:
+        return
+    if task.is_completion:
+        yield ("agent",), "only chats have tool calls"
+    if not task.agent.has_tools and task.agent.user is None:
+        yield ("agent",), "it needs `tools`, `mcp` or `user`"
+    for name, why in (("tools", "`agent` has the tools"), ("n", "for several conversations, use `seeds`")):
+        if name in task.generation:
+            yield ("generation", name), why
 
 
 def _check_rest(task: SuiteTask) -> Iterator[Problem]:

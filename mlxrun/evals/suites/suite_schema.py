@@ -17,6 +17,7 @@ from mlxrun.config.schema import DIALECT
 from mlxrun.config.setting_fields import join_lines, read_docstrings
 from mlxrun.config.yaml_source import render_yaml
 from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
+from mlxrun.jobs.agents.agent_settings import AgentLoop, SimulatedUser
 
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
 Json = dict[str, Any]
@@ -41,6 +42,8 @@ _SECTIONS = (
     ("models.NAME", SuiteModel),
     ("tasks.NAME", SuiteTask),
     ("tasks.NAME.few_shot", FewShot),
+    ("tasks.NAME.agent", AgentLoop),
+    ("tasks.NAME.agent.user", SimulatedUser),
     ("hub", HubSource),
 )
 _WORDS = {
@@ -97,7 +100,8 @@ def _describe_type(hint: Any) -> Json:
     assert origin in (Union, types.UnionType), hint
     parts = [_describe_type(each) for each in arguments]
     merged = {key: value for part in parts for key, value in part.items()}
-    return merged | {"type": [part["type"] for part in parts]}
+    kinds = (part["type"] if isinstance(part["type"], list) else [part["type"]] for part in parts)
+    return merged | {"type": list(dict.fromkeys(each for kind in kinds for each in kind))}
 
 
 def _describe_settings(cls: type) -> Json:

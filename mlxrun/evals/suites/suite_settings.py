@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from mlxrun.config.setting_annotations import Range
+from mlxrun.jobs.agents.agent_settings import AgentLoop
 from mlxrun.jobs.scoring.perplexity import PERPLEXITY
 
 Scalar = str | int | float | bool | None
@@ -105,6 +106,8 @@ class SuiteTask:
     """Examples before each question."""
     generation: dict[str, Any] = field(default_factory=dict)
     """Fields of the request, such as `max_tokens`, `temperature`, `stop`, `response_format` or `n`."""
+    agent: AgentLoop | None = None
+    """A tool loop: the model calls tools, turn by turn, until it answers."""
     id: str | None = None
     """Column with the id of each line. null: `custom_id`, `id`, or row-1, row-2 and so on."""
     expected: str | dict[str, Any] | None = None

@@ -37,6 +37,9 @@ class TaskTemplate:
     job_folder: Path | None = None  # of the job file, to which they become relative
     examples: Sequence[tuple[int, Row]] = field(default_factory=tuple)
     own_examples: bool = False  # whether the examples are rows of the task itself
+    tools: Sequence[Json] = ()  # of `agent`, as requests offer them
+    tool_folder: Path | None = None  # of their files
+    tool_digests: Mapping[str, str] = field(default_factory=dict)  # of these files
 
     def render(self, row: Mapping[str, Any], number: int) -> Json:
         """Render the line of a row. RowError if the row lacks a column, or has a value that does not fit."""
@@ -54,7 +57,17 @@ class TaskTemplate:
             line = self._make_choices(line["prompt"], row, number, found)
         if found:
             line["eval"] = {**line.get("eval", {}), **found}
+        if "agent" in self.parts:
+            self._add_agent(line, row, number)
         return line
+
+    def _add_agent(self, line: Json, row: Mapping[str, Any], number: int) -> None:
+        agent = self.parts["agent"].render(row, number)["agent"]
+        if self.tool_folder is not None and self.job_folder is not None:
+            agent["folder"] = os.path.relpath(self.tool_folder, self.job_folder)
+        line["agent"] = agent | ({"digests": self.tool_digests} if self.tool_digests else {})
+        if self.tools:
+            line["tools"] = self.tools
 
     def _list_examples(self, row: Mapping[str, Any], number: int) -> list[tuple[int, Row]]:
         """The examples before the question of a row. RowError if those that fit are too few."""
@@ -216,6 +229,8 @@ def compile_parts(
         yield "choices", compile("choices", {"choices": choices}, True)
     if task.few_shot is not None:
         yield "few_shot.answer", compile("few_shot.answer", {"text": task.few_shot.answer})
+    if task.agent is not None:
+        yield "agent", compile("agent", {"agent": task.agent.dump()}, True)
     if wanted := build_eval(task):
         if isinstance(wanted.get("scorer"), str):
             wanted["scorer"] = locate_scorer(wanted["scorer"], folder)

@@ -11,6 +11,8 @@ import shutil
 import subprocess
 import sys
 
+from mlxrun.jobs.agents.tool_sandbox import BUBBLEWRAP, build_bubblewrap
+
 SECONDS = 10  # of a program
 MEMORY = 4_000_000_000  # bytes
 IMAGE = "docker.io/library/python:3.13-slim"
@@ -37,27 +39,19 @@ os._exit(0)
 def build_command(name: str) -> list[str]:
     """Build the command line that runs RUNNER in a sandbox. `name`: bwrap, docker or podman."""
     limit = ["timeout", "-s", "KILL", str(SECONDS)]
-    if name != "bwrap":
+    if name != BUBBLEWRAP:
         return [
             *(name, "run", "--rm", "-i", "--network", "none", "--read-only", "--tmpfs", "/tmp"),
             *("--memory", str(MEMORY), "--pids-limit", "64", "--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges", "--user", "65534:65534", IMAGE),
             *(*limit, "python", "-I", "-c", RUNNER),
         ]
-    python = [["--ro-bind", path, path] for path in sorted({sys.prefix, sys.base_prefix})]
-    system = [["--ro-bind-try", path, path] for path in ("/usr", "/bin", "/lib", "/lib64")]
-    return [
-        *(name, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"),
-        *("--setenv", "PATH", "/usr/bin:/bin", "--setenv", "OPENBLAS_NUM_THREADS", "1"),
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"),
-        *(word for words in system + python for word in words),
-        *(*limit, sys.executable, "-I", "-c", RUNNER),
-    ]
+    return [*build_bubblewrap(), *limit, sys.executable, "-I", "-c", RUNNER]
 
 
 def run_program(source: str) -> str | None:
     """Run a program; return None if it came to its end, else why not. ImportError if there is no sandbox."""
-    name = next(filter(shutil.which, ("bwrap", "docker", "podman")), None)
+    name = next(filter(shutil.which, (BUBBLEWRAP, "docker", "podman")), None)
     if name is None:
         raise ImportError(MISSING)
     token = secrets.token_hex()

@@ -27,6 +27,7 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.tools import read_offered_tools
 from mlxrun.core.errors import JobError, RequestError
 from mlxrun.core.field_errors import reject
+from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.lines.job_file import (
     COMPLETION,
     MESSAGE,
@@ -68,15 +69,15 @@ class CheckedLines:
     max_tokens: int = 0
     images: int = 0
 
-    def add(self, prepared: PreparedRequest) -> None:
-        """Count one valid line."""
+    def add(self, prepared: PreparedRequest, turns: int = 1) -> None:
+        """Count one valid line. `turns`: the most answers that it has, of which the first is prepared."""
         self.requests += len(prepared.requests)
         self.prompt_tokens += prepared.prompt_tokens
         self.longest = max(self.longest, *(len(request.prompt) for request in prepared.requests))
         self.largest = max(
             self.largest, *(len(request.prompt) + request.params.max_tokens for request in prepared.requests)
         )
-        self.max_tokens += sum(request.params.max_tokens for request in prepared.requests)
+        self.max_tokens += turns * sum(request.params.max_tokens for request in prepared.requests)
         self.images += sum(len(request.image_spans) for request in prepared.requests[:: prepared.n])
 
 
@@ -92,8 +93,14 @@ async def check_lines(index: LineIndex, preparer: LinePreparer, end: int, report
                 total.refused += 1
                 report(line.number, result)
             else:
-                total.add(result)
+                total.add(result, _count_turns(line))
     return total
+
+
+def _count_turns(line: JobLine | BadLine) -> int:
+    if isinstance(line, BadLine) or line.agent is None:
+        return 1
+    return parse_agent(line.agent).loop.max_turns
 
 
 async def _check_line(line: JobLine | BadLine, preparer: LinePreparer) -> PreparedRequest | str:

@@ -21,9 +21,9 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.field_errors import find_closest
 from mlxrun.core.limited_json import LongNumber, NestedTooDeeply, load_json
 from mlxrun.core.text_files import check_encoding, is_stream, open_regular
+from mlxrun.jobs.agents.agent_settings import CHAT, check_agent_line
 from mlxrun.jobs.scoring.eval_spec import EvalReader, EvalSpec, check_line_eval
 
-CHAT = "/v1/chat/completions"
 COMPLETION = "/v1/completions"
 RESPONSE = "/v1/responses"
 MESSAGE = "/v1/messages"
@@ -59,13 +59,15 @@ class RawLine:
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A line that may be run. `body` is validated later, when the line is prepared."""
+    """A line that may be run. `body` is validated later, when the line is prepared. `agent`: its tool loop,
+    which is valid."""
 
     number: int
     custom_id: str
     url: str
     body: dict[str, Any]
     eval: EvalSpec | None = None
+    agent: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def parse_line(
         is_short = not any(key in value for key in _OPENAI_KEYS if key != "url")
         line = (_parse_short if is_short else _parse_openai)(raw.number, value, only_url)
         _check_eval_key(value)
-        return _read_eval(line, value.get("eval"), evals)
+        return _read_eval(_read_agent(line, value.get("agent")), value.get("eval"), evals)
     except _LineError as bad:
         wanted = _find_eval(_decode_loosely(raw) if value is None else value, evals)
         return BadLine(raw.number, _find_custom_id(value), str(bad), bad.param, wanted)
@@ -216,7 +218,7 @@ def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _parse_short(number: int, value: dict[str, Any], only_url: str | None) -> JobLine:
-    body = {key: item for key, item in value.items() if key not in ("id", "url", "eval")}
+    body = {key: item for key, item in value.items() if key not in ("id", "url", "eval", "agent")}
     given = [key for key in _INPUTS if key in body]
     url = _check_url(value["url"], only_url) if "url" in value else None
     if len(given) != 1:
@@ -232,8 +234,8 @@ def _parse_openai(number: int, value: dict[str, Any], only_url: str | None) -> J
     if url is None:
         raise _LineError("url is missing", "url")
     for key in value:
-        if key not in _OPENAI_KEYS and key != "eval":
-            raise _LineError(f"unknown key {key!r}; a line takes {_FULL}, and eval", key)
+        if key not in (*_OPENAI_KEYS, "eval", "agent"):
+            raise _LineError(f"unknown key {key!r}; a line takes {_FULL}, eval and agent", key)
     for key in _OPENAI_KEYS:
         if key not in value:
             raise _LineError(f"{key} is missing", key)
@@ -265,6 +267,13 @@ def _check_eval_key(value: dict[str, Any]) -> None:
             raise _LineError(f"{key}: unknown key; it belongs into `eval`", "eval")
         if key != "eval" and find_closest(key, ("eval",)):
             raise _LineError(f"{key}: unknown key (did you mean 'eval'?)", "eval")
+
+
+def _read_agent(line: JobLine, value: Any) -> JobLine:
+    try:
+        return line if value is None else replace(line, agent=check_agent_line(value, line.url, line.body))
+    except ValueError as error:
+        raise _LineError(str(error), "agent") from error
 
 
 def _read_eval(line: JobLine, value: Any, evals: EvalReader) -> JobLine:

@@ -1,6 +1,6 @@
 """Line keys decide whether a stored answer still belongs to a line.
 
-    key = digest(custom_id, url, body, contents of the local files it names, settings)
+    key = digest(custom_id, url, body, contents of the local files it names, settings, agent)
 
 The settings are the model, its template and all options that change answers. In a server the digest also
 takes the batch's id. Ids in answers are made of keys, and no two answers of a server may share one. `eval` is
@@ -120,8 +120,8 @@ class LineKeys:
     def compute_key(self, line: JobLine) -> bytes:
         """Compute the key of a valid line, of KEY_BYTES bytes."""
         images = [self._digest_file(path, part) for path, part in _find_local_files(line.body)]
-        parts = dump_canonical([self._settings, line.custom_id, line.url, line.body, images])
-        return self._digest(parts)
+        parts = [self._settings, line.custom_id, line.url, line.body, images]
+        return self._digest(dump_canonical(parts if line.agent is None else [*parts, line.agent]))
 
     def compute_bad_key(self, data: bytes, reason: str) -> bytes:
         """Compute the key of a bad line."""

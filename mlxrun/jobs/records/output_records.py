@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlxrun.core.errors import get_http_status, shorten_message
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 CREATED = 0
 SHOWN_NOTES = 5  # warnings of one job about answers that could not be scored
 ID_PREFIX = "batch_req_"
+AGENT_KEYS = ("transcript", "agent")  # of records of conversations with tools
 _ID = re.compile(ID_PREFIX + "[0-9a-f]{32}")
 
 
@@ -59,9 +61,12 @@ def make_request_id(key: str) -> str:
 
 
 def build_answer_record(indexed: IndexedLine, body: dict[str, Any]) -> dict[str, Any]:
-    """Build the output record of an answered line."""
+    """Build the output record of an answered line. Of a conversation with tools, what the body has in
+    AGENT_KEYS is beside the response."""
+    extra = {key: body[key] for key in AGENT_KEYS if key in body}
+    body = {key: each for key, each in body.items() if key not in extra}
     response = {"status_code": 200, "request_id": make_request_id(indexed.key), "body": body}
-    return _build_record(indexed, response, None)
+    return _build_record(indexed, response, None, extra)
 
 
 def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]:
@@ -74,7 +79,8 @@ def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]
         seen = {"custom_id": line.custom_id, "number": line.number, "body": {}, "eval": wanted}
         if isinstance(line, JobLine):
             seen |= {"url": line.url, "body": line.body}
-        record["eval"] = score_response(line.eval, body, seen)
+        talk = {"transcript": record.get("transcript"), "state": record.get("agent", {}).get("state")}
+        record["eval"] = score_response(line.eval, body, seen, talk)
     return record
 
 
@@ -113,11 +119,15 @@ def build_error_record(indexed: IndexedLine, error: Exception) -> dict[str, Any]
 
 
 def _build_record(
-    indexed: IndexedLine, response: dict[str, Any] | None, error: tuple[str, str, str | None] | None
+    indexed: IndexedLine,
+    response: dict[str, Any] | None,
+    error: tuple[str, str, str | None] | None,
+    extra: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """A record in either file; `error`: code, message and parameter."""
+    """A record in either file; `error`: code, message and parameter; `extra`: more of its keys."""
     line = indexed.line
     record = {"id": ID_PREFIX + indexed.key, "custom_id": line.custom_id, "response": response, "error": None}
+    record |= extra
     if error is not None:
         code, message, param = error
         message, param = shorten_message(message), None if param is None else shorten_message(param)

@@ -55,8 +55,9 @@ class JobPaths:
         self.timings = self.folder / "timings.jsonl"
         self.dropped = self.folder / "dropped.jsonl"  # answers that belong to no line any more
         self.earlier = self.folder / "earlier"  # folders of what `--fresh` replaced, by date
-        # Partial answers and the prefix cache of the job exist only while lines are left.
+        # Partial answers, conversations and the prefix cache of the job exist only while lines are left.
         self.answers = self.folder / "answers.jsonl"
+        self.turns = self.folder / "turns.jsonl"
         self.cache = self.folder / "cache"
 
     def _find_problem(self) -> str:
@@ -83,7 +84,7 @@ class JobPaths:
                     path.unlink(missing_ok=True)
                 elif path.exists():
                     path.rename(folder / path.name)
-        for path in (self.status, self.answers):
+        for path in (self.status, self.answers, self.turns):
             with wrap_write_errors(path):
                 path.unlink(missing_ok=True)
         return folder

@@ -19,6 +19,8 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ConfigError, JobError, MlxrunError, ModelLoadError
+from mlxrun.jobs.agents.agent_answerer import AgentAnswerer
+from mlxrun.jobs.agents.turn_journal import TurnJournal
 from mlxrun.jobs.lines.job_check import check_chats, check_evals, check_lines
 from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
@@ -106,6 +108,7 @@ class JobRun:
     _meter: ProgressMeter = field(init=False)
     _status: StatusFile = field(init=False)
     _answers: PartialAnswers = field(init=False)
+    _turns: TurnJournal = field(init=False)
 
     async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
@@ -150,9 +153,12 @@ class JobRun:
         manifest.scores = state.scores
         manifest.count_lines(state.lines)
         self._answers = PartialAnswers(self.paths.answers, keep=not config.engine.reproducible)
+        self._turns = TurnJournal(self.paths.turns)
         if manifest.has_moved:
             self._answers.delete_file()
+            self._turns.delete_file()
         await asyncio.to_thread(self._answers.read, index)
+        await asyncio.to_thread(self._turns.read, index)
         self._meter = meter = ProgressMeter(
             self.clock, end, len(index), total_prompt=state.prompt, total_output=state.output
         )
@@ -176,6 +182,7 @@ class JobRun:
             await asyncio.to_thread(manifest.end, index, meter, exit_code, complete=True)
             if not index.state.count(TODO):
                 self._answers.delete_file()
+                self._turns.delete_file()
                 await asyncio.to_thread(job_cache.delete_cache, self.paths.cache)
         except MlxrunError as error:
             await self._record_failure(error, index, manifest)
@@ -236,6 +243,8 @@ class JobRun:
         try:
             self._status.set_state("loading")
             answerer = await self.stop.run(start())
+            if setup.preparer.folder is not None:  # a server runs no code of clients
+                answerer = AgentAnswerer(answerer, self._turns, setup.preparer.folder)
             runner = LineRunner(index, writer, answerer, setup.config, meter, scores, self.backoff)
             self._status.set_state("running")
             view = self.view(meter)
@@ -247,6 +256,7 @@ class JobRun:
             meter.freeze_counters()
             try:
                 self._answers.close()
+                self._turns.close()
                 await asyncio.to_thread(writer.close)
             finally:
                 if engine is not None and not (setup.shared_engine or setup.keep_engine):
@@ -287,6 +297,9 @@ class JobRun:
             self.say(f"continuing: {meter.format_done()} done, {meter.failed} failed{again}")
         if self._answers:
             count = pluralize(len(self._answers), "partial answer")
+            self.say(f"{count} of the last run will be continued")
+        if self._turns:
+            count = pluralize(len(self._turns), "conversation")
             self.say(f"{count} of the last run will be continued")
 
     def _count_written(self, index: LineIndex) -> None:

@@ -21,6 +21,7 @@ from mlxrun.api.stored_files import ReadFile
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import JobError
+from mlxrun.core.field_errors import reject_unsupported
 from mlxrun.core.workers import wait_until_done
 from mlxrun.jobs.lines.job_check import Report, check_lines
 from mlxrun.jobs.lines.job_file import URLS as URLS
@@ -80,6 +81,8 @@ class ServerLinePreparer(LinePreparer):
         self._slots = asyncio.Semaphore(PREPARED_AT_ONCE)
 
     async def prepare(self, line: JobLine, key: str = "") -> Body:
+        if line.agent is not None:
+            reject_unsupported("agent", "a server calls no tools of clients; `mlxrun batch` does")
         check_message_counts(line.body, self._limits.max_messages)
         async with self._slots:
             body = await super().prepare(line, key)

@@ -1,12 +1,13 @@
 """Scorers that users write: a function in a Python module or file, `module:function` or `file.py:function`.
 
-    def score(answer, expected, line, response): ...
+    def score(answer, expected, line, response, transcript, state): ...
 
 `answer` is the answer's text without reasoning. `expected` comes from the line's `eval`, None without one.
-`line` is the job line as a dict; `response` is the response body without reasoning. A function may take fewer
-of these parameters, by name. It returns a number from 0 to 1, a bool, or a dict. The dict has `score` and any
-of `comment`, `extracted` and `scores` (further numbers by name). With any of `unit`, `better`, `aggregate`
-and `sums`, the score may be any number (measure.py); with `sums` it may be left out.
+`line` is the job line as a dict; `response` is the response body without reasoning. `transcript` and `state`
+are those of a conversation with tools, else None. A function may take fewer of these parameters, by name. It
+returns a number from 0 to 1, a bool, or a dict. The dict has `score` and any of `comment`, `extracted` and
+`scores` (further numbers by name). With any of `unit`, `better`, `aggregate` and `sums`, the score may be any
+number (measure.py); with `sums` it may be left out.
 
 The function is imported in this process to check it. It is called in a process of its own
 (scorer_process.py), for one answer at a time.
@@ -35,7 +36,7 @@ from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.scorer_process import ScorerLimits, ScorerPool
 from mlxrun.jobs.scoring.verdict import ScoredAnswer, Verdict
 
-_PARAMETERS = ("answer", "expected", "line", "response")
+_PARAMETERS = ("answer", "expected", "line", "response", "transcript", "state")
 _OPTIONAL = ("comment", "extracted", "scores")
 _OF_MEASURE = ("unit", "better", "aggregate", "sums")
 
@@ -73,8 +74,9 @@ class CustomScorer:
             "expected": answer.expected,
             "line": answer.line,
             "response": answer.body,
+            **answer.talk,
         }
-        arguments = {name: values[name] for name in self._takes}
+        arguments = {name: values.get(name) for name in self._takes}
         with self._lock:
             found = self._pool.call(f"{__name__}:call_function", asdict(self._place), arguments)
         return Verdict.read(found)

@@ -86,22 +86,27 @@ async def run_scorers(function: Callable[P, T], *args: P.args, **kwargs: P.kwarg
 
 
 NO_LINE: Mapping[str, Any] = {"body": {}}
+NO_TALK: Mapping[str, Any] = {}
 
 
 def score_response(
-    spec: EvalSpec, response: Mapping[str, Any] | None, line: Mapping[str, Any] = NO_LINE
+    spec: EvalSpec,
+    response: Mapping[str, Any] | None,
+    line: Mapping[str, Any] = NO_LINE,
+    talk: Mapping[str, Any] = NO_TALK,
 ) -> dict[str, Any]:
     """Return the `eval` of a record.
 
-    `response`: its body, None for a failed line, which scores 0; `line`: the job line as data. `score` is the
-    first of `eval.metrics`; without metrics it is the mean of the choices' scores. With several choices,
-    `choices` has the score of each, and `scores` the metrics. `note` and `comment` are of the first choice
-    that has one; `extracted` is of the first choice. Of several prompts, the choices of the first are scored,
-    except by `likeliest`. Scores with a measure have no metrics; choices without it do not count.
+    `response`: its body, None for a failed line, which scores 0; `line`: the job line as data; `talk`: as in
+    ScoredAnswer. `score` is the first of `eval.metrics`; without metrics it is the mean of the choices'
+    scores. With several choices, `choices` has the score of each, and `scores` the metrics. `note` and
+    `comment` are of the first choice that has one; `extracted` is of the first choice. Of several prompts,
+    the choices of the first are scored, except by `likeliest`. Scores with a measure have no metrics; choices
+    without it do not count.
     """
     count = count_choices(line["body"])
     # A failed line has one verdict: `n` may be what was refused in it.
-    verdicts = [Verdict(0)] if response is None else _score_choices(spec, response, line, count)
+    verdicts = [Verdict(0)] if response is None else _score_choices(spec, response, line, count, talk)
     answers = verdicts
     measure, verdicts = _find_measure(spec, answers)
     metrics = () if measure is not None else spec.metrics or list_default_metrics(count)
@@ -162,7 +167,11 @@ def _find_measure(spec: EvalSpec, verdicts: list[Verdict]) -> tuple[ScoreMeasure
 
 
 def _score_choices(
-    spec: EvalSpec, response: Mapping[str, Any], line: Mapping[str, Any], count: int
+    spec: EvalSpec,
+    response: Mapping[str, Any],
+    line: Mapping[str, Any],
+    count: int,
+    talk: Mapping[str, Any],
 ) -> list[Verdict]:
     if spec.scorer is None and spec.match == "likeliest":
         return [score_likeliest(response["choices"], spec.expected, spec.options)]
@@ -172,7 +181,7 @@ def _score_choices(
     if spec.scorer is None:
         return [tries.call(partial(match_limited, spec), text) for text in texts]
     body = strip_reasoning(response)
-    answers = (ScoredAnswer(text, at, spec.expected, line, body) for at, text in enumerate(texts))
+    answers = (ScoredAnswer(text, at, spec.expected, line, body, talk) for at, text in enumerate(texts))
     return [tries.call(spec.scorer.score, answer) for answer in answers]
 
 

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -50,6 +50,10 @@ _end_by: ContextVar[EndBy] = ContextVar("end_by", default=lambda kill: nullconte
 
 class ScorerEnded(Exception):
     """A call has ended its child process, or a limit has ended it; the text says which."""
+
+
+class ScorerNotStarted(ScorerEnded):
+    """The child ended, or was ended, before it was ready for a call."""
 
 
 class _Suspended(Exception):
@@ -77,10 +81,18 @@ def end_scorers_by(end_by: EndBy) -> Iterator[None]:
 
 class ScorerPool:
     """Children with the same limits, as many as there are calls at the same time. Idle children end with the
-    pool."""
+    pool. `prefix`: words of the command that starts them, such as a sandbox; `setup`: a call that each begins
+    with, within the time of its start."""
 
-    def __init__(self, limits: ScorerLimits) -> None:
+    def __init__(
+        self,
+        limits: ScorerLimits,
+        prefix: Sequence[str] = (),
+        setup: tuple[str, *tuple[Any, ...]] | None = None,
+    ) -> None:
         self.limits = limits
+        self._prefix = prefix
+        self._setup = None if setup is None else _dump_call(*setup)
         self._idle: list[_Child] = []
         self._lock = threading.Lock()
         weakref.finalize(self, _close_all, self._idle)
@@ -88,7 +100,7 @@ class ScorerPool:
     def call(self, target: str, *arguments: Any) -> Any:
         """Call the function `target`, written as module:function, in a child and return its result.
         ScorerEnded if the process had to be ended; JSON's errors if the arguments cannot be passed."""
-        request = json.dumps([target, arguments]).encode()
+        request = _dump_call(target, *arguments)
         for _ in range(MOST_SUSPENSIONS):
             with contextlib.suppress(_Suspended):
                 return json.loads(self._call_child(request))
@@ -97,7 +109,7 @@ class ScorerPool:
     def _call_child(self, request: bytes) -> bytes:
         with self._lock:
             child = self._idle.pop() if self._idle else None
-        child = child or _Child(self.limits)
+        child = child or _Child(self.limits, self._prefix, self._setup)
         try:
             with _end_by.get()(child.kill):
                 reply = child.call(request)
@@ -107,6 +119,14 @@ class ScorerPool:
         with self._lock:
             self._idle.append(child)
         return reply
+
+    def close(self) -> None:
+        """End the idle children now."""
+        _close_all(self._idle)
+
+
+def _dump_call(target: str, *arguments: Any) -> bytes:
+    return json.dumps([target, arguments]).encode()
 
 
 def _close_all(idle: list[_Child]) -> None:
@@ -118,13 +138,15 @@ def _close_all(idle: list[_Child]) -> None:
 class _Child:
     """One process, in a session of its own: Ctrl-C is not for it, and what it starts is killed with it."""
 
-    def __init__(self, limits: ScorerLimits) -> None:
+    def __init__(self, limits: ScorerLimits, prefix: Sequence[str] = (), setup: bytes | None = None) -> None:
         self._limits = limits
+        self._setup = setup
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = start_module(
                 "mlxrun.jobs.scoring.scorer_process",
                 *(theirs.fileno(), limits.memory),
+                prefix=prefix,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -143,22 +165,32 @@ class _Child:
                 raise
 
     def _exchange(self, request: bytes) -> bytes:
-        end = float("inf")
+        end, seconds = float("inf"), START_SECONDS
         try:
             if not self._is_ready:
-                self._receive(1, self._clock.read() + START_SECONDS)
+                self._receive(1, self._clock.read() + seconds)
+                if self._setup is not None:
+                    self._ask(self._setup, seconds, self._clock.read() + seconds)
                 self._is_ready = True
-            end = self._clock.read() + self._limits.seconds
-            self._send(HEAD.pack(self._limits.seconds, len(request)) + request, end)
-            return self._receive(SIZE.unpack(self._receive(SIZE.size, end))[0], end)
+            seconds = self._limits.seconds
+            end = self._clock.read() + seconds
+            return self._ask(request, seconds, end)
         except TimeoutError as error:
-            raise ScorerEnded(f"it took more than {self._limits.seconds:g} s") from error
+            raise self._make_error(f"it took more than {seconds:g} s") from error
         except (OSError, EOFError) as error:
             left = end - self._clock.read(STEP)
             reason = self._describe_end()
             if self._process.returncode == -signal.SIGALRM and left > 0:
                 raise _Suspended from error
-            raise ScorerEnded(reason) from error
+            raise self._make_error(reason) from error
+
+    def _make_error(self, reason: str) -> ScorerEnded:
+        return ScorerEnded(reason) if self._is_ready else ScorerNotStarted(f"at its start {reason}")
+
+    def _ask(self, request: bytes, seconds: float, end: float) -> bytes:
+        """The reply to a request that may take so many seconds."""
+        self._send(HEAD.pack(seconds, len(request)) + request, end)
+        return self._receive(SIZE.unpack(self._receive(SIZE.size, end))[0], end)
 
     def _send(self, data: bytes, end: float) -> None:
         rest = memoryview(data)

@@ -50,13 +50,15 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class ScoredAnswer:
     """An answer with its context. `text`: without reasoning; `index`: the choice's index; `line`: the job
-    line as data; `body`: the response body without reasoning."""
+    line as data; `body`: the response body without reasoning; `talk`: the `transcript` and last `state` of a
+    conversation with tools."""
 
     text: str
     index: int
     expected: Any
     line: Mapping[str, Any]
     body: Mapping[str, Any]
+    talk: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Scorer(Protocol):

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.evals.exports.exported_run import ExportedRun
-from mlxrun.evals.exports.inspect_log import build_header, build_sample, write_inspect_log
+from mlxrun.evals.exports.inspect_log import build_header, build_sample, list_samples, write_inspect_log
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import JobLine
+from tests.helpers.agent_bench import AgentBench, agent_line, answer_in_turn, call, write_tools
 from tests.helpers.batch_fakes import Bench, chat, write_job
 from tests.helpers.export_fakes import LINES, finish_rich_job, open_export
 
@@ -83,3 +84,19 @@ async def test_the_parts_of_a_zip_file(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "log.json").read_text())
     assert {key: value for key, value in found.items() if key != "samples"} == header
     assert len(found["samples"]) == len(LINES)
+
+
+async def test_a_conversation_with_tools(tmp_path: Path) -> None:
+    """Its messages are those of the prompt and of the transcript, its store the state."""
+    write_tools(tmp_path)
+    wanted = {"expected": "2", "match": "contains"}
+    bench = AgentBench(write_job(tmp_path, [agent_line(wanted=wanted)]))
+    bench.script = answer_in_turn(call("add", number=2), "It is 2.")
+    await bench.run()
+    run = open_export(bench.job)
+    (sample,) = list_samples(run)
+    assert [each["role"] for each in sample["messages"]] == ["user", "assistant", "tool", "assistant"]
+    question, asking, result, answer = sample["messages"]
+    assert asking["tool_calls"][0]["arguments"] == {"number": 2} and answer["content"] == "It is 2."
+    assert result["tool_call_id"] == asking["tool_calls"][0]["id"] and result["function"] == "add"
+    assert sample["store"] == {"total": 2} and sample["metadata"]["ended"] == "answer"

@@ -67,3 +67,12 @@ async def test_chats_need_a_template(tmp_path: Path) -> None:
         else:
             check_chats(index, model_info, len(lines))
         index.close()
+
+
+async def test_answers_of_all_turns_are_counted(tmp_path: Path) -> None:
+    """The prompts of later turns are not known before; their answers are bounded."""
+    preparer = LinePreparer(FakeModelInfo(), make_config(), tmp_path)
+    for agent, most in ({"max_turns": 7}, 35), ({}, 100):
+        line = {**chat("a", "hello", max_tokens=5), "agent": {"tools": ["t.py:f"], **agent}}
+        found = await check_job(write_job(tmp_path, [line]), preparer, None, lambda number, reason: None)
+        assert (found.requests, found.max_tokens) == (1, most)

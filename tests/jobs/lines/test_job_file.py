@@ -17,7 +17,9 @@ from mlxrun.jobs.scoring.eval_spec import EvalSpec
 from tests.helpers.batch_fakes import chat
 
 GOOD = chat("a", "hi", max_tokens=3)
-NEEDED = "a line needs custom_id, method, url and body, or id and one of prompt, messages, input, query, file "
+NEEDED = (
+    "a line needs custom_id, method, url and body, or id and one of prompt, messages, input, query, file "
+)
 
 
 def parse(value: Any) -> JobLine | BadLine:

@@ -334,3 +334,11 @@ async def test_cancelling_again_does_not_cut_the_end_of_a_run_short(
     assert json.loads(paths.status.read_bytes())["state"] == "interrupted"
     manifest = json.loads(paths.manifest.read_bytes())
     assert [run["exit"] for run in manifest["runs"]] == [Interrupted.exit_code]
+
+
+async def test_a_tool_loop_is_refused(tmp_path: Path) -> None:
+    """A server calls no functions of its clients."""
+    job = write_job(tmp_path, [*chats(1), {**chat("a", "hello"), "agent": {"tools": ["tools.py:add"]}}])
+    assert await service(FakeClient(FakeModelInfo())).run(job, print) == JobCounts(2, 1, 1)
+    (record,) = read(JobPaths(job).errors)
+    assert record["error"]["message"].startswith("agent: not supported: a server calls no tools of clients")

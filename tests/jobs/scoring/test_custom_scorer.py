@@ -40,7 +40,7 @@ def test_a_scorer_gets_what_it_names(tmp_path: Path) -> None:
     assert scorer.score(ANSWER) == wanted  # it had copies, so that no record changes
     assert scorer.digest == hashlib.sha256(code.encode()).hexdigest()
     assert write(tmp_path, "def score(line): return line['custom_id'] == 'a'\n").score(ANSWER) == Verdict(1)
-    assert write(tmp_path, "def score(**all): return len(all) / 4\n").score(ANSWER) == Verdict(1)
+    assert write(tmp_path, "def score(**all): return len(all) / 6\n").score(ANSWER) == Verdict(1)
     assert write(tmp_path, "def score(answer, strict=False): return strict\n").score(ANSWER) == Verdict(0)
 
 

@@ -1,0 +1,1 @@
+"""Agents: lines whose model calls tools, turn by turn, until it answers."""

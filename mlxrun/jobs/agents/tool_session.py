@@ -1,0 +1,144 @@
+"""The tools of one conversation: a process of their own, which calls them one after the other.
+
+A call that takes too long, or ends its process, is a result that says so; the next call gets a new process.
+Tools that keep more than the state are called again in it, so that it knows what the last one knew.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from mlxrun.core.errors import RequestError
+from mlxrun.core.limited_json import load_json
+from mlxrun.core.workers import Lane, end_by
+from mlxrun.jobs.agents.agent_settings import AgentLoop, LineAgent
+from mlxrun.jobs.agents.tool_process import ToolPlace, compute_digest
+from mlxrun.jobs.agents.tool_sandbox import build_sandbox
+from mlxrun.jobs.scoring.scorer_process import (
+    ScorerEnded,
+    ScorerLimits,
+    ScorerNotStarted,
+    ScorerPool,
+    end_scorers_by,
+)
+
+Json = dict[str, Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+MEMORY = 8_000_000_000  # bytes of the process of the tools
+TOOLS = Lane("tools", 32)  # calls that wait at the same time
+_MODULE = "mlxrun.jobs.agents.tool_process"
+
+
+class ToolsDiffer(Exception):
+    """A call that was made again has another result than before."""
+
+
+class ToolSession:
+    """The tools of a line. `folder`: of the job. RequestError if they cannot be used."""
+
+    def __init__(self, agent: LineAgent, folder: Path) -> None:
+        loop, place = agent.loop, (folder / agent.folder).resolve()
+        self._place = asdict(ToolPlace(list(loop.tools), loop.mcp, str(place), dict(agent.digests)))
+        prefix = build_sandbox(place, list_tool_files(agent, place), loop.sandbox) if loop.sandbox else ()
+        setup = f"{_MODULE}:describe_tools", self._place
+        self._pool = ScorerPool(ScorerLimits(loop.call_seconds, MEMORY), prefix, setup)
+        self._repeats = loop.repeats_calls
+        self._earlier: list[tuple[Json, Json, Json]] = []  # calls that the process does not know
+
+    def describe(self) -> list[Json]:
+        """Return the tools as a chat request offers them. This blocks."""
+        tools: list[Json] = self._ask("describe_tools")["tools"]
+        return tools
+
+    def note(self, call: Json, state: Json, step: Json) -> None:
+        """Note an earlier call and its result. `state`: the state before it."""
+        if step.get("ended"):
+            self._earlier.clear()
+        elif self._repeats:
+            self._earlier.append((call, state, step))
+
+    def call(self, call: Json, tools: Mapping[str, Json], state: Json) -> Json:
+        """Call the tool that a message calls, and return the `content` of the result and the new `state`;
+        `ended` if that has ended the process. `tools`: schemas of the arguments, by name. This blocks."""
+        name, text = call["name"], call["arguments"]
+        if name not in tools:
+            names = ", ".join(tools)
+            return {"content": f"error: there is no tool {name!r}; there are {names}", "state": state}
+        try:
+            arguments = load_json(text or "{}")
+        except ValueError as error:
+            return {"content": f"error: the arguments are not JSON: {error}", "state": state}
+        if not isinstance(arguments, dict):
+            return {"content": "error: the arguments are no JSON object", "state": state}
+        while self._earlier:
+            self._repeat(tools)
+        try:
+            return self._ask("call_tool", tools[name], name, arguments, state)
+        except ScorerEnded as error:
+            return {"content": f"error: the tool was ended: {error}", "state": state, "ended": True}
+
+    def _repeat(self, tools: Mapping[str, Json]) -> None:
+        """Make the first of the earlier calls again. ToolsDiffer if the result is another one."""
+        earlier, self._earlier = self._earlier, []
+        call, state, step = earlier[0]
+        found = self.call(call, tools, state)
+        if found != {key: step[key] for key in found if key in step}:
+            raise ToolsDiffer(f"{call['name']} returned {found['content'][:100]!r}")
+        self._earlier = earlier[1:]
+
+    def _ask(self, function: str, *arguments: Any) -> Json:
+        try:
+            found: Json = self._pool.call(f"{_MODULE}:{function}", self._place, *arguments)
+        except ScorerNotStarted as error:
+            found = {"failure": f"the process of its tools cannot be used: {error}"}
+        if "failure" in found:
+            raise RequestError(f"agent: {found['failure']}", param="agent", code="unusable_tools")
+        return found
+
+    def close(self) -> None:
+        """End the process. This blocks."""
+        self._pool.close()
+
+
+def list_tool_files(agent: LineAgent, folder: Path) -> list[str]:
+    """List the files in `folder` that the tools name: those of functions, and words of the server's
+    command."""
+    loop = agent.loop
+    places = [each if isinstance(each, str) else str(each["function"]) for each in loop.tools]
+    names = [each.rpartition(":")[0] for each in places] + (loop.mcp or "").split()
+    return [name for name in dict.fromkeys(names) if name and (folder / name).is_file()]
+
+
+def list_tool_paths(agent: LineAgent, folder: Path) -> list[Path]:
+    """List the paths of these files. `folder`: of the job."""
+    place = Path(os.path.normpath(folder / agent.folder))
+    return [place / name for name in list_tool_files(agent, place)]
+
+
+def describe_tools(loop: AgentLoop, folder: Path) -> tuple[list[Json], dict[str, str]]:
+    """Return the tools of a loop, as a chat request offers them, and digests of their files in `folder`.
+    RequestError if they cannot be used. This blocks."""
+    if not loop.has_tools:
+        return [], {}
+    agent = LineAgent(loop)
+    session = ToolSession(agent, folder)
+    try:
+        tools = session.describe()
+    finally:
+        session.close()
+    return tools, {name: compute_digest(folder / name) for name in list_tool_files(agent, folder)}
+
+
+async def run_tools(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Wait for a process in a thread. If this call is cancelled, the process is killed."""
+
+    def run() -> T:
+        with end_scorers_by(end_by):
+            return function(*args, **kwargs)
+
+    return await TOOLS.run(run)

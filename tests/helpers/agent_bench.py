@@ -1,0 +1,142 @@
+"""Jobs with tool loops on an engine whose answers a test writes, and files of tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import textwrap
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.config.settings import Config
+from mlxrun.core.errors import MlxrunError
+from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.jobs.run.job_run import JobSetup
+from mlxrun.jobs.run.line_answerer import LinePreparer
+from tests.helpers.batch_fakes import Bench, FakeClient, chat, make_config, read
+from tests.helpers.suite_bench import SuiteBench
+from tests.helpers.tokenizers import TOOLS, FakeModelInfo, byte_tokenizer
+
+# Makes the answer to a rendered prompt.
+AnswerScript = Callable[[str], str]
+# Its calls are known as Hermes' by the comment.
+TEMPLATE = TOOLS + '{# "arguments" #}'
+COUNTER = '''
+def add(number: int, *, state: dict) -> int:
+    """Add a number to the total.
+
+    Args:
+        number: What is added.
+    """
+    with open(__file__ + ".calls", "a") as file:
+        file.write(f"{number}\\n")
+    state["total"] = state.get("total", 0) + number
+    return state["total"]
+'''
+
+
+def call(name: str, **arguments: Any) -> str:
+    """A tool call as the model writes it."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def answer_in_turn(*answers: str) -> AnswerScript:
+    """The script of a model that gives these answers one after the other, in each conversation."""
+    return lambda prompt: answers[count_turns(prompt)]
+
+
+def count_turns(prompt: str) -> int:
+    """The number of the model's answers in a prompt."""
+    return prompt.count("<|im_start|>assistant\n") - 1
+
+
+class ScriptedEngine(FakeClient):
+    """Answers as `script` says. `prompts`: what it was asked, in order."""
+
+    script: AnswerScript
+    prompts: list[str]
+
+    async def answer_body(self, request: Request, text: str) -> AsyncGenerator[TokenEvent, None]:
+        prompt = byte_tokenizer().decode(list(request.prompt), skip_special_tokens=False)
+        self.prompts.append(prompt)
+        ids = byte_tokenizer()(self.script(prompt), add_special_tokens=False)["input_ids"]
+        size = len(request.prompt)
+        yield TokenEvent(request.id, num_computed_tokens=size)
+        for token in ids[len(request.prior_output) :]:
+            while self.waits(prompt):
+                await asyncio.sleep(0.001)
+            self.output += 1
+            yield TokenEvent(request.id, (token,), num_computed_tokens=size)
+        stop = min(request.params.stop_ids)
+        yield TokenEvent(request.id, num_computed_tokens=size, finish=FinishReason.STOP, stop_id=stop)
+
+
+@dataclass
+class AgentBench(Bench):
+    """Runs a job of conversations. `script`: the answers; `waits`: as in FakeClient, of prompts; `prompts`:
+    of the last run, in order."""
+
+    config: Config = field(default_factory=make_config)
+    model_info: FakeModelInfo = field(default_factory=lambda: FakeModelInfo(chat_template=TEMPLATE))
+    script: AnswerScript = answer_in_turn("hello")
+    waits: Callable[[str], bool] = lambda prompt: False
+    prompts: list[str] = field(default_factory=list)
+
+    def make_setup(self) -> JobSetup:
+        client = ScriptedEngine(self.model_info)
+        self.prompts.clear()
+        client.script, client.prompts, client.waits = self.script, self.prompts, self.waits
+        self.client = client
+        formats = detect_formats(TEMPLATE, self.model_info.tokenizer, self.config.parsers)
+        setup = super().make_setup()
+        preparer = LinePreparer(self.model_info, self.config, self.job.parent, formats=formats)
+        return JobSetup(
+            *(setup.config, setup.config_hash, setup.model_info, preparer, client.start, setup.device),
+            evals=self.evals,
+        )
+
+    def read_record(self) -> dict[str, Any]:
+        """The record of the only line, answered or failed."""
+        (record,) = read(self.paths.out) + read(self.paths.errors)
+        return record
+
+
+@dataclass
+class AgentSuiteBench(SuiteBench):
+    """Runs suites with tool loops."""
+
+    script: AnswerScript = answer_in_turn("hello")
+    prompts: list[str] = field(default_factory=list)
+
+    def _load(self, config: Config) -> Any:
+        return FakeModelInfo(chat_template=TEMPLATE)
+
+    async def _start(self, config: Config, info: Any, cache: Path) -> Any:
+        client = ScriptedEngine(info)
+        client.script, client.prompts = self.script, self.prompts
+        return client
+
+
+def write_tools(folder: Path, text: str = COUNTER) -> None:
+    """Write tools.py beside the job."""
+    (folder / "tools.py").write_text(textwrap.dedent(text), encoding="utf-8")
+
+
+def agent_line(custom_id: str = "a", wanted: Any = None, body: Any = None, **agent: Any) -> dict[str, Any]:
+    """A line with a tool loop, by default with `add` of tools.py."""
+    found = {"tools": ["tools.py:add"], **agent}
+    return {**chat(custom_id, f"Question {custom_id}", wanted, **(body or {})), "agent": found}
+
+
+def run_agents_in_process(job: Path, answers: Sequence[str], stop_at: int) -> None:
+    """For a process of its own, which may be killed. It gives these answers, and waits before number
+    `stop_at`."""
+    bench = AgentBench(job, script=answer_in_turn(*answers))
+    bench.waits = lambda prompt: count_turns(prompt) >= stop_at
+    try:
+        asyncio.run(bench.run())
+    except MlxrunError as error:
+        raise SystemExit(error.exit_code) from error
