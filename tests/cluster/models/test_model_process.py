@@ -21,9 +21,7 @@ from tests.helpers.command_processes import RunningCommand, read_log, run_serve,
 pytestmark = pytest.mark.thorough
 MODELS = "{chat: {path: embedded, memory: 600MB}, other: {path: embedded, memory: 600MB, names: [gpt]}}"
 # Lines of a batch wait for so long after the last request of the model that is loaded.
-IMPATIENT = (
-    "from mlxrun.cluster.models.model_pool import ModelPool; ModelPool.__init__.__defaults__ = (3.0,)"
-)
+IMPATIENT = "from mlxrun.cluster.models.model_pool import ModelPool; ModelPool.__init__.__defaults__ = (3.0,)"
 SMALL = (f"models={MODELS}", "scheduler.memory_limit=1GB", "engine.load_check=false")
 
 
