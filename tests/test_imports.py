@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -60,13 +61,15 @@ PURE = (
 LAZY = {"mlx", "mlx_lm", "mlx_vlm", "transformers", "aiohttp", "PIL", "numpy"}
 
 
-def modules() -> Iterator[tuple[str, ast.Module]]:
-    """Every module by its dotted name; the recipe of the embedded model is no part of the package."""
+@functools.cache
+def read_imports() -> Mapping[str, Sequence[str]]:
+    """What every module imports, by its dotted name."""
+    found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
-        if parts[:3] != ("mlxrun", "embedded", "recipe"):
-            name = ".".join(parts).removesuffix(".__init__")
-            yield name, ast.parse(path.read_text(encoding="utf-8"), str(path))
+        name = ".".join(parts).removesuffix(".__init__")
+        found[name] = list(imported(name, ast.parse(path.read_text(encoding="utf-8"), str(path))))
+    return found
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
@@ -103,15 +106,15 @@ def test_imports_run_one_way() -> None:
     """Core < config < model < engine < api < jobs < server, evals < cluster < cli."""
     wrong = [
         f"{name} imports {target}"
-        for name, tree in modules()
-        for target in imported(name, tree)
+        for name, targets in read_imports().items()
+        for target in targets
         if target.split(".")[0] == "mlxrun" and not is_allowed(name, target)
     ]
     assert wrong == []
 
 
 def test_the_table_knows_every_package() -> None:
-    packages = {name.split(".")[1] for name, _ in modules() if "." in name}
+    packages = {name.split(".")[1] for name in read_imports() if "." in name}
     assert packages == {package for package in TABLE if "." not in package}
 
 
@@ -136,10 +139,9 @@ def find_cycle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_no_import_cycles() -> None:
     """Not within a package either, and not for annotations only."""
-    known = dict(modules())
+    known = read_imports()
     graph: dict[str, set[str]] = {}
-    for name, tree in known.items():
-        targets = set(imported(name, tree))
+    for name, targets in known.items():
         graph[name] = {t if t in known else t.rpartition(".")[0] for t in targets} & known.keys() - {name}
     assert find_cycle(graph) == []
 
@@ -152,8 +154,8 @@ def test_a_cycle_is_seen() -> None:
 def test_only_the_model_package_imports_mlx() -> None:
     wrong = [
         f"{name} imports {target}"
-        for name, tree in modules()
-        for target in imported(name, tree)
+        for name, targets in read_imports().items()
+        for target in targets
         if target.split(".")[0] in {"mlx", "mlx_lm", "mlx_vlm"}
         and not f"{name}.".startswith(tuple(f"{ok}." for ok in MLX))
     ]
@@ -165,9 +167,9 @@ def test_the_scheduler_is_pure_python() -> None:
     pure = set(sys.stdlib_module_names) - {"asyncio", "threading", "multiprocessing", "concurrent"}
     wrong = [
         f"{name} imports {target}"
-        for name, tree in modules()
+        for name, targets in read_imports().items()
         if any(is_within(name, f"mlxrun.{pure_package}") for pure_package in PURE)
-        for target in imported(name, tree)
+        for target in targets
         if target.split(".")[0] not in pure | {"mlxrun"}
     ]
     assert wrong == []
@@ -179,8 +181,8 @@ def test_what_is_imported_is_what_is_declared() -> None:
     known = {*sys.stdlib_module_names, "mlxrun"}
     roots = {
         target.split(".")[0]
-        for name, tree in modules()
-        for target in imported(name, tree)
+        for name, targets in read_imports().items()
+        for target in targets
         if not (name.startswith("mlxrun.evals.harnesses.") and target.split(".")[0] in HARNESSES)
     } - known
     project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -336,7 +336,6 @@ def run_real(tmp_path: Path, *args: str) -> dict[str, Any]:
 # On a CPU recurrent layers are computed token by token: the shortest scripts, of which one repeats a prompt.
 PLAYED = [
     pytest.param("plain", "--no-peer", list(SCRIPTS), marks=pytest.mark.slow),
-    ("windowed", "--no-peer", ["conversation"]),
     ("hybrid", "--peer", ["repeat", "shared-2k"]),
     *(
         pytest.param(family, peer, list(SCRIPTS), marks=pytest.mark.sweep)

@@ -73,8 +73,8 @@ def read_oracle(folder: Path) -> bytes:
 
 
 def test_the_same_bytes_with_any_threads_in_the_environment(folder: Path) -> None:
-    for threads in (2, 4):
-        assert run(folder, f"threads-{threads}", threads) == read_oracle(folder)
+    """Tests below have two."""
+    assert run(folder, "threads-4", 4) == read_oracle(folder)
     device = json.loads(JobPaths(folder / "job.jsonl", folder / "threads-4.out.jsonl").manifest.read_bytes())[
         "device"
     ]

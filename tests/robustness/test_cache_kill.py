@@ -29,7 +29,7 @@ import pytest
 from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers import text_models, vision_models
 from tests.helpers.batch_fakes import Bench, chat, write_job
-from tests.helpers.model_fixtures import Zoo
+from tests.helpers.model_fixtures import Zoo, mark_sweep
 
 CHUNK, EVERY = 64, 256
 BOUND = EVERY + CHUNK
@@ -324,7 +324,7 @@ def make(zoo: Zoo, kind: str, family: str, count: int, most: int) -> tuple[Path,
 MODELS = [("text", "llama"), ("text", "qwen3_next"), ("vision", "qwen3_vl")]
 
 
-@pytest.mark.parametrize(("kind", "family"), MODELS[1:])
+@pytest.mark.parametrize(("kind", "family"), mark_sweep(MODELS[1:], MODELS[1:2]))
 def test_some_kills(zoo: Zoo, tmp_path: Path, jobs: list[Job], kind: str, family: str) -> None:
     """Three kills: while it loads, while it prefills and later."""
     model, lines = make(zoo, kind, family, 3, 2200)

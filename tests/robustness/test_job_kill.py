@@ -22,6 +22,7 @@ from mlxrun.jobs.records.run_paths import JobPaths
 from mlxrun.jobs.run.partial_answers import parse_records
 from tests.helpers.batch_fakes import Bench, by_id, chat, chats, run_in_process, write_job
 from tests.helpers.batches_server import start_processes
+from tests.helpers.model_fixtures import mark_sweep
 from tests.helpers.plain_user import obey_permissions
 from tests.helpers.storm_counts import count, make_rng
 
@@ -72,8 +73,10 @@ def read_whole(path: Path) -> list[bytes]:
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(1, 25))])
-def test_twenty_kills(tmp_path: Path, start: Any, seed: int, night: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "kills"), mark_sweep([(0, 8), *((seed, 20) for seed in range(25))], [(0, 8)])
+)
+def test_kills(tmp_path: Path, start: Any, seed: int, kills: int, night: int) -> None:
     """Kill -9 at random moments of a 400-line job: none lost, none twice, the same bytes in the end. No
     process computes more than a part of it, however late it is killed."""
     lines = [*chats(200), "bad", chat("long", "LONG"), *[chat(f"n-{i}", f"n {i}", n=2) for i in range(198)]]
@@ -81,7 +84,7 @@ def test_twenty_kills(tmp_path: Path, start: Any, seed: int, night: int) -> None
     assert code(start(whole, 0.0, "input")) == 1
     job = write_job(tmp_path, lines)
     paths, rng, seen = JobPaths(job), make_rng(seed, night), 0
-    for _ in range(20):
+    for _ in range(kills):
         process = start(job, 0.008, "input", None, 170)
         wanted = len(read_whole(paths.out)) + rng.randrange(5)
         until = time.monotonic() + 120
@@ -96,7 +99,7 @@ def test_twenty_kills(tmp_path: Path, start: Any, seed: int, night: int) -> None
         assert claimed <= kept
         assert len(kept) >= seen  # nothing is lost from one kill to the next
         seen = len(kept)
-    assert 20 <= seen < 398
+    assert kills <= seen < 398
     assert code(start(job, 0.0, "input")) == 1
     assert paths.out.read_bytes() == JobPaths(whole).out.read_bytes()
     assert paths.errors.read_bytes() == JobPaths(whole).errors.read_bytes()

@@ -115,7 +115,7 @@ def check_finished(job: Path) -> None:
     assert not paths.errors.exists() and not paths.answers.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_job_whose_node_is_killed(tmp_path: Path, night: int) -> None:
     """In the middle of it; one process without Ray finishes it."""
     job, rng = write_eval_job(tmp_path), make_rng(0, night)

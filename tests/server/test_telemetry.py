@@ -86,6 +86,10 @@ def read_value(value: Any) -> Any:
 def threads_end() -> Iterator[None]:
     """Exporters that repeat a request draw random numbers, which would disturb generated cases elsewhere."""
     yield
+    join_exporters()
+
+
+def join_exporters() -> None:
     for thread in threading.enumerate():
         if thread.name.startswith("Otel"):
             thread.join(20.0)
@@ -300,6 +304,7 @@ async def test_a_receiver_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(telemetry, "_FLUSH_SECONDS", 0.1)
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")  # each span is sent at once
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "2")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")  # after which the exporter's thread ends
     requested, never = asyncio.Event(), asyncio.Event()
 
     async def hang(request: web.Request) -> web.Response:
@@ -317,6 +322,7 @@ async def test_a_receiver_that_hangs_delays_nobody(monkeypatch: pytest.MonkeyPat
             assert (await s.post(CHAT, make_chat_body())).status == 200
         assert not never.is_set()
         never.set()
+    await asyncio.to_thread(join_exporters)  # what they log is of this test
 
 
 async def test_a_receiver_that_is_down_is_logged_once(

@@ -20,6 +20,8 @@ from tests.helpers.command_processes import RunningCommand, read_log, run_serve,
 
 pytestmark = pytest.mark.thorough
 MODELS = "{chat: {path: embedded, memory: 600MB}, other: {path: embedded, memory: 600MB, names: [gpt]}}"
+# Lines of a batch wait for so long after the last request of the model that is loaded.
+IMPATIENT = "from mlxrun.cluster.models.model_pool import ModelPool; ModelPool.__init__.__defaults__ = (3.0,)"
 SMALL = (f"models={MODELS}", "scheduler.memory_limit=1GB", "engine.load_check=false")
 
 
@@ -28,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningCommand]
     """Two models that do not fit together."""
     folder = tmp_path_factory.mktemp("models")
     disk = ("cache.backend=disk", f"cache.disk_path={folder / 'cache'}")
-    with run_serve(folder, *SMALL, *disk) as running:
+    with run_serve(folder, *SMALL, *disk, before=IMPATIENT) as running:
         yield running
 
 
