@@ -7,7 +7,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import pytest
@@ -27,8 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_whisper(tmp_path_factory.mktemp("whisper") / "tiny")
 
 
-def load(folder: Path) -> WhisperRunner:
-    settings = ModelSettings(path=str(folder), dtype="float32")
+def load(folder: Path, dtype: Literal["float32", "float16"] = "float32") -> WhisperRunner:
+    settings = ModelSettings(path=str(folder), dtype=dtype)
     return load_whisper(settings, load_model_info(settings, weights=True))
 
 
@@ -112,6 +112,14 @@ def test_prompt_and_temperature_are_the_librarys(runner: WhisperRunner) -> None:
     same(prompted, generate(runner, samples, initial_prompt="tade goda"))
     same(warm, generate(runner, samples, temperature=0.7))
     assert len({plain.text, prompted.text, warm.text}) == 3
+
+
+def test_half_precision_is_the_librarys(folder: Path) -> None:
+    runner = load(folder, "float16")
+    samples = make_speech(31, seed=3)
+    (mine,) = transcribe(runner, Recording(samples))
+    assert {segment.temperature for segment in mine.segments} == {0.0}
+    same(mine, runner._model.generate(samples))
 
 
 def test_a_recording_gives_the_same_in_company(folder: Path) -> None:
