@@ -13,8 +13,8 @@ from mlxrun.server.engine_state import EngineState
 
 @dataclass(frozen=True, slots=True)
 class JointModel:
-    """The models together, where a server has one `ModelInfo`. `pooled`: None if no model only gives vectors
-    or scores; `speech`: None if none transcribes; `digests`: change when a model or a setting for it does."""
+    """The models together, where a server has one `ModelInfo`. `pooled`: None if no model gives vectors or
+    scores; `speech`: None if none transcribes; `digests`: change when a model or a setting for it does."""
 
     name: str
     context_length: int
@@ -38,7 +38,7 @@ def join_models(slots: Sequence[ModelSlot]) -> JointModel:
         name=", ".join(slot.name for slot in slots),
         context_length=max((each.context_length for each in facts), default=0),
         vision=any(each.vision for each in facts),
-        pooled=any("generate" not in each.tasks for each in facts) or None,
+        pooled=any({"embed", "score"} & {*each.tasks} for each in facts) or None,
         speech=any("transcribe" in each.tasks for each in facts) or None,
         tasks=list(dict.fromkeys(task for each in facts for task in each.tasks)),
     )

@@ -53,6 +53,23 @@ async def test_a_path_for_vectors_finds_the_model_that_gives_them() -> None:
         assert [slot.state for slot in front.pool.slots] == ["unloaded", "ready"]
 
 
+@pytest.mark.parametrize(("field", "loaded"), [("", "b"), ("model", "a")])
+async def test_a_form_goes_to_the_model_that_it_names(field: str, loaded: str) -> None:
+    """Else to the first one that transcribes. None of these does, so that each refuses it by its name."""
+    parts = {"file": "x" * 200_000, **({field: "a"} if field else {})}
+    body = "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+        for name, value in parts.items()
+    )
+    models = FakeModels(script=say_name, tasks={"b": "transcribe"})
+    async with run_models_front(models, limit=2) as front:
+        kind = {"Content_Type": "multipart/form-data; boundary=x"}
+        reply = await front.post("/v1/audio/transcriptions", body + "--x--\r\n", **kind)
+        assert reply.status == 400
+        assert f"model: '{loaded}' transcribes no sound" in reply.json["error"]["message"]
+        assert [slot.name for slot in front.pool.slots if slot.state == "ready"] == [loaded]
+
+
 async def test_an_unknown_name_is_refused_in_the_words_of_each_api() -> None:
     async with run_models_front(FakeModels(script=say_name)) as front:
         reply = await front.post("/v1/chat/completions", make_chat_body(model="c"))

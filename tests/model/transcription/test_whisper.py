@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from mlx.utils import tree_flatten
 
+from benchmarks.tiny.byte_tokenizer import write_json
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.core.transcript import Recording, Transcript
@@ -27,8 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_whisper(tmp_path_factory.mktemp("whisper") / "tiny")
 
 
-def load(folder: Path) -> WhisperRunner:
-    settings = ModelSettings(path=str(folder), dtype="float32")
+def load(folder: Path, dtype: Literal["float32", "float16"] = "float32") -> WhisperRunner:
+    settings = ModelSettings(path=str(folder), dtype=dtype)
     return load_whisper(settings, load_model_info(settings, weights=True))
 
 
@@ -114,6 +118,14 @@ def test_prompt_and_temperature_are_the_librarys(runner: WhisperRunner) -> None:
     assert len({plain.text, prompted.text, warm.text}) == 3
 
 
+def test_half_precision_is_the_librarys(folder: Path) -> None:
+    runner = load(folder, "float16")
+    samples = make_speech(31, seed=3)
+    (mine,) = transcribe(runner, Recording(samples))
+    assert {segment.temperature for segment in mine.segments} == {0.0}
+    same(mine, runner._model.generate(samples))
+
+
 def test_a_recording_gives_the_same_in_company(folder: Path) -> None:
     runner = load(folder)
     recordings = [Recording(make_speech(31, seed), temperature=0.9) for seed in range(2)]
@@ -181,3 +193,67 @@ def test_heads_that_time_words_are_those_of_the_files(folder: Path, tmp_path: Pa
     shutil.copytree(folder, other)
     (other / "generation_config.json").write_text(json.dumps({"alignment_heads": [[0, 1]]}))
     assert load(other)._model.alignment_heads.tolist() == [[0, 1]]
+
+
+def write_quantized(folder: Path) -> None:
+    write_whisper(folder, n_audio_state=64, n_text_state=64)
+    model = load(folder)._model
+    nn.quantize(model, group_size=32, bits=4)
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    config = json.loads((folder / "config.json").read_text())
+    write_json(folder / "config.json", {**config, "quantization": {"group_size": 32, "bits": 4}})
+
+
+NAMES = {  # of transformers, by those of mlx-audio
+    ".blocks.": ".layers.",
+    ".attn_ln.": ".self_attn_layer_norm.",
+    ".cross_attn_ln.": ".encoder_attn_layer_norm.",
+    ".mlp_ln.": ".final_layer_norm.",
+    ".attn.": ".self_attn.",
+    ".cross_attn.": ".encoder_attn.",
+    ".query.": ".q_proj.",
+    ".key.": ".k_proj.",
+    ".value.": ".v_proj.",
+    ".out.": ".out_proj.",
+    ".mlp1.": ".fc1.",
+    ".mlp2.": ".fc2.",
+    "encoder.ln_post.": "encoder.layer_norm.",
+    "decoder.ln.": "decoder.layer_norm.",
+    "decoder.token_embedding.": "decoder.embed_tokens.",
+    "decoder.positional_embedding": "decoder.embed_positions.weight",
+}
+
+
+def write_as_transformers(folder: Path) -> None:
+    write_whisper(folder)
+    weights = {"model.encoder.embed_positions.weight": mx.zeros((1500, 16))}
+    for name, value in dict(mx.load(str(folder / "model.safetensors"))).items():
+        for mine, theirs in NAMES.items():
+            name = name.replace(mine, theirs)
+        weights[f"model.{name}"] = value.transpose(0, 2, 1) if value.ndim == 3 else value
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "vocab_size": config["n_vocab"]}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    others = {"num_mel_bins": 80, "max_source_positions": 1500, "max_target_positions": 32}
+    write_json(folder / "config.json", {"model_type": "whisper", **sizes, **heads, **others})
+
+
+@pytest.mark.parametrize("write", [write_quantized, write_as_transformers])
+@pytest.mark.filterwarnings("ignore:Could not load WhisperProcessor")
+def test_weights_are_those_that_the_library_loads(write: Callable[[Path], None], tmp_path: Path) -> None:
+    from mlx_audio.stt import load as load_with_library
+
+    write(tmp_path / "any")
+    mine = dict(tree_flatten(load(tmp_path / "any", "float16")._model.parameters()))
+    library = dict(tree_flatten(load_with_library(tmp_path / "any").parameters()))
+    assert mine.keys() == library.keys()
+    assert all(mx.array_equal(mine[name], library[name]) for name in mine)
+    assert all(mine[name].dtype == library[name].dtype for name in mine)
+    assert any("scales" in name for name in mine) == (write is write_quantized)
+
+
+def test_a_checkpoint_of_transformers_gives_the_same(folder: Path, tmp_path: Path) -> None:
+    write_as_transformers(tmp_path / "any")
+    recording = Recording(make_speech(2), words=True)
+    assert transcribe(load(tmp_path / "any"), recording) == transcribe(load(folder), recording)
