@@ -193,6 +193,7 @@ class DetailPane {
     add("match", answer.match);
     add("note", readText(answer.note, this.texts));
     for (const [name, value] of Object.entries(answer.scores ?? {})) add(name, showValue(value));
+    for (const [name, value] of Object.entries(answer.agent ?? {})) add(name, showValue(value));
     add("choices", answer.choice_scores?.join(", "));
     add("finish", answer.finish);
     if (answer.tokens) add("tokens", `${formatNumber(answer.tokens[0])} in, ${formatNumber(answer.tokens[1])} out`);
