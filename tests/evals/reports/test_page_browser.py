@@ -164,7 +164,7 @@ async def test_a_transcript_with_its_tool_calls_folded(tmp_path: Path) -> None:
         await wait_for(page, roles, ["assistant", "tool", "user", "assistant"])  # the prompt is shown above
         folds = "[...document.querySelectorAll('.transcript details')]"
         titles = await page.run(f"{folds}.map(each => each.firstChild.firstChild.textContent)")
-        assert titles == ["Reasoning ", f"Call {HOSTILE[1]} ", f"Result {HOSTILE[1]} "]
+        assert titles == ["Reasoning ", f"Call {HOSTILE[1]} ", f"Result of {HOSTILE[1]} "]
         assert await page.run(f"{folds}.some(each => each.open)") is False
         await page.press("o")
         assert await page.run(f"{folds}.every(each => each.open)") is True
