@@ -42,6 +42,7 @@ _SOUNDS = {
     b"RIFF": "wav",
     b"OggS": "ogg",
     b"fLaC": "flac",
+    b"\x1aE\xdf\xa3": "webm",
     **dict.fromkeys((b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "mpeg"),
 }
 
@@ -145,19 +146,16 @@ class Thumbnails:
 
     def _encode_sound(self, source: str) -> str:
         """A sound as it is, if its beginning is that of a known kind."""
-        is_data = source.startswith("data:")
-        data = _decode(source.partition(",")[2]) if is_data else self._sources.read_local(source)
+        from mlxrun.api.text.media.media_kinds import AUDIO
+
+        data = self._sources.read_local(source, AUDIO)
         kind = next((name for start, name in _SOUNDS.items() if data.startswith(start)), None)
+        kind = "mp4" if data[4:8] == b"ftyp" else kind
         if kind is None or len(data) > MAX_SOUND:
-            raise MediaError("no WAV, MP3, FLAC or Ogg file" if kind is None else "too large for a report")
+            raise MediaError(
+                "no WAV, MP3, FLAC, M4A, Ogg or WebM file" if kind is None else "too large for a report"
+            )
         return f"data:audio/{kind};base64," + base64.b64encode(data).decode()
-
-
-def _decode(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise MediaError("not valid base64") from error
 
 
 class LineRows:
@@ -234,7 +232,11 @@ def build_answer(line: RunLine, timing: LineTiming | None, cut: Callable[[str], 
     text, result = line.answer, line.eval
     flags = 0 if text is None else CUT * is_cut(line.response) + EMPTY * (not text.strip())
     prompt, output = line.tokens
+    talk = line.record.get("agent")
     details: dict[str, Any] = {
+        "agent": {key: cut(dump_text(value)) for key, value in talk.items()}
+        if isinstance(talk, dict)
+        else None,
         "answer": None if text is None else cut(text),
         "reasoning": cut(line.reasoning) if line.reasoning else None,
         "error": None if line.error is None else cut(line.error),

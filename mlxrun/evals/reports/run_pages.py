@@ -16,12 +16,14 @@ from threading import Lock
 from typing import Any
 
 from mlxrun.core.errors import JobError, NotFound
+from mlxrun.evals.reports.shown_text import pluralize_count
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, UNFINISHED, RunFolder, list_working_runs
-from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell, find_outputs
+from mlxrun.evals.run_folders.run_folder_paths import RUN_SUFFIX, SUITE_NAME, find_cell, find_outputs
 from mlxrun.jobs.records.run_paths import JobPaths
 
 MOST_KEPT = 4  # reports, of which each may have some megabytes
 DAMAGED = "damaged"  # the state of a run whose manifest cannot be read
+FAILED = "failed"  # of a suite with cells that could not run
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +44,28 @@ class ListedRun:
     time: str = ""
     note: str = ""
     cells: tuple[ListedRun, ...] = ()
+    is_suite: bool = False
+
+    @property
+    def has_report(self) -> bool:
+        """Whether anything has begun."""
+        return self.state != DAMAGED and not (self.is_suite and not self.cells)
 
     @property
     def outputs(self) -> list[Path]:
         """The outputs of all its runs."""
-        return [cell.path for cell in self.cells] or [self.path]
+        return [cell.path for cell in self.cells] if self.is_suite else [self.path]
 
     @property
     def unit(self) -> str:
-        return "cells" if self.cells else "lines"
+        return "cells" if self.is_suite else "lines"
 
 
 class RunPages:
     """The pages of the runs in `folder` and in the folders below it. Several threads may use them."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder = folder.absolute()
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()
 
@@ -71,18 +79,18 @@ class RunPages:
     def list_runs(self) -> list[ListedRun]:
         """List all suites and the runs that are in none, the newest first. A folder that is not there has
         none."""
+        found, suites = [], {suite: list[ListedRun]() for suite in self._find_suites()}
         try:
             outputs = find_outputs(self._folder)
         except JobError:
-            return []
-        found, suites = [], dict[Path, list[ListedRun]]()
+            outputs = []
         for out in outputs:
             cell = find_cell(out)
-            run = self._describe(out, out.name if cell is None else "/".join(cell[1:]))
-            if cell is None:
+            if cell is None or cell[0] not in suites:
+                run = self._describe(out, "")
                 found.append(replace(run, name=run.key))
             else:
-                suites.setdefault(cell[0], []).append(run)
+                suites[cell[0]].append(self._describe(out, "/".join(cell[1:])))
         found += [self._describe_suite(folder, cells) for folder, cells in suites.items()]
         return sorted(found, key=lambda run: (run.time, run.key), reverse=True)
 
@@ -102,7 +110,7 @@ class RunPages:
         with self._lock:  # a second request for a page waits for the first
             digest, kept = self.compute_digest(keys), self._kept.pop(tuple(keys), None)
             if not keys:
-                return render_index(self.list_runs(), self._folder.absolute().name, digest)
+                return render_index(self.list_runs(), self._folder.name, digest)
             if kept is None or kept[0] != digest:
                 chosen = _find(self.list_runs(), keys)
                 runs = read_runs([run.path for run in chosen])
@@ -111,6 +119,12 @@ class RunPages:
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
             return kept[1]
+
+    def _find_suites(self) -> Iterator[Path]:
+        for folder, names, files in os.walk(self._folder):
+            if SUITE_NAME in files:
+                yield Path(folder)
+            names[:] = [name for name in names if not name.endswith(RUN_SUFFIX)]
 
     def _describe(self, out: Path, name: str) -> ListedRun:
         key = _make_key(out.relative_to(self._folder))
@@ -132,28 +146,32 @@ class RunPages:
                 _format_score(run.manifest),
                 str(last.get("ended") or last.get("started") or ""),
             )
-        except (JobError, KeyError, TypeError, AttributeError, ValueError) as error:
-            return ListedRun(key, name, out, DAMAGED, note=str(error))
+        except (JobError, LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            return ListedRun(key, name, out, DAMAGED, note=f"the manifest is damaged: {error}")
 
     def _describe_suite(self, folder: Path, cells: Sequence[ListedRun]) -> ListedRun:
         from mlxrun.evals.suites.suite_manifest import read_suite_manifest
 
         path = folder.relative_to(self._folder)
-        manifest = read_suite_manifest(folder / SUITE_NAME) or {"cells": cells}
-        done = sum(cell.state == DONE for cell in cells)
-        total, states = len(manifest["cells"]), {cell.state for cell in cells}
-        state = RUNNING if RUNNING in states else DONE if done == total else UNFINISHED
+        records = (read_suite_manifest(folder / SUITE_NAME) or {"cells": []})["cells"]
+        known = [each for each in records if isinstance(each, dict)]
+        errors = [str(each.get("error")) for each in known if each.get("state") == FAILED]
+        done, total = sum(cell.state == DONE for cell in cells), max(len(records), len(cells))
+        state = FAILED if errors else DONE if done == total else UNFINISHED
+        state = RUNNING if any(map(_is_running, cells)) else state
         return ListedRun(
             _make_key(path),
-            str(path) if path.parts else folder.absolute().name,
+            str(path) if path.parts else folder.name,
             folder,
             state,
             ", ".join(dict.fromkeys(cell.model for cell in cells if cell.model)),
             done,
             sum(cell.failed for cell in cells),
             total,
-            time=max(cell.time for cell in cells),
+            time=max((cell.time for cell in cells), default=""),
+            note=f"{pluralize_count(len(errors), 'cell')} failed: {errors[0]}" if errors else "",
             cells=tuple(cells),
+            is_suite=True,
         )
 
     def _list_facts(self, run: ListedRun) -> Iterator[Any]:

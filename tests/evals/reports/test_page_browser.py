@@ -147,6 +147,7 @@ def add_transcript(record: dict[str, Any]) -> None:
     """A conversation with a tool, whose texts are hostile."""
     sound = {"type": "input_audio", "input_audio": {"data": "UklGRgAAAABXQVZF", "format": "wav"}}
     call = {"id": "c1", "function": {"name": HOSTILE[1], "arguments": HOSTILE[0]}}
+    record["agent"] = {"ended": "answer", "turns": 3, "state": {HOSTILE[0]: 1}}
     record["transcript"] = [
         {"role": "user", "content": "say 0"},
         {"role": "assistant", "content": None, "reasoning_content": HOSTILE[2], "tool_calls": [call]},
@@ -163,12 +164,14 @@ async def test_a_transcript_with_its_tool_calls_folded(tmp_path: Path) -> None:
         await wait_for(page, roles, ["assistant", "tool", "user", "assistant"])  # the prompt is shown above
         folds = "[...document.querySelectorAll('.transcript details')]"
         titles = await page.run(f"{folds}.map(each => each.firstChild.firstChild.textContent)")
-        assert titles == ["Reasoning ", f"Call {HOSTILE[1]} ", f"Result {HOSTILE[1]} "]
+        assert titles == ["Reasoning ", f"Call {HOSTILE[1]} ", f"Result of {HOSTILE[1]} "]
         assert await page.run(f"{folds}.some(each => each.open)") is False
         await page.press("o")
         assert await page.run(f"{folds}.every(each => each.open)") is True
         texts = await page.run(f"{folds}.map(each => each.querySelector('pre').textContent)")
         assert texts == [HOSTILE[2], HOSTILE[0], HOSTILE[0]]
+        facts = await page.run("document.querySelector('.facts').textContent")
+        assert "endedanswer" in facts and "turns3" in facts and "</script>" in facts
         audio = "document.querySelector('.transcript audio').src"
         assert await page.run(audio) == "data:audio/wav;base64,UklGRgAAAABXQVZF"
         await page.run("search.value = 'onerror'; search.dispatchEvent(new Event('input'))")

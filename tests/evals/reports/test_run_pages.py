@@ -37,6 +37,25 @@ async def test_the_index_has_jobs_and_suites_with_their_cells(tmp_path: Path) ->
     assert "no runs here yet" in RunPages(tmp_path / "none").render([])
 
 
+async def test_a_suite_that_could_not_begin(tmp_path: Path) -> None:
+    error = "<b>no weights"
+    write_suite(tmp_path, {"name": "m/t/v", "model": "m", "task": "t", "state": "failed", "error": error})
+    (suite,) = RunPages(tmp_path).list_runs()
+    assert (suite.state, suite.done, suite.total, suite.has_report) == ("failed", 0, 1, False)
+    assert suite.note == f"1 cell failed: {error}"
+    html = RunPages(tmp_path).render([])
+    assert "failed: &lt;b&gt;no weights" in html and 'href="?run=' not in html
+
+
+async def test_a_folder_inside_a_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    await run_lines(tmp_path / "s.out" / "m" / "t" / "seed-1", chats(1))
+    write_suite(tmp_path / "s.out")
+    monkeypatch.chdir(tmp_path / "s.out" / "m")
+    assert [run.key for run in RunPages(Path()).list_runs()] == ["t/seed-1/job.out.jsonl"]
+    monkeypatch.chdir(tmp_path)
+    assert [run.key for run in RunPages(Path()).list_runs()] == ["s.out"]
+
+
 async def test_a_run_that_goes_on(tmp_path: Path) -> None:
     """Its process says how far it is, in status.json."""
     bench = await run_lines(tmp_path, chats(4))
@@ -82,6 +101,31 @@ async def test_several_runs_are_side_by_side(tmp_path: Path) -> None:
         await run_lines(tmp_path / name, chats(3))
     html = RunPages(tmp_path).render(["a/job.out.jsonl", "b/job.out.jsonl"])
     assert 'id="difference"' in html and 'id="differences"' in html
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("counts", {}),
+        ("counts", {"done": 1e999, "failed": 0, "total": 1}),
+        ("runs", "text"),
+        ("runs", [1]),
+        ("model", "text"),
+        ("scores", {"total": {"lines": 1}}),
+        ("scores", [1]),
+        ("input", {"path": "x"}),
+    ],
+)
+async def test_a_manifest_with_other_values(tmp_path: Path, key: str, value: object) -> None:
+    """It spoils neither the index nor the other runs."""
+    await run_lines(tmp_path / "good", chats(1))
+    bench = await run_lines(tmp_path / "bad", chats(1))
+    manifest = json.loads(bench.paths.manifest.read_text())
+    bench.paths.manifest.write_text(json.dumps(manifest | {key: value}))
+    pages = RunPages(tmp_path)
+    states = {run.key: run.state for run in pages.list_runs()}
+    assert states["good/job.out.jsonl"] == "done" and states["bad/job.out.jsonl"] == DAMAGED
+    assert "the manifest is damaged" in pages.render([])
 
 
 async def test_hostile_names_and_damaged_runs(tmp_path: Path) -> None:

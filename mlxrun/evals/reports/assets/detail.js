@@ -77,8 +77,9 @@ class DetailPane {
     message.append(appendText(make("div", "role"), role));
     if (more.reasoning) message.append(this.makeFold("Reasoning", more.reasoning, "reasoning"));
     for (const [source, name] of media) message.append(this.makeMedium(readText(source, this.texts), name));
-    if (role === "tool") message.append(this.makeFold(`Result ${more.tool ?? ""}`, text, "tool"));
-    else if (text !== "") message.append(this.makeText(text));
+    if (role === "tool" || role === "tools") {
+      message.append(this.makeFold(more.tool ? `Result of ${more.tool}` : "Content", text, "tool"));
+    } else if (text !== "") message.append(this.makeText(text));
     for (const [name, given] of more.calls ?? []) message.append(this.makeFold(`Call ${name}`, given, "tool"));
     return message;
   }
@@ -193,6 +194,7 @@ class DetailPane {
     add("match", answer.match);
     add("note", readText(answer.note, this.texts));
     for (const [name, value] of Object.entries(answer.scores ?? {})) add(name, showValue(value));
+    for (const [name, value] of Object.entries(answer.agent ?? {})) add(name, showValue(value));
     add("choices", answer.choice_scores?.join(", "));
     add("finish", answer.finish);
     if (answer.tokens) add("tokens", `${formatNumber(answer.tokens[0])} in, ${formatNumber(answer.tokens[1])} out`);
