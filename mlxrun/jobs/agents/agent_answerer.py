@@ -147,7 +147,9 @@ class AgentConversation:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     try:
-                        return {"body": await self.answerer.below.answer(line, self.key, self.tokens)}
+                        found = await self.answerer.below.answer(line, self.key, self.tokens)
+                        self.answerer.answers.remove_line(self.key)  # the next answer has other tokens
+                        return {"body": found}
                     except PromptTooLong:
                         if not self.turns:
                             raise
@@ -157,9 +159,7 @@ class AgentConversation:
                 raise RequestError(text, param="agent", code="time_limit")
             return {"ended": SECONDS}
 
-        found = await self._take_step(kind, compute)
-        self.answerer.answers.remove_line(self.key)  # the next answer has other tokens
-        return found
+        return await self._take_step(kind, compute)
 
     async def _call(self, call: Json, schemas: Mapping[str, Json]) -> None:
         """Make one call, and add its result to the transcript."""
