@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.cli.main import main
 from tests.helpers.agent_bench import COUNTER, AgentSuiteBench, answer_in_turn, call
 from tests.helpers.batch_fakes import read
 from tests.helpers.suite_files import find_problems, write_suite
@@ -65,6 +66,8 @@ async def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert results == ["There are only apple, pear.", "There are only 5.", "bought", "bought"]
     assert [found[name]["eval"]["score"] for name in ("row-1", "row-2")] == [1, 0]
     assert found["row-1"]["agent"]["state"]["stock"] == {"apple": 3, "pear": 2}
+    assert main(["report", str(bench.folder)]) == 0
+    assert "There are only apple, pear." in (bench.folder / "report.html").read_text()
 
 
 async def test_edited_tools_run_their_lines_again(tmp_path: Path) -> None:
