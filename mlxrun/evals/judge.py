@@ -8,7 +8,8 @@
     verdict: {choices: {A: 1, B: 0.5, C: 0}}
 
 Templates are those of `mlxrun job make`. Their variables are `question` (the user's last message), `answer`
-(without reasoning), `expected`, `group`, `id`, `line` (the job line), and `row` with all of them.
+(without reasoning), `expected`, `group`, `id`, `line` (the job line), and `row` with all of them. A
+conversation with tools also has `transcript` and `state`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from mlxrun.jobs.lines.line_template import LineTemplate
 from mlxrun.jobs.lines.table_files import RowError
 
 _KEYS = ("prompt", "messages", "generation", "verdict")
-_VARIABLES = frozenset(("question", "answer", "expected", "group", "id", "line", "row", "row_number"))
+_OF_AGENTS = ("transcript", "state")
+_VARIABLES = frozenset(
+    ("question", "answer", "expected", "group", "id", "line", "row", "row_number", *_OF_AGENTS)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,7 @@ def parse_judge(value: Any, name: str, locate: Callable[[Sequence[str]], str] | 
         raise JobError(
             f"{name}: {unknown[0]!r} is not a variable of a judge: {', '.join(sorted(_VARIABLES))}"
         )
-    if not template.variables & {"answer", "row"}:  # `row` has the answer too
+    if not template.variables & {"answer", "row", *_OF_AGENTS}:  # `row` has the answer too
         raise JobError(f"{name}: the template does not show the answer; write {{{{ answer }}}}")
     text = json.dumps(dict(value), sort_keys=True, ensure_ascii=False, default=str)
     return Judge(name, dict(value), template, reader, hashlib.sha256(text.encode()).hexdigest())

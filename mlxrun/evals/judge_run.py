@@ -23,6 +23,7 @@ from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
 from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+from mlxrun.jobs.records.output_records import read_talk
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
 from mlxrun.jobs.run.progress import ProgressMeter, ProgressView, make_view
@@ -129,6 +130,7 @@ def _make_lines(each: RunLine, judge: Judge) -> Iterator[dict[str, Any]]:
         "group": "all" if wanted is None else wanted.group,
         "id": line.custom_id,
         "line": {"custom_id": line.custom_id, "url": line.url, "body": line.body},
+        **(read_talk(each.record) if "transcript" in each.record else {}),
     }
     answers = each.answers[: count_choices(line.body)]
     for index, answer in enumerate(answers):

@@ -308,12 +308,14 @@ def _leave_out(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _strip(record: Mapping[str, Any]) -> Any:
-    """The response body or the error, whose paths are short; then what else there is."""
+    """What was said with tools, the response body or the error, whose paths are short; then what else there
+    is."""
     response = record["response"]
     body = response.get("body") if isinstance(response, Mapping) else None
     found = body if record["error"] is None and isinstance(body, Mapping) else {}
     # Ids are made of the settings, so they differ wherever something else does.
-    return {**{key: value for key, value in found.items() if key != "id"}, "record": record}
+    rest = {key: value for key, value in found.items() if key != "id"}
+    return {"transcript": record.get("transcript"), **rest, "record": record}
 
 
 def _walk(old: Any, new: Any, path: str) -> Iterator[str]:

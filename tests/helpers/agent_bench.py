@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import textwrap
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class ScriptedEngine(FakeClient):
         size = len(request.prompt)
         yield TokenEvent(request.id, num_computed_tokens=size)
         for token in ids[len(request.prior_output) :]:
+            await asyncio.sleep(random.random() * self.pause)
             while self.waits(prompt):
                 await asyncio.sleep(0.001)
             self.output += 1
@@ -89,6 +91,7 @@ class AgentBench(Bench):
         client = ScriptedEngine(self.model_info)
         self.prompts.clear()
         client.script, client.prompts, client.waits = self.script, self.prompts, self.waits
+        client.pause = self.client.pause
         self.client = client
         formats = detect_formats(TEMPLATE, self.model_info.tokenizer, self.config.parsers)
         setup = super().make_setup()
@@ -131,10 +134,11 @@ def agent_line(custom_id: str = "a", wanted: Any = None, body: Any = None, **age
     return {**chat(custom_id, f"Question {custom_id}", wanted, **(body or {})), "agent": found}
 
 
-def run_agents_in_process(job: Path, answers: Sequence[str], stop_at: int) -> None:
+def run_agents_in_process(job: Path, answers: Sequence[str], stop_at: int, pause: float = 0.0) -> None:
     """For a process of its own, which may be killed. It gives these answers, and waits before number
-    `stop_at`."""
+    `stop_at`. `pause`: as in FakeClient."""
     bench = AgentBench(job, script=answer_in_turn(*answers))
+    bench.client.pause = pause
     bench.waits = lambda prompt: count_turns(prompt) >= stop_at
     try:
         asyncio.run(bench.run())

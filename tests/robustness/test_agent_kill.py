@@ -13,6 +13,7 @@ import pytest
 from mlxrun.jobs.agents.turn_journal import TurnJournal
 from mlxrun.jobs.records.run_paths import JobPaths
 from tests.helpers.agent_bench import (
+    COUNTER,
     AgentBench,
     agent_line,
     answer_in_turn,
@@ -20,8 +21,9 @@ from tests.helpers.agent_bench import (
     run_agents_in_process,
     write_tools,
 )
-from tests.helpers.batch_fakes import write_job
+from tests.helpers.batch_fakes import by_id, write_job
 from tests.helpers.command_processes import read_log, start_command, wait_until
+from tests.helpers.storm_counts import count, make_rng
 
 ANSWERS = [
     call("add", number=1),
@@ -82,6 +84,34 @@ async def test_a_journal_that_is_forgotten_would_be_seen(
     bench = AgentBench(job, script=answer_in_turn(*ANSWERS))
     await bench.run()
     assert (tmp_path / "tools.py.calls").read_text() == "1\n1\n2\n3\n4\n" and len(bench.prompts) == 4
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=pytest.mark.sweep) for seed in range(6)])
+async def test_kills_at_any_moment(tmp_path: Path, seed: int, night: int) -> None:
+    """Eight kills of sixteen conversations: the same records, and a call is made twice only if it ran."""
+    names = [f"c{at:02}" for at in range(16)]
+    lines = [agent_line(name, tools=[f"{name}.py:add"]) for name in names]
+    records = []
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        folder.mkdir()
+        for name in names:
+            (folder / f"{name}.py").write_text(COUNTER)
+        job, rng = write_job(folder, lines), make_rng(seed, night)
+        for _ in range(0 if folder.name == "whole" else 8):
+            context = multiprocessing.get_context("spawn")
+            process = context.Process(target=run_agents_in_process, args=(job, ANSWERS, 99, 0.05))
+            process.start()
+            process.join(3 + 4 * rng.random())
+            count("kills of conversations", int(process.is_alive()))
+            process.kill()
+            process.join()
+        bench = AgentBench(job, script=answer_in_turn(*ANSWERS))
+        assert (await bench.run()).exit_code == 0
+        records.append(by_id(bench.paths.out))
+        for name in names:
+            calls = (folder / f"{name}.py.calls").read_text().split()
+            assert list(dict.fromkeys(calls)) == ["1", "2", "3", "4"] and len(calls) <= 12
+    assert records[0] == records[1] and len(records[0]) == 16
 
 
 SUITE = """

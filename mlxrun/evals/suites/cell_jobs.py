@@ -230,16 +230,20 @@ class CellJobs:
         return self._tools[name]
 
     def _check_generation(self, name: str, task: SuiteTask) -> None:
-        """Report fields of `generation` that no request has, or whose values are wrong."""
-        fields = BODIES["completion" if task.is_completion else "chat"]
-        for key, value in task.generation.items():
-            if key in NOT_IN_GENERATION:  # which was reported
-                continue
-            try:
-                fields.check({key: value})
-            except RequestError as error:
-                text = str(error).removeprefix(f"{key}: ")
-                self.file.report(("tasks", name, "generation", key), text, at_key=True)
+        """Report fields of a `generation` that no request has, or whose values are wrong."""
+        body = BODIES["completion" if task.is_completion else "chat"]
+        given: dict[tuple[str, ...], dict[str, Any]] = {(): task.generation}
+        if task.agent is not None and task.agent.user is not None:
+            given["agent", "user"] = task.agent.user.generation
+        for steps, fields in given.items():
+            for key, value in fields.items():
+                if key in NOT_IN_GENERATION and not steps:  # which was reported
+                    continue
+                try:
+                    body.check({key: value})
+                except RequestError as error:
+                    text = str(error).removeprefix(f"{key}: ")
+                    self.file.report(("tasks", name, *steps, "generation", key), text, at_key=True)
 
     def _check_scorers(self, name: str, task: SuiteTask) -> None:
         """Report a judge that is not valid, and a scorer that cannot be loaded. One whose name has columns in

@@ -11,6 +11,7 @@ from mlxrun.config.setting_fields import list_fields
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
+from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
 Problem = tuple[Sequence[Step], str]
@@ -85,8 +86,10 @@ def _check_agent(task: SuiteTask) -> Iterator[Problem]:
         return
     if task.is_completion:
         yield ("agent",), "only chats have tool calls"
-    if not task.agent.has_tools and task.agent.user is None:
-        yield ("agent",), "it needs `tools`, `mcp` or `user`"
+    try:
+        parse_agent(task.agent.dump())
+    except ValueError as error:
+        yield ("agent",), str(error)
     for name, why in (("tools", "`agent` has the tools"), ("n", "for several conversations, use `seeds`")):
         if name in task.generation:
             yield ("generation", name), why

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -38,12 +37,11 @@ GREETING = "Hello, how can I help you?"  # templates want a user's message first
 @dataclass(slots=True)
 class AgentAnswerer:
     """Answers lines with a tool loop, and passes on all others. `below`: answers single requests; `folder`:
-    of the job; `clock`: in seconds, for the limits of conversations."""
+    of the job."""
 
     below: Answerer
     turns: TurnJournal
     folder: Path
-    clock: Callable[[], float] = time.monotonic
 
     @property
     def answers(self) -> PartialAnswers:
@@ -131,9 +129,10 @@ class AgentConversation:
         """The next step: the known one, or the one that `compute` makes now."""
         step = self.steps.take(kind)
         if step is None:
-            begun = self.answerer.clock()
+            clock = asyncio.get_running_loop().time  # which stands still while the process is suspended
+            begun = clock()
             found = await compute()
-            step = {"kind": kind, **found, "seconds": round(self.answerer.clock() - begun, 3)}
+            step = {"kind": kind, **found, "seconds": round(clock() - begun, 3)}
             self.steps.add(step)
         self.seconds += step["seconds"]
         return step
@@ -147,7 +146,9 @@ class AgentConversation:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     try:
-                        return {"body": await self.answerer.below.answer(line, self.key, self.tokens)}
+                        found = await self.answerer.below.answer(line, self.key, self.tokens)
+                        self.answerer.answers.remove_line(self.key)  # the next answer has other tokens
+                        return {"body": found}
                     except PromptTooLong:
                         if not self.turns:
                             raise
@@ -157,9 +158,7 @@ class AgentConversation:
                 raise RequestError(text, param="agent", code="time_limit")
             return {"ended": SECONDS}
 
-        found = await self._take_step(kind, compute)
-        self.answerer.answers.remove_line(self.key)  # the next answer has other tokens
-        return found
+        return await self._take_step(kind, compute)
 
     async def _call(self, call: Json, schemas: Mapping[str, Json]) -> None:
         """Make one call, and add its result to the transcript."""

@@ -68,8 +68,8 @@ class AgentLoop:
 
     def dump(self) -> dict[str, Any]:
         """Dump the keys that do not have their default, as a line has them."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {key: each for key, each in asdict(self).items() if given[key] != _DEFAULTS[key]}
+        given = {key: each for key, each in asdict(self).items() if getattr(self, key) != _DEFAULTS[key]}
+        return {key: list(each) if isinstance(each, tuple) else each for key, each in given.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,9 +79,13 @@ def add_score(record: dict[str, Any], line: JobLine | BadLine) -> dict[str, Any]
         seen = {"custom_id": line.custom_id, "number": line.number, "body": {}, "eval": wanted}
         if isinstance(line, JobLine):
             seen |= {"url": line.url, "body": line.body}
-        talk = {"transcript": record.get("transcript"), "state": record.get("agent", {}).get("state")}
-        record["eval"] = score_response(line.eval, body, seen, talk)
+        record["eval"] = score_response(line.eval, body, seen, read_talk(record))
     return record
+
+
+def read_talk(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the `transcript` and the last `state` of a conversation with tools; both are None without one."""
+    return {"transcript": record.get("transcript"), "state": record.get("agent", {}).get("state")}
 
 
 def warn_unscored(record: Mapping[str, Any], line: JobLine | BadLine, job: Path, scores: Scores) -> None:

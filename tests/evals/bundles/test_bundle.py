@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import JobError
 from mlxrun.evals.bundles.archive import read_sums, write_archive
 from mlxrun.evals.bundles.bundle import _get_name, is_bundle, open_bundle, write_bundle
-from mlxrun.evals.replay import rebuild_config
+from mlxrun.evals.replay import rebuild_config, run_lines_again
+from mlxrun.evals.run_folders.run_folder import RunFolder
+from tests.helpers.agent_bench import COUNTER, AgentBench, agent_line, answer_in_turn, call, write_tools
 from tests.helpers.batch_fakes import Bench, chat, chats, write_job
 from tests.helpers.suite_bench import SuiteBench
 from tests.helpers.suite_files import CAPITALS, write_suite
@@ -184,3 +187,25 @@ async def test_code_of_somebody_elses_model_is_not_run(tmp_path: Path) -> None:
         pass
     manifest = json.loads(bench.paths.manifest.read_text())
     assert manifest["config"]["model"]["trust_remote_code"] is True
+
+
+async def test_tools_travel_and_those_of_somebody_else_do_not_run(tmp_path: Path) -> None:
+    """The unpacked folder is verified as any run, with the tools at the same place relative to the job."""
+    for name in ("suite", "suite/out"):
+        (tmp_path / name).mkdir()
+    write_tools(tmp_path / "suite")
+    job = write_job(tmp_path / "suite/out", [agent_line(folder="..")])
+    bench = AgentBench(job, script=answer_in_turn(call("add", number=2), "Two."))
+    await bench.run()
+    path = write_bundle(job, tmp_path / "run.tar.gz")
+    with pytest.raises(JobError, match="its lines have tools, which would run"), open_bundle(path):
+        pass
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path / "there", filter="data")
+    assert (tmp_path / "there/run/files/tools.py").is_file()
+    bench.job = tmp_path / "there/run/files/out/job.jsonl"
+    found = await run_lines_again(RunFolder.open(bench.job), [1], bench.make_setup(), lambda text: None)
+    assert (found.compared, found.differing) == (1, [])
+    write_tools(bench.job.parent.parent, COUNTER.replace("+ number", "- number"))
+    found = await run_lines_again(RunFolder.open(bench.job), [1], bench.make_setup(), lambda text: None)
+    assert "transcript[1].content" in str(found.differing[0])

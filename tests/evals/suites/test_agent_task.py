@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.cli.main import main
 from tests.helpers.agent_bench import COUNTER, AgentSuiteBench, answer_in_turn, call
 from tests.helpers.batch_fakes import read
 from tests.helpers.suite_files import find_problems, write_suite
@@ -65,6 +66,8 @@ async def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert results == ["There are only apple, pear.", "There are only 5.", "bought", "bought"]
     assert [found[name]["eval"]["score"] for name in ("row-1", "row-2")] == [1, 0]
     assert found["row-1"]["agent"]["state"]["stock"] == {"apple": 3, "pear": 2}
+    assert main(["report", str(bench.folder)]) == 0
+    assert "There are only apple, pear." in (bench.folder / "report.html").read_text()
 
 
 async def test_edited_tools_run_their_lines_again(tmp_path: Path) -> None:
@@ -90,16 +93,33 @@ async def test_templates_fill_state_and_user(tmp_path: Path) -> None:
     assert any("You are 2 and 3." in prompt for prompt in bench.prompts)
 
 
+async def test_a_judge_sees_transcript_and_state(tmp_path: Path) -> None:
+    prompt = "Judge {{ transcript | length }} messages, {{ state.total }}."
+    judge = f'{{prompt: "{prompt}", verdict: {{choices: {{A: 1, B: 0}}}}}}'
+    text = SHORT.replace("    expected: sum\n    match: number\n", f"    judge: {judge}\n")
+    path = write_suite(tmp_path, text, tools_py=COUNTER)
+    bench = AgentSuiteBench(path, script=lambda prompt: "A" if "Judge" in prompt else FIVE(prompt))
+    assert await bench.run() == 0
+    assert "<|im_start|>user\nJudge 5 messages, 5.<|im_end|>" in bench.prompts[-1]
+    assert read_records(bench, "tiny/sums/seed-0")[0]["eval"]["score"] == 1
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("[tools.py:add]", "[]", "suite.yaml:9:7: tasks.sums.agent: it needs `tools`, `mcp` or `user`"),
+        ("[tools.py:add]", "[]", "tasks.sums.agent: agent needs `tools`, `mcp` or `user`"),
         (
             "tools.py:add",
             "tools.py:gone",
             "tasks.sums.agent: tool '{folder}/tools.py:gone': {folder}/tools.py has",
         ),
         ("tools.py:add", "gone.py:add", "cannot be imported: there is no such file"),
+        ("[tools.py:add]", "[{name: add}]", "tasks.sums.agent: agent.tools: a tool needs `function`"),
+        (
+            "state:",
+            "user: {prompt: P, generation: {top: 3}}\n      state:",
+            "agent.user.generation.top: unknown",
+        ),
         ("state:", "max_turns: 0\n      state:", "agent.max_turns: "),
         ("state:", "turns: 3\n      state:", "tasks.sums.agent.turns: unknown key"),
         ("    match: number\n", "    choices: [a, b]\n", "tasks.sums.agent: only chats have tool calls"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,16 @@ from typing import Any
 import pytest
 
 from mlxrun.jobs.lines.job_check import make_eval_reader
-from tests.helpers.agent_bench import TEMPLATE, AgentBench, agent_line, answer_in_turn, call, write_tools
+from mlxrun.jobs.run.stop_signals import Interrupted
+from tests.helpers.agent_bench import (
+    COUNTER,
+    TEMPLATE,
+    AgentBench,
+    agent_line,
+    answer_in_turn,
+    call,
+    write_tools,
+)
 from tests.helpers.batch_fakes import by_id, chat, read, write_job
 from tests.helpers.tokenizers import FakeModelInfo
 
@@ -197,3 +207,44 @@ async def test_lines_that_are_refused(tmp_path: Path, line: Any, says: str) -> N
     bench = make_bench(tmp_path, line)
     assert (await bench.run()).exit_code == 1
     assert says in bench.read_record()["error"]["message"]
+
+
+async def test_a_stopped_job_goes_on_inside_an_answer(tmp_path: Path) -> None:
+    """As after Ctrl-C: the tokens of the answer under way are kept too."""
+    bench = make_bench(tmp_path, agent_line(), script=ADDS)
+    await bench.run()
+    whole = bench.paths.out.read_bytes()
+    for path in (bench.paths.out, bench.paths.journal):
+        path.unlink()
+    first = len(call("add", number=2))
+
+    def stop(prompt: str) -> bool:
+        if bench.client.output > first + 10:
+            bench.stop.request()
+        return bench.client.output > first + 10
+
+    bench.waits = stop
+    with pytest.raises(Interrupted):
+        await bench.run()
+    bench.waits = lambda prompt: False
+    await bench.run()
+    assert bench.paths.out.read_bytes() == whole and len(bench.prompts) == 2
+    (known,) = bench.client.answered.values()
+    assert known > 10
+
+
+async def test_a_stopped_job_kills_the_tool_that_runs(tmp_path: Path) -> None:
+    write_tools(tmp_path, COUNTER.replace("    return", "    while state['total'] > 4: pass\n    return"))
+    bench = AgentBench(write_job(tmp_path, [agent_line()]), script=ADDS)
+    calls = tmp_path / "tools.py.calls"
+
+    async def stop() -> None:
+        while not calls.exists() or calls.read_text() != "2\n3\n":
+            await asyncio.sleep(0.01)
+        bench.stop.request()
+
+    with pytest.raises(Interrupted):
+        await asyncio.gather(bench.run(), stop())
+    write_tools(tmp_path)
+    await bench.run()
+    assert bench.read_record()["agent"]["state"] == {"total": 5} and calls.read_text() == "2\n3\n3\n"
