@@ -111,7 +111,7 @@ def _draw(name: str, value: np.ndarray, seed: int, tied: bool) -> np.ndarray:
         # Tied: a strong embedding only repeats its own token, so the layers must speak louder than the input.
         loud = 3.0 if tied and "layernorm.weight" in name and ".post_" in name else 0.0
         # Biases come from the library's random state, which is not ours.
-        base = value if np.ptp(value) == 0 else 0.0
+        base = value if np.min(value) == np.max(value) else 0.0
         return (base + loud + 0.1 * noise).astype(np.float32)
     fan = math.prod(value.shape[1:]) if "conv" in name or "patch_embed" in name else value.shape[-1]
     if _is_embedding(name):

@@ -3,7 +3,8 @@ checkpoints. `render` writes a prompt with a placeholder for each medium; `make_
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,18 @@ from benchmarks.tiny.vision_configs import make_vision_config
 from benchmarks.tiny.vision_families import VISION
 from mlxrun.config.media_settings import Audio, Video
 
-OMNI = ("qwen3_omni_moe",)
 RATE = 16_000
 MEL_BINS = 16
-PLACEHOLDERS: dict[type[Any], str] = {
-    Image.Image: "<|vision_start|><|image_pad|><|vision_end|>",
-    Video: "<|vision_start|><|video_pad|><|vision_end|>",
-    Audio: "<|audio_start|><|audio_pad|><|audio_end|>",
-}
+MEDIA: tuple[type[Any], ...] = (Image.Image, Video, Audio)
 Part = str | Image.Image | Video | Audio
+_PADS = {name: f"<|{name}_pad|>" for name in ("image", "video", "audio")}
 _TOKENS = {
-    "image_token_id": TOKEN_ID["<|image_pad|>"],
-    "video_token_id": TOKEN_ID["<|video_pad|>"],
-    "audio_token_id": TOKEN_ID["<|audio_pad|>"],
+    **{f"{name}_token_id": TOKEN_ID[pad] for name, pad in _PADS.items()},
     "vision_start_token_id": TOKEN_ID["<|vision_start|>"],
     "vision_end_token_id": TOKEN_ID["<|vision_end|>"],
 }
-_FILES = {  # as in Qwen/Qwen3-Omni-30B-A3B-Instruct
-    "image_processor_type": "Qwen2VLImageProcessor",
+_WHISPER = {
     "feature_extractor_type": "WhisperFeatureExtractor",
-    "processor_class": "Qwen3OmniMoeProcessor",
-    "patch_size": 8,
-    "temporal_patch_size": 2,
-    "merge_size": 2,
-    "min_pixels": 16 * 16,
-    "max_pixels": 64 * 64,
     "feature_size": MEL_BINS,
     "sampling_rate": RATE,
     "hop_length": 160,
@@ -51,12 +39,90 @@ _FILES = {  # as in Qwen/Qwen3-Omni-30B-A3B-Instruct
 }
 
 
+@dataclass(frozen=True, slots=True)
+class OmniFamily:
+    """`checkpoint`: whose processor files these are. `files`: preprocessor_config.json; `processor`:
+    processor_config.json. `own`: values of the config; `part`: where they are, beside the top. `starts`,
+    `ends`: the names of the tokens around media, by `vision` and `audio`; `wrapped`: the template writes
+    them."""
+
+    checkpoint: str
+    files: Mapping[str, Any]
+    starts: Mapping[str, str]
+    ends: Mapping[str, str]
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, Any] = field(default_factory=dict)
+    part: str = ""
+    wrapped: bool = False
+
+    @property
+    def placeholders(self) -> tuple[str, ...]:
+        """What stands for an image, a video and audio in rendered text."""
+        kinds = ("vision", "vision", "audio")
+        around = [(f"<|{kind}_start|>", f"<|{kind}_end|>") if self.wrapped else ("", "") for kind in kinds]
+        return tuple(f"{start}{pad}{end}" for (start, end), pad in zip(around, _PADS.values(), strict=True))
+
+    def list_tokens(self) -> dict[str, str]:
+        """The names by which the processor finds special tokens."""
+        found = {f"{name}_token": pad for name, pad in _PADS.items()}
+        found |= {name: f"<|{kind}_start|>" for kind, name in self.starts.items()}
+        return found | {name: f"<|{kind}_end|>" for kind, name in self.ends.items()}
+
+
+FAMILIES = {
+    "qwen3_omni_moe": OmniFamily(
+        "Qwen/Qwen3-Omni-30B-A3B-Instruct",
+        {
+            **_WHISPER,
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "processor_class": "Qwen3OmniMoeProcessor",
+            "patch_size": 8,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "min_pixels": 16 * 16,
+            "max_pixels": 64 * 64,
+        },
+        {"vision": "vision_bos_token", "audio": "audio_bos_token"},
+        {"vision": "vision_eos_token", "audio": "audio_eos_token"},
+        part="thinker_config",
+        wrapped=True,
+    ),
+    "gemma4": OmniFamily(
+        "google/gemma-4-E2B-it",
+        {},
+        {"vision": "boi_token", "audio": "boa_token"},
+        {"vision": "eoi_token", "audio": "eoa_token"},
+        {
+            "processor_class": "Gemma4Processor",
+            "image_processor": {"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+            "video_processor": {"patch_size": 8, "max_soft_tokens": 70, "pooling_kernel_size": 2},
+            "feature_extractor": {"feature_size": 128, "sampling_rate": RATE},
+        },
+        {
+            "audio_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "subsampling_conv_channels": [8, 4],
+                "output_proj_dims": 32,
+            },
+        },
+    ),
+}
+OMNI = tuple(FAMILIES)
+
+
 def build(family: str, folder: Path) -> Path:
     """Write the tiny model of this family with its processor files."""
     from mlx_vlm.utils import get_model_and_args, update_module_configs
 
+    entry = FAMILIES[family]
     config = make_vision_config(family, VISION[family]) | {"vocab_size": VOCAB, "eos_token_id": EOS}
-    config |= {"thinker_config": config["thinker_config"] | _TOKENS, **_TOKENS}
+    config |= {**_TOKENS, **entry.own}
+    if entry.part:
+        config[entry.part] = config[entry.part] | _TOKENS
+    if family == "gemma4":  # images have more places than those of the sweep
+        config["vision_config"] = config["vision_config"] | {"position_embedding_size": 64}
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     module, _ = get_model_and_args(config=config)
@@ -64,31 +130,27 @@ def build(family: str, folder: Path) -> Path:
         module.ModelConfig.from_dict(config), module, config, ["text", "vision", "audio"]
     )
     save_weights(module.Model(settings), folder, 1, False, False)
-    parts = {"video": PLACEHOLDERS[Video], "audio": PLACEHOLDERS[Audio]}
-    more = "".join(f"{{% elif p.type == '{kind}' %}}{text}" for kind, text in parts.items())
-    template = CHATML.replace("IMAGE", PLACEHOLDERS[Image.Image])
-    names = ("image", "video", "audio")
-    tokens = {f"{name}_token": f"<|{name}_pad|>" for name in names}
-    tokens |= {"vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"}
-    tokens |= {"audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"}
-    save_tokenizer(
-        folder,
-        template.replace("{% else %}{{ p.text }}", more + "{% else %}{{ p.text }}"),
-        extra_special_tokens=tokens,
+    image, *others = entry.placeholders
+    more = "".join(
+        f"{{% elif p.type == '{kind}' %}}{text}"
+        for kind, text in zip(("video", "audio"), others, strict=True)
     )
-    write_json(folder / "preprocessor_config.json", _FILES)
+    template = CHATML.replace("IMAGE", image).replace(
+        "{% else %}{{ p.text }}", more + "{% else %}{{ p.text }}"
+    )
+    save_tokenizer(folder, template, extra_special_tokens=entry.list_tokens())
+    for name, content in (("preprocessor", entry.files), ("processor", entry.processor)):
+        if content:
+            write_json(folder / f"{name}_config.json", content)
     return folder
 
 
-def render(*parts: Part) -> tuple[str, list[Image.Image], list[Video], list[Audio]]:
+def render(family: str, parts: Sequence[Part]) -> tuple[str, list[Image.Image], list[Video], list[Audio]]:
     """A user's turn in ChatML, and its images, videos and audio."""
-    marks = [
-        next((mark for kind, mark in PLACEHOLDERS.items() if isinstance(part, kind)), part) for part in parts
-    ]
-    text = f"<|im_start|>user\n{''.join(map(str, marks))}<|im_end|>\n<|im_start|>assistant\n"
-    images, videos, audio = (
-        [part for part in parts if isinstance(part, kind)] for kind in (Image.Image, Video, Audio)
-    )
+    marks = dict(zip(MEDIA, FAMILIES[family].placeholders, strict=True))
+    texts = [next((marks[kind] for kind in MEDIA if isinstance(part, kind)), part) for part in parts]
+    text = f"<|im_start|>user\n{''.join(map(str, texts))}<|im_end|>\n<|im_start|>assistant\n"
+    images, videos, audio = ([part for part in parts if isinstance(part, kind)] for kind in MEDIA)
     return text, images, videos, audio
 
 
@@ -101,9 +163,9 @@ def make_audio(seed: int, seconds: float = 0.5) -> Audio:
     return Audio(samples.astype(np.float32), RATE)
 
 
-def answer(folder: Path, parts: Sequence[Part], count: int) -> Any:
+def answer(family: str, folder: Path, parts: Sequence[Part], count: int) -> Any:
     """The ORACLE of a prompt: the library's own `prepare_inputs`, and its loop for one request."""
     from tests.helpers import oracle
 
-    text, images, videos, audio = render(*parts)
+    text, images, videos, audio = render(family, parts)
     return oracle.vision_answer(folder, text, images, count, videos, audio)

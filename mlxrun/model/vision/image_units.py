@@ -35,6 +35,7 @@ _TOKEN_KEYS: dict[MediaKind, tuple[str, ...]] = {
 }
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # arrays [1, L] of whole prompts
 VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
+VIDEO_FRAMES = "num_frames_per_video"
 AUDIO_FEATURES = "input_features"
 # What the tower of each kind sees, and other arrays that are surely of the kind.
 _TOWER_KEYS: dict[MediaKind, str] = {
@@ -44,7 +45,7 @@ _TOWER_KEYS: dict[MediaKind, str] = {
 }
 _KEYS: dict[MediaKind, tuple[str, ...]] = {
     "image": ("pixel_values", "image_grid_thw"),
-    "video": (VIDEO_PIXELS, VIDEO_GRID, "video_second_per_grid"),
+    "video": (VIDEO_PIXELS, VIDEO_GRID, "video_second_per_grid", "video_position_ids", VIDEO_FRAMES),
     "audio": (AUDIO_FEATURES, "input_features_mask", "feature_attention_mask"),
 }
 
@@ -116,8 +117,8 @@ def read_media_token(config: Any, kind: MediaKind) -> int | None:
 
 
 def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[MediaRegion]:
-    """The images, videos and audio of a prompt, in order. The videos' grids in `media` tell which spans are
-    one video. Without them, each span is one."""
+    """The images, videos and audio of a prompt, in order. The videos' grids or frames in `media` tell which
+    spans are one video. Without them, each span is one."""
     array = np.array(ids)
     kinds = np.zeros(len(array), np.int8)
     for kind, token in tokens.by_kind.items():
@@ -127,7 +128,7 @@ def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[
         (KINDS[kinds[span[0]] - 1], span) for span in zip(edges, edges[1:], strict=False) if kinds[span[0]]
     ]
     lengths = [stop - start for kind, (start, stop) in spans if kind == "video"]
-    videos = iter(_number_videos(lengths, media.get(VIDEO_GRID)))
+    videos = iter(_number_videos(lengths, media.get(VIDEO_GRID), media.get(VIDEO_FRAMES)))
     found: list[tuple[MediaKind, int, list[Span]]] = []  # with the number of a video
     for kind, span in spans:
         number = next(videos) if kind == "video" else 0
@@ -147,10 +148,12 @@ def _is_line_break(ids: np.ndarray, before: Span, span: Span, tokens: MediaToken
     return span[0] == before[1] + 1 and tokens.line_break is not None and ids[before[1]] == tokens.line_break
 
 
-def _number_videos(lengths: Sequence[int], grid: Any) -> list[int]:
+def _number_videos(lengths: Sequence[int], grid: Any, frames: Any) -> list[int]:
     """The number of the video of each span, of which the lengths are given: a video has as many tokens as its
-    part of all patches says."""
+    part of all patches says. `frames`: of each video, if each has a span."""
     alone = list(range(len(lengths)))
+    if frames is not None and sum(frames) == len(lengths):
+        return np.repeat(np.arange(len(frames)), frames).tolist()
     if grid is None or not lengths:
         return alone
     patches = np.asarray(grid).prod(axis=-1)
@@ -198,8 +201,6 @@ def _split_kind(kind: MediaKind, arrays: Mapping[str, np.ndarray]) -> list[Media
         axis, parts = _split_images(arrays)
         return parts or [] if axis == 0 else []
     grid = arrays.get(VIDEO_GRID)
-    if kind == "video" and grid is None:
-        return []
     count = len(arrays[_TOWER_KEYS[kind]] if grid is None else grid)
     lengths = {key: [1] * count for key in arrays}
     if grid is not None:

@@ -8,7 +8,6 @@ then resampled by mlx-audio. Only containers that hold their own data are read.
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -119,11 +118,14 @@ def _join(rate: int, declared: float, parts: Iterator[Samples], max_seconds: flo
     if not 0 < rate <= MAX_RATE:
         raise MediaError(f"the audio has {rate} samples per second, more than {MAX_RATE}")
     found, count = [], 0
-    for part in parts:
+    while max(declared, count / rate) <= max_seconds:
+        part = next(parts, None)
+        if part is None:
+            break
         found.append(part)
         count += len(part)
-        if count > max_seconds * rate:
-            raise MediaError(f"the audio is longer than media.audio_max_seconds ({max_seconds:g})")
+    else:
+        raise MediaError(f"the audio is longer than media.audio_max_seconds ({max_seconds:g})")
     if not count:
         raise MediaError("the audio has no samples")
     if declared - count / rate > _TORN:
@@ -159,7 +161,9 @@ def _decode_container(data: bytes) -> Source:
     stream = next(iter(container.streams.audio), None)
     if stream is None:
         raise MediaError("the file has no audio")
-    declared = float(stream.duration * stream.time_base) if stream.duration and stream.time_base else 0.0
+    declared = float((stream.duration or 0) * (stream.time_base or 0))
+    if not declared and len(container.streams) == 1:  # else it may be that of a video
+        declared = (container.duration or 0) / av.time_base
     frames = container.decode(stream)
     first = next(frames, None)
     if first is None:
@@ -171,7 +175,7 @@ def _decode_container(data: bytes) -> Source:
             for made in convert_frame(frame):
                 yield mix_channels(made.to_ndarray().reshape(-1, len(first.layout.channels)))
 
-    return first.rate, declared if math.isfinite(declared) else 0.0, convert()
+    return first.rate, declared, convert()
 
 
 def _chain(first: Any, frames: Iterator[Any]) -> Iterator[Any]:

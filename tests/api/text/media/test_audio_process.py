@@ -88,10 +88,13 @@ def test_a_process_reads_it() -> None:
         (make_audio("flac", 2.0)[:-4_000], "the file is torn or damaged"),
         (make_audio("mka", rate=1_000_000), "samples per second, more than 384000"),
         (make_video(kind="mp4"), "the file has no audio"),
+        (make_audio("webm", 2.0)[:-6_000], "the file is torn or damaged"),
+        (make_audio("flac", 601, 4_000), "the audio is longer than media.audio_max_seconds"),
+        (make_audio("webm", 601, 8_000), "the audio is longer than media.audio_max_seconds"),
         (b"ID3" + bytes(3000), "not readable audio"),
         (b"\xff\xfb" * 2000, "audio"),
     ],
-    ids=range(12),
+    ids=range(15),
 )
 def test_what_cannot_be_read_is_refused_in_words(data: bytes, reason: str) -> None:
     target = io.BytesIO()
