@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.sweep.checks import TOKENS, CheckResult, FamilyChecks
+from benchmarks.sweep.checks import TOKENS, TOLERANCE, CheckResult, FamilyChecks
 from benchmarks.sweep.prompts import LENGTHS, make_text_requests, make_vision_requests
 from benchmarks.tiny import library_loop
 from benchmarks.tiny.random_models import read_vision_info, write_text_model, write_vision_model
@@ -69,7 +69,19 @@ def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[
         key: library_loop.answer_vision(folder, request.prompt, request.media, TOKENS)
         for key, request in (requests | longer).items()
     }
+    check_sight(folder, requests["one"], answers["one"])
     return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), lambda: 0.0
+
+
+def check_sight(folder: Path, request: Request, answer: library_loop.LibraryAnswer) -> None:
+    """ValueError if the library answers alike with other pixels: then it does not see the tiny model's
+    images, and nothing is known of how they are computed."""
+    pixels = request.media["pixel_values"]
+    other = library_loop.answer_vision(
+        folder, request.prompt, {**request.media, "pixel_values": 0.1 - pixels / 2}, 1
+    )
+    if abs(other.logprobs[0] - answer.logprobs[0]).max() < TOLERANCE:
+        raise ValueError("the answer does not depend on the pixels of the image")
 
 
 def _measure_library(

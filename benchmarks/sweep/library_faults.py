@@ -146,6 +146,31 @@ print(mx.array_equal(before, answer()).item())
         "False",
     ),
     LibraryFault(
+        ("mistral_large3",),
+        "images are not seen: the language model embeds token ids and leaves out the given embeddings.",
+        "It takes them (the hook `embeddings`).",
+        """model, _ = load("mistral_large3")
+ids, seen = mx.array([[1, 2, 3]]), mx.random.normal((1, 3, 64))
+both = [model.language_model(ids, inputs_embeds=embeds).logits for embeds in (seen, 2 - seen)]
+print(mx.array_equal(*both).item())
+""",
+        "True",
+    ),
+    LibraryFault(
+        ("mllama",),
+        "in layers that attend to images, the tokens of a text attend to those behind them, without a mask.",
+        "The model is refused: a text has other answers by every length of its chunks.",
+        """folder = Path(tempfile.mkdtemp()) / "model"
+write_vision_model("mllama", folder)
+language = load_model(folder).language_model
+caches = [make_prompt_cache(language) for _ in range(2)]
+texts = zip(([65, 66], [65, 67]), caches)
+first = [language(mx.array([text]), cache=cache).logits[0, 0] for text, cache in texts]
+print(mx.array_equal(*first).item())
+""",
+        "False",
+    ),
+    LibraryFault(
         ("fastvlm",),
         "the text behind a second image begins in front of it, one token too early for each image.",
         "Each image is embedded alone, with the tokens of its features (the hook `placeholders`).",
@@ -187,8 +212,8 @@ def render_faults() -> Iterator[str]:
         "",
         "## Faults of mlx-vlm",
         "",
-        "mlxrun goes around these. A script shows each; the comment is what it prints. The scripts run in a",
-        "clone of mlxrun, after these lines:",
+        "mlxrun goes around these, or refuses the model. A script shows each; the comment is what it prints.",
+        "The scripts run in a clone of mlxrun, after these lines:",
         "",
         "```python",
         *PREAMBLE.splitlines(),

@@ -11,6 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
 from mlxrun.model.load.model_files import read_json
@@ -62,12 +63,14 @@ def answer_vision(
     folder: Path, prompt: Sequence[int], media: Mapping[str, Any] | None, count: int
 ) -> LibraryAnswer:
     """The answer of an mlx-vlm model; `media`: as its processor makes them, None without images. Where the
-    library places features wrongly, they are placed as transformers does (tile_features.py)."""
+    library places features wrongly, they are placed as transformers does (tile_features.py); where it leaves
+    them out, they are given (given_embeddings.py)."""
     from mlx_vlm.generate.ar import generate_step
     from mlx_vlm.utils import load_model
 
     model, config = load_model(folder), read_json(folder / "config.json")
     hook_tiles(model, config)
+    hook_embeddings(model)
     inputs = {key: mx.array(value) for key, value in (media or {}).items()}
     pixels = inputs.pop("pixel_values", None)
     single = find_placeholder(config)

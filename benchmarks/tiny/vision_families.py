@@ -44,8 +44,8 @@ VISION: dict[str, VisionFamily] = {
     "kimi_k25": VisionFamily(4, "patches"),
     "glm_ocr": VisionFamily(4, "grid", wrapped=True),
     "paddleocr_vl": VisionFamily(4, "still", text=parts.PADDLE, flat=True, wrapped=True),
-    "minicpmo": VisionFamily(4, own={"init_audio": False, "init_tts": False}),
-    "minicpmv4_6": VisionFamily(4),
+    "minicpmo": VisionFamily(4, "bounds", own={"init_audio": False, "init_tts": False}),
+    "minicpmv4_6": VisionFamily(4, "bounds"),
     "lfm2_vl": VisionFamily(
         4, "packed", text=parts.LFM2, tower=parts.LFM2_TOWER, own={"projector_hidden_size": 64}
     ),

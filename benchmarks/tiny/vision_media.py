@@ -111,6 +111,12 @@ def _make_targets(images: Array, ids: Array) -> Media:
     return {"pixel_values": images[None], "tgt_sizes": sizes}
 
 
+def _make_bounds(images: Array, ids: Array) -> Media:
+    """With the first token of each image's features and the one behind them, as the processor finds them."""
+    edges = np.flatnonzero(np.diff(ids == IMAGE, prepend=False, append=False))
+    return _make_targets(images, ids) | {"image_bound": edges.reshape(1, -1, 2)}
+
+
 def _make_pairs(images: Array, ids: Array) -> Media:
     """Patches of 16 pixels a side, each twice: as two frames."""
     patch = SIDE // 2
@@ -162,6 +168,7 @@ LAYOUTS: Mapping[str, Callable[[Array, Array], Media]] = {
     "flat": _make_flat,
     "places": _make_places,
     "targets": _make_targets,
+    "bounds": _make_bounds,
     "pairs": _make_pairs,
     "channels": _make_channels,
     "crops": _make_crops,

@@ -19,6 +19,7 @@ from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_
 from mlxrun.model.hooks.attention import hook_attention
 from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
+from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.image_positions import hook_positions
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
@@ -74,6 +75,7 @@ def install_hooks(
             "placeholders", hook_placeholders(model, checkpoint), "each token of an image has one feature"
         ),
         InstalledHook("positions", hook_positions(model), "positions come with each call"),
+        InstalledHook("embeddings", hook_embeddings(model), "the language model sees images"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
         InstalledHook(
             "fused layers",

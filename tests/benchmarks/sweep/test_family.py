@@ -134,6 +134,13 @@ def test_swapped_images_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.status == "wrong" and "alone" in result.why, result
 
 
+def test_images_that_a_library_does_not_see_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that does not see them either would be exact."""
+    monkeypatch.setattr(library_loop, "hook_embeddings", lambda model: 0)
+    result = check_family("vision", "mistral_large3", brief=True)
+    assert result.status == "unbuilt" and "does not depend on the pixels" in result.why, result
+
+
 @pytest.mark.parametrize(("family", "where"), [("gemma4_unified", "disk"), ("paligemma", "together")])
 def test_tokens_that_see_later_ones_in_part_are_found(
     monkeypatch: pytest.MonkeyPatch, family: str, where: str
