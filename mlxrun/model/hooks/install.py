@@ -23,6 +23,7 @@ from mlxrun.model.hooks.image_positions import hook_positions
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
+from mlxrun.model.hooks.tower_blocks import hook_blocks
 from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm, settle_weights
 from mlxrun.model.machine.device import uses_gpu
 
@@ -74,6 +75,7 @@ def install_hooks(
             "placeholders", hook_placeholders(model, checkpoint), "each token of an image has one feature"
         ),
         InstalledHook("positions", hook_positions(model), "positions come with each call"),
+        InstalledHook("tower blocks", hook_blocks(model), "images are encoded in parts, between steps"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
         InstalledHook(
             "fused layers",
