@@ -23,7 +23,6 @@ class PrefillChunk:
     request_id: str
     start: int
     stop: int
-    images: int = 0  # that begin in it
 
 
 class SnapshotKind(enum.StrEnum):
@@ -95,11 +94,14 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step, in the order of execution: final_snapshots, free, admit, decode, prefill with snapshots.
+    """One step, in the order of execution: final_snapshots, free, admit, encode, decode, prefill with
+    snapshots.
 
     `decode`: requests that get one more token; their row's cache has all their tokens but the newest.
     `drafts`: predicted tokens after the newest one, for some of them; the step before is collected first.
-    `final_snapshots`: of rows that are freed now. `snapshots`: of rows that have prefilled.
+    `encode`: requests whose pending images are encoded, in this order, for `encode_seconds` (None: all) and
+    at least one part. `final_snapshots`: of rows that are freed now. `snapshots`: of rows that have
+    prefilled.
     """
 
     free: tuple[str, ...] = ()
@@ -110,6 +112,8 @@ class StepPlan:
     final_snapshots: tuple[SnapshotRequest, ...] = ()
     snapshots: tuple[SnapshotRequest, ...] = ()
     drafts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    encode: tuple[str, ...] = ()
+    encode_seconds: float | None = None
 
 
 class SampledToken(NamedTuple):
@@ -136,7 +140,8 @@ class StepResult:
 
     `snapshots`: copies that are ready. `invalid_hits`: requests whose hit could not be restored, so that the
     runner computed those tokens. `prompt_logprobs`: each request's in order of position. `shared_tokens`:
-    tokens in the decode batch that several rows hold together.
+    tokens in the decode batch that several rows hold together. `ready`: how many prompt tokens can be
+    computed now, None: all; of requests with images that were admitted or encoded.
     """
 
     tokens: Mapping[str, tuple[SampledToken, ...]] = field(default_factory=dict)
@@ -145,6 +150,7 @@ class StepResult:
     invalid_hits: tuple[str, ...] = ()
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     shared_tokens: int = 0
+    ready: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mlxrun.config.settings import SchedulerSettings
 from mlxrun.core.errors import EngineDead, MediaError, MlxrunError, RequestError
 from mlxrun.core.request import FinishReason
 from mlxrun.core.step_plan import StepPlan
+from mlxrun.engine.engine import Engine
+from mlxrun.engine.scheduler import scheduler
 from tests.helpers.engine_fakes import (
     Answers,
     FakeRunner,
@@ -328,19 +332,74 @@ def test_waiting_for_work_is_not_the_time_of_a_step(monkeypatch: pytest.MonkeyPa
     assert list_sizes(runner)[0] > 512
 
 
-def test_a_step_encodes_as_many_images_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One a step until their time is known, over all requests; then as many as fit."""
+def make_document(parts: int, **settings: Any) -> tuple[Engine, FakeRunner]:
+    """An engine with a decoding row, and a request whose images take so many steps."""
+    runner = FakeRunner(image_parts={"document": parts})
+    engine = make_engine(runner, SchedulerSettings(**{"step_ms": 100, "chunk": 64} | settings))
+    engine.add(make_request("row", 5, 200))
+    for _ in range(4):
+        engine.step()
+    spans = tuple((at, at + 8) for at in range(4, 384, 10))
+    engine.add(replace(make_request("document", 400, 2), image_spans=spans, media="pixels"))
+    return engine, runner
 
-    class Slow(TimedDevice):
-        def count(self, plan: StepPlan) -> float:
-            return super().count(plan) + sum(0.03 * self.pace * chunk.images for chunk in plan.prefill)
 
-    runner = FakeRunner(before=Slow(100_000, monkeypatch, is_lazy=False))
-    engine = make_engine(runner, SchedulerSettings(step_ms=100, chunk=512), context=20_000)
-    spans = tuple((at, at + 20) for at in range(10, 1000, 50))
-    for rid in ("a", "b"):
-        engine.add(replace(make_request(rid, 1000, 2), image_spans=spans))
-    finish_all(engine, steps=400)
-    shown = [sum(chunk.images for chunk in plan.prefill) for plan in runner.plans]
-    assert sum(shown) == 40 and shown[0] == 1
-    assert max(shown) == 3
+@pytest.mark.parametrize("step_ms", [0, 100])
+def test_a_prompt_waits_for_its_images_and_nobody_else_does(step_ms: int) -> None:
+    engine, runner = make_document(20, step_ms=step_ms)
+    finish_all(engine)
+    assert runner.broken == [] and runner.image_parts["document"] == 0
+    encoding = [plan for plan in runner.plans if plan.encode]
+    assert len(encoding) == 20 and not any(plan.prefill for plan in encoding)
+    assert all(plan.decode == ("row",) for plan in encoding)
+    assert {plan.encode_seconds for plan in encoding} == {0.025 if step_ms else None}
+
+
+def list_steps_of_short(engine: Engine, runner: FakeRunner) -> list[StepPlan]:
+    """The plans from the arrival of a short prompt to the launch of its first token."""
+    runner.plans.clear()
+    engine.add(make_request("short", 6, 1))
+    while not any("short" in plan.decode for plan in runner.plans):
+        engine.step()
+    return runner.plans[:]
+
+
+def test_no_step_to_a_first_token_encodes_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short prompt waits only for the step that runs as it comes. The second half is the twin: without that
+    rule it waits for images with its first token too."""
+    for put_off, expected in ((scheduler.MAX_PUT_OFF, [False, False]), (0, [False, True])):
+        monkeypatch.setattr(scheduler, "MAX_PUT_OFF", put_off)
+        engine, runner = make_document(20)
+        for _ in range(3):
+            engine.step()
+        assert [bool(plan.encode) for plan in list_steps_of_short(engine, runner)] == expected
+        finish_all(engine)
+        assert runner.broken == []
+
+
+def test_a_stream_of_short_prompts_does_not_keep_images_back() -> None:
+    engine, runner = make_document(6)
+    for number in range(200):
+        if not runner.image_parts["document"]:
+            break
+        engine.add(make_request(f"short {number}", 6, 1))
+        engine.step()
+    turns = [number for number, plan in enumerate(runner.plans) if plan.encode]
+    # Where short prompts overtake, every second step is theirs alone.
+    assert len(turns) == 6 and max(np.diff(turns)) <= 2 * (scheduler.MAX_PUT_OFF + 1)
+    finish_all(engine)
+    assert runner.broken == []
+
+
+def test_a_document_that_is_aborted_begins_again() -> None:
+    engine, runner = make_document(6)
+    for _ in range(3):
+        engine.step()
+    engine.abort("document")
+    engine.step()
+    runner.image_parts["document"] = 4
+    spans = ((4, 8),)
+    engine.add(replace(make_request("document", 40, 2), image_spans=spans, media="pixels"))
+    answers = finish_all(engine)
+    assert answers.get_answer("document")[1] is FinishReason.LENGTH
+    assert runner.broken == [] and runner.image_parts["document"] == 0

@@ -113,6 +113,7 @@ class FakeRunner:
     sleep: float = 0.0  # seconds a step
     before: Callable[[StepPlan], None] | None = None  # called on the engine thread before each step
     memory: MemoryBudget | None = None  # what the allocator has
+    image_parts: dict[str, int] = field(default_factory=dict)  # id: steps that its images take
 
     plans: list[StepPlan] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
@@ -146,6 +147,7 @@ class FakeRunner:
         new = len(self.admissions)
         errors = {a.request.id: e for a in plan.admit if (e := self._admit(a)) is not None}
         self._raise(plan)
+        ready = {rid: self._encode(rid) for rid in plan.encode}
         launched = [(rid, self._decode(rid)) for rid in plan.decode]
         scored = []
         for chunk in plan.prefill:
@@ -159,7 +161,10 @@ class FakeRunner:
         scores, self._scored = self._scored, scored
         admitted = self.admissions[new:]
         return StepResult(
-            tokens, errors, prompt_logprobs=tuple(s for s in scores if s.request_id not in admitted)
+            tokens,
+            errors,
+            prompt_logprobs=tuple(s for s in scores if s.request_id not in admitted),
+            ready=ready,
         )
 
     def reset(self) -> None:
@@ -187,6 +192,13 @@ class FakeRunner:
             return self.refuse[request.id]
         self.rows[request.id] = FakeRow(request, len(request.prompt) + len(output))
         return None
+
+    def _encode(self, rid: str) -> int | None:
+        """A part of a request's images; they are ready with the last one."""
+        self.image_parts[rid] = left = self.image_parts[rid] - 1
+        if left < 0 or rid not in self.rows:
+            self._break(f"{rid} has no images left, or no row")
+        return 0 if left else None
 
     def _decode(self, rid: str) -> int:
         row = self.rows.get(rid)
@@ -217,6 +229,8 @@ class FakeRunner:
             return False
         if not chunk.start == row.filled < chunk.stop <= row.length:
             self._break(f"{chunk} with {row.filled} of {row.length} tokens in the cache")
+        if self.image_parts.get(chunk.request_id):
+            self._break(f"{chunk} is computed before its images")
         if any(start < chunk.stop < end for start, end in row.request.image_spans):
             self._break(f"{chunk} ends inside an image: {row.request.image_spans}")
         row.filled = chunk.stop

@@ -18,9 +18,9 @@ from mlxrun.core.request import TokenEvent
 from mlxrun.engine.engine import Engine
 from mlxrun.model.kv.ragged.decode_batch import DecodeBatch
 from mlxrun.model.run.compute_methods import ComputeMethods, DecodeMethod
-from mlxrun.model.run.model_caller import VisionModelCaller
 from mlxrun.model.run.prompt_inputs import PromptInputs
 from mlxrun.model.run.sampler import Sampler
+from mlxrun.model.vision.embedder import Embedder
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.model_fixtures import Zoo, mark_sweep
@@ -162,15 +162,14 @@ def is_same_after_fewer_images(zoo: Zoo, *, known: int) -> bool:
 def test_images_are_the_same_bytes_after_some_of_them(zoo: Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images that are encoded together may round otherwise than each alone, which is made certain here. The
     twin takes what is cached of each."""
-    prepare = VisionModelCaller.prepare_inputs
+    embed = Embedder.embed_prompt
 
-    def round_otherwise(self: Any, prompt: Any, media: Any, cached: int = 0) -> PromptInputs:
-        inputs = prepare(self, prompt, media, cached)
-        if inputs.embeds is None:
-            return inputs
+    def round_otherwise(self: Any, prompt: Any, media: Any) -> PromptInputs:
+        inputs = embed(self, prompt, media)
+        assert inputs.embeds is not None
         return replace(inputs, embeds=inputs.embeds * (1 + 1e-5 * len(media["image_grid_thw"])))
 
-    monkeypatch.setattr(VisionModelCaller, "prepare_inputs", round_otherwise)
+    monkeypatch.setattr(Embedder, "embed_prompt", round_otherwise)
     assert is_same_after_fewer_images(zoo, known=0)
     monkeypatch.setattr("mlxrun.engine.engine.join_digests", lambda request: request)
     assert not is_same_after_fewer_images(zoo, known=80)

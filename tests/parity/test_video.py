@@ -29,7 +29,7 @@ from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine
 from mlxrun.model.load import model_info
-from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
+from mlxrun.model.vision.features import ImageFeatures
 from tests.helpers import engine_driver, oracle, vision_models
 from tests.helpers.engine_driver import TimedRequest
 from tests.helpers.load_check_driver import list_failed, probe_model
@@ -184,7 +184,6 @@ def swap_features(monkeypatch: Patch) -> None:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     monkeypatch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
-    monkeypatch.setattr(ImagePromptEmbedder, "check_pair", lambda *given: True)
 
 
 def shift_positions(monkeypatch: Patch) -> None:

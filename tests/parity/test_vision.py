@@ -5,9 +5,11 @@ Groups are small, as in test_parity_text.py. That these tests can fail is shown 
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mlx.core as mx
@@ -19,6 +21,8 @@ from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.core.request import FinishReason, TokenEvent
 from mlxrun.core.step_plan import StepPlan, StepResult
 from mlxrun.engine.engine import Engine
+from mlxrun.model.hooks.tower_blocks import hook_blocks
+from mlxrun.model.run import runner
 from mlxrun.model.vision.embedder import Embedder
 from tests.helpers import engine_driver, text_models, vision_models
 from tests.helpers.engine_driver import TimedRequest
@@ -367,3 +371,55 @@ def test_an_image_that_fails_when_its_chunk_comes_fails_alone(
     assert "Unable to allocate" in str(events["bad 99"].error)
     assert engine.generation.errors == 0
     engine_driver.check_answer(events["good"], zoo.see(family, ids, [], engine_driver.COUNT))
+
+
+@pytest.mark.parametrize("family", TWO)
+def test_a_document_of_many_pages_holds_nobody_up(
+    zoo: Zoo, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two tokens of a row, a step computes one block of the vision tower. All answers are those alone
+    and cold."""
+    monkeypatch.setattr(runner, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    engine = engine_driver.make_real_engine(zoo.vision(family), step_ms=200)
+    parts = count_parts(engine, monkeypatch)
+    pages = vision_models.images(7, 20, size=(32, 32))
+    texts = {
+        "document": vision_models.prompt(family, *(part for _ in pages for part in ("p", None)), "?"),
+        "row": text_models.prompts(1, [30])[0],
+        "short": text_models.prompts(2, [9])[0],
+    }
+    images = {"document": pages}
+    counts = {"document": 6, "row": 150, "short": 3}
+    made = {
+        name: engine_driver.make_vision_request(
+            engine, name, text, images.get(name, []), max_tokens=counts[name]
+        )
+        for name, text in texts.items()
+    }
+    sent = [
+        TimedRequest(made[name], add_step=at) for name, at in (("row", 0), ("document", 5), ("short", 40))
+    ]
+    events = engine_driver.run_requests(engine, sent)
+    for name, event in events.items():
+        answer = zoo.see(family, texts[name], images.get(name, []), count=counts[name])
+        engine_driver.check_answer(event, answer, counts[name])
+    blocks = hook_blocks(engine_driver.get_runner(engine)._caller.model)
+    assert set(parts) == {0, 1} and sum(parts) == len(pages) * blocks
+
+
+def count_parts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many parts of images each step computes from now on."""
+    own = engine_driver.get_runner(engine)
+    execute, encode, parts = own.execute, own._caller.encode_part, list[int]()
+
+    def count_step(plan: StepPlan) -> StepResult:
+        parts.append(0)
+        return execute(plan)  # type: ignore[no-any-return]
+
+    def count_part(*given: Any, **named: Any) -> Any:
+        parts[-1] += 1
+        return encode(*given, **named)
+
+    monkeypatch.setattr(own, "execute", count_step)
+    monkeypatch.setattr(own._caller, "encode_part", count_part)
+    return parts

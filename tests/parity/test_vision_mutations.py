@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.model.hooks.tower_blocks import BlockRecorder
 from mlxrun.model.run.compute_methods import ComputeMethods
 from mlxrun.model.run.model_caller import VisionModelCaller
 from mlxrun.model.run.prompt_inputs import PromptInputs
@@ -25,16 +26,24 @@ def wraps(monkeypatch: Patch, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def looks_at_images(monkeypatch: Patch, change: Callable[[PromptInputs], PromptInputs]) -> None:
-    """What a prompt with images is made of is changed."""
+    """What a prompt with images is made of is changed, once all are encoded."""
 
     def make(original: Any) -> Any:
-        def inputs(self: Any, prompt: Any, media: Any, computed: int = 0) -> PromptInputs:
-            found = original(self, prompt, media, computed)
-            return found if media is None else change(found)
+        def encode_part(self: Any, inputs: PromptInputs, whole: bool = False) -> PromptInputs:
+            found: PromptInputs = original(self, inputs, whole)
+            return found if found.pending is not None else change(found)
 
-        return inputs
+        return encode_part
 
-    wraps(monkeypatch, "prepare_inputs", make)
+    def make_known(original: Any) -> Any:
+        def prepare_inputs(self: Any, prompt: Any, media: Any, cached: int = 0) -> PromptInputs:
+            found: PromptInputs = original(self, prompt, media, cached)
+            return found if media is None or found.pending is not None else change(found)
+
+        return prepare_inputs
+
+    wraps(monkeypatch, "encode_part", make)
+    wraps(monkeypatch, "prepare_inputs", make_known)
 
 
 def none(monkeypatch: Patch) -> None:
@@ -99,6 +108,17 @@ def deepstack_of_another_row(monkeypatch: Patch) -> None:
     looks_at_images(monkeypatch, change)
 
 
+def a_block_left_out(monkeypatch: Patch) -> None:
+    """A part that is computed replaces what comes after it, as if parts were put together wrongly."""
+    add = BlockRecorder.add
+
+    def add_and_spoil(self: Any, output: Any) -> None:
+        add(self, output)
+        output[...] = 0
+
+    monkeypatch.setattr(BlockRecorder, "add", add_and_spoil)
+
+
 def embeddings_of_another_row(monkeypatch: Patch) -> None:
     """Requests with as many tokens: the first one's image is shown to all."""
     seen: list[Any] = []
@@ -118,6 +138,7 @@ VISION = [
     ("qwen3_vl", deepstack_of_the_first_tokens),
     ("qwen3_vl", deepstack_of_another_row),
     *((family, embeddings_of_another_row) for family in vision_models.CORE),
+    ("qwen3_vl", a_block_left_out),
 ]
 
 

@@ -12,6 +12,7 @@ from mlxrun.core.step_plan import StepPlan
 
 NEWEST_WEIGHT = 0.5  # of the newest step in averages
 DECAY = 0.6  # of what earlier steps add to a pace, at each further step
+IMAGE_SHARE = 0.25  # of the time of a step, for images
 MIN_MEASURED = 16  # tokens; the time of a step with fewer is mostly that of its launch
 
 
@@ -26,7 +27,7 @@ def fit_chunks(most: float, chunk: int, least: float = 1.0) -> int:
 
 
 def _computes(plan: StepPlan) -> bool:
-    return bool(plan.decode or plan.prefill)
+    return bool(plan.decode or plan.prefill or plan.encode)
 
 
 @dataclass(slots=True)
@@ -67,7 +68,6 @@ class PrefillPace:
         self._min_tokens = min_tokens
         self._own, self._before = MeasuredPace(), MeasuredPace()
         self._decode_seconds = 0.0  # of a step that only decodes
-        self._image_seconds: float | None = None
         self._launch_seconds = 0.0  # of the last step, if nothing was under way before it
 
     def record_step(self, plan: StepPlan, before: StepPlan | None, seconds: float) -> None:
@@ -79,38 +79,27 @@ class PrefillPace:
             seconds += launched
         elif before is None or not _computes(before):
             self._launch_seconds = seconds
+        if any(step.encode for step in steps):  # their time is not that of tokens
+            return
         tokens = [sum(chunk.stop - chunk.start for chunk in step.prefill) for step in steps]
         decoding = any(step.decode for step in steps)
         if decoding and not any(tokens) and not self._launch_seconds:
             self._decode_seconds += NEWEST_WEIGHT * (seconds - self._decode_seconds)
         left = max(seconds - self._decode_seconds if decoding else seconds, seconds / 10, 1e-6)
-        images = [sum(chunk.images for chunk in step.prefill) for step in steps]
-        if images[0]:
-            self._record_images(images[0], tokens[0], left)
-        if any(images):  # their time is not that of tokens
-            return
         self._own.record(tokens[0], left)
         if before is not None:
             self._before.record(tokens[1], left)
-
-    def _record_images(self, images: int, tokens: int, seconds: float) -> None:
-        """Images are encoded while the step that has them is built."""
-        pace = self._compute_pace()
-        text = 0.0 if pace is None else tokens / pace
-        newest = max(seconds - text, seconds / 10) / images
-        known = newest if self._image_seconds is None else self._image_seconds
-        self._image_seconds = known + NEWEST_WEIGHT * (newest - known)
 
     def _compute_pace(self) -> float | None:
         """Tokens a second; None until both were measured."""
         own, before = self._own.compute(), self._before.compute()
         return None if own is None or before is None else min(own, before)
 
-    def limit_images(self) -> int | None:
-        """The number of images that a step may encode, at least one; None for no limit."""
-        if not self._seconds:
-            return None
-        return 1 if self._image_seconds is None else max(1, int(self._seconds / self._image_seconds))
+    @property
+    def image_seconds(self) -> float | None:
+        """How long a step may encode images; None for no limit. Short parts cost no more than long ones, so
+        that others wait less than for tokens."""
+        return self._seconds * IMAGE_SHARE or None
 
     def limit_tokens(self, budget: int, decoding: bool) -> int:
         """The prompt tokens that fit into a step, at most `budget`. From one chunk on they are whole chunks

@@ -30,10 +30,10 @@ class RequestState:
     output: list[int] = field(init=False)
     max_output: int = field(init=False)  # tokens
     prompt_logprobs: RequestLogprobs = field(init=False)
-    _image_starts: tuple[int, ...] = field(init=False)
     cache_positions: tuple[int, ...] = ()  # chunks end there, so that states can be snapshotted
     num_computed_tokens: int = 0  # tokens that are in the row's cache or in a chunk of the step in flight
     kv_length: int = 0  # the same, plus the tokens that decode steps have added
+    num_ready: int | None = None  # tokens whose images are encoded; None: all
     num_cached_tokens: int = 0  # prompt tokens taken from the prefix cache when the request first ran
     hit_kind: HitKind | None = None
     queue_seconds: float = 0.0  # that it waited before it first ran
@@ -53,10 +53,6 @@ class RequestState:
         self.num_sent = len(self.output)
         self.max_output = min(self.request.params.max_tokens, self.max_length - len(self.request.prompt))
         self.prompt_logprobs = RequestLogprobs(self.request)
-        spans, digests = self.request.image_spans, self.request.image_digests or self.request.image_spans
-        # An image may be several spans of tokens, which then have the same digest.
-        new = [at == 0 or digests[at] != digests[at - 1] for at in range(len(spans))]
-        self._image_starts = tuple(start for (start, _), is_new in zip(spans, new, strict=True) if is_new)
 
     @property
     def id(self) -> str:
@@ -128,18 +124,10 @@ class RequestState:
             queue_seconds=self.queue_seconds,
         )
 
-    def count_images(self, start: int, stop: int) -> int:
-        """The number of images that begin in tokens [start, stop)."""
-        return sum(start <= begin < stop for begin in self._image_starts)
-
-    def find_chunk_end(self, chunk: int, max_tokens: int, max_images: int | None = None) -> int:
+    def find_chunk_end(self, chunk: int, max_tokens: int) -> int:
         """The end of the next chunk: the next multiple of `chunk`, at most `prefill_target` and `max_tokens`
-        away. The chunk has at most `max_images` images. It never ends inside an image, even if an image has
-        more than `max_tokens` tokens."""
+        away. It never ends inside an image, even if an image has more than `max_tokens` tokens."""
         start = self.num_computed_tokens
-        begins = [begin for begin in self._image_starts if begin >= start]
-        if max_images is not None and len(begins) > max_images:
-            max_tokens = min(max_tokens, max(begins[max_images] - start, 1))
         stop = min((start // chunk + 1) * chunk, self.prefill_target, start + max_tokens)
         stop = min([stop, *(position for position in self.cache_positions if position > start)])
         for image_start, image_stop in self.request.image_spans:
@@ -192,6 +180,8 @@ class RequestState:
             self.hit_kind = HitKind.MISS if hit is None else hit.kind
             self.num_cached_tokens = min(length, len(self.request.prompt))
         self.num_computed_tokens = self.kv_length = length
+        has_images = any(stop > length for _, stop in self.request.image_spans)
+        self.num_ready = 0 if has_images and self.request.media is not None else None
         left = self.num_tokens - length
         samples = hit is not None and self.request.params.max_tokens > 0
         self.last_chunk_samples = samples and 1 < left <= max_sampling_chunk

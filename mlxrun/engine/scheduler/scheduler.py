@@ -32,6 +32,9 @@ from mlxrun.engine.scheduler.request_state import RequestState
 from mlxrun.engine.scheduler.token_budget import PrefillPlanner, TokenBudget
 from mlxrun.engine.scheduler.waiting_queue import WaitingQueue
 
+# Steps in which others get first tokens while images wait. A short prompt takes two: a chunk, a decode step.
+MAX_PUT_OFF = 2
+
 
 class Scheduler:
     """Owns every request from `add` to its final event.
@@ -72,6 +75,7 @@ class Scheduler:
         self._final_snapshots: list[SnapshotRequest] = []  # to take of them before that
         self._found: list[RequestState] = []  # they need no row: the prefix cache knew their logprobs
         self._num_arrivals = 0
+        self._num_put_off = 0  # steps in a row without images, since others waited
         self.num_preemptions = 0  # since the start
 
     # -- requests come and go -------------------------------------------------------------------------
@@ -138,14 +142,27 @@ class Scheduler:
         if len(decoding) < len(rows):
             self._snapshot_exhausted(rows)
         queue = [s for s in queue if not s.running or s.remaining_prefill]
-        chunks, snapshots = self._prefill_planner.plan_chunks(queue, running, len(decoding))
+        chunks, snapshots, blocked = self._prefill_planner.plan_chunks(queue, running, len(decoding))
+        encode = self._choose_encoding(blocked, bool(chunks) or any(not s.output for s in decoding))
         self.drafts.plan(decoding, running, self.token_budget.fits_next_step)
         for state in decoding:
             state.record_decode()
         freed, last = tuple(self._rows_to_free), tuple(self._final_snapshots)
         self._rows_to_free, self._final_snapshots = [], []
         ids, drafts = tuple(s.id for s in decoding), {s.id: s.draft for s in decoding if s.draft}
-        return StepPlan(freed, admitted, ids, tuple(chunks), clear_pool, last, tuple(snapshots), drafts)
+        seconds = self.token_budget.pace.image_seconds
+        return StepPlan(
+            freed, admitted, ids, tuple(chunks), clear_pool, last, tuple(snapshots), drafts, encode, seconds
+        )
+
+    def _choose_encoding(self, blocked: Sequence[str], others_wait: bool) -> tuple[str, ...]:
+        """The requests whose images the step encodes. It encodes none if others wait for their first tokens,
+        except after `MAX_PUT_OFF` such steps."""
+        if blocked:
+            is_put_off = others_wait and self._num_put_off < MAX_PUT_OFF
+            self._num_put_off = self._num_put_off + 1 if is_put_off else 0
+            return () if is_put_off else tuple(blocked)
+        return ()
 
     def update(self, plan: StepPlan, result: StepResult) -> list[TokenEvent]:
         """Take in the result of a step. Returns one event for each request that made progress or ended."""
@@ -157,6 +174,9 @@ class Scheduler:
         states = [*map(self._requests.get, ids), *self._found]
         moved = {s.id: s for s in states if s is not None and self._requests.get(s.id) is s}
         events = dict.fromkeys(moved, TokenEvent(""))
+        for rid, ready in result.ready.items():
+            if rid in self._requests:
+                self._requests[rid].num_ready = ready
         for rid, sampled in result.tokens.items():
             state = self._requests.get(rid)
             if state and state.num_in_flight:  # otherwise the token belongs to an ended request with this id

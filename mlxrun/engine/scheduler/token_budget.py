@@ -200,19 +200,19 @@ class PrefillPlanner:
 
     def plan_chunks(
         self, queue: Sequence[RequestState], running: Sequence[RequestState], num_decoding: int
-    ) -> tuple[list[PrefillChunk], list[SnapshotRequest]]:
-        """The chunks of the running requests in `queue`, and the snapshots after them. `queue` has all
-        requests with prefill left, in order. Only the first chunk is shortened to fit the budget, since short
-        chunks cost more forwards than they save."""
+    ) -> tuple[list[PrefillChunk], list[SnapshotRequest], list[str]]:
+        """The chunks of the running requests in `queue`, the snapshots after them, and the requests whose
+        next chunk waits for images. `queue` has all requests with prefill left, in order. Only the first
+        chunk is shortened to fit the budget, since short chunks cost more forwards than they save."""
         chunks: list[PrefillChunk] = []
         snapshots: list[SnapshotRequest] = []
+        blocked: list[str] = []
         picked, is_shared = self._waiting_queue.pick_for_step([s for s in queue if s.running], self._chunk)
         if not picked:
-            return chunks, snapshots
+            return chunks, snapshots, blocked
         depth = 0 if self._aligned_chunks else picked[0].num_computed_tokens
         budget = self._token_budget.compute_prefill_budget(running, num_decoding, len(queue), depth)
         budget = min(budget, self._chunk) if is_shared else budget
-        images = None if self._aligned_chunks else self._token_budget.pace.limit_images()
         held = -picked[0].num_computed_tokens
         for state in picked:
             held += state.num_computed_tokens
@@ -223,17 +223,17 @@ class PrefillPlanner:
                 max_tokens = self._chunk
                 if not (self._aligned_chunks or chunks):
                     max_tokens = self._token_budget.costs.limit_chunk(state.remaining_prefill, budget)
-                stop = state.find_chunk_end(self._chunk, max_tokens, images)
-                chunk = PrefillChunk(state.id, start, stop, state.count_images(start, stop))
-                exceeds = stop - start > budget or (images is not None and chunk.images > images)
-                if exceeds and chunks:  # the first chunk may exceed the budget: a large image
-                    return chunks, snapshots
-                chunks.append(chunk)
+                stop = state.find_chunk_end(self._chunk, max_tokens)
+                if state.num_ready is not None and stop > state.num_ready:
+                    blocked.append(state.id)
+                    break
+                if stop - start > budget and chunks:  # the first chunk may exceed the budget: a large image
+                    return chunks, snapshots, blocked
+                chunks.append(PrefillChunk(state.id, start, stop))
                 budget -= stop - start
-                images = None if images is None else max(0, images - chunk.images)
                 self._waiting_queue.record_served(state, stop - start)
                 state.record_prefill(stop)
                 snapshots += self._prefix_cache.plan_snapshots(state.id, start, stop, state.prefill_target)
                 if self._prefix_cache.survives_restart and stop % self._chunk == 0:
                     break
-        return chunks, snapshots
+        return chunks, snapshots, blocked

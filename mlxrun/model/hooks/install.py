@@ -24,6 +24,7 @@ from mlxrun.model.hooks.image_positions import hook_positions
 from mlxrun.model.hooks.quantized_layers import is_expert, list_routed
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
 from mlxrun.model.hooks.tile_features import hook_tiles
+from mlxrun.model.hooks.tower_blocks import hook_blocks
 from mlxrun.model.hooks.weight_form import ProductTimes, WeightForm, settle_weights
 from mlxrun.model.machine.device import uses_gpu
 
@@ -76,6 +77,7 @@ def install_hooks(
         ),
         InstalledHook("positions", hook_positions(model), "positions come with each call"),
         InstalledHook("embeddings", hook_embeddings(model), "the language model sees images"),
+        InstalledHook("tower blocks", hook_blocks(model), "images are encoded in parts, between steps"),
         InstalledHook("drafts", hook_states(model), "recurrent layers verify drafted tokens"),
         InstalledHook(
             "fused layers",

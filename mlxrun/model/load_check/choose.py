@@ -99,7 +99,7 @@ def follow_report(caller: ModelCaller, report: LoadCheckReport) -> LoadCheckRepo
     """Do to a model what `choose_methods` did to it for this report, with another caller or at an earlier
     start. Returns the report with the caller's weights."""
     if isinstance(caller, VisionModelCaller):
-        caller.follow(report.refused, report.features_cached)
+        caller.follow(report.refused, report.features_cached, report.separate)
     if any(check.name == PRODUCTS_CHECK and not check.passed for check in report.checks):
         forget_methods(caller.model)
     report.log_failures()

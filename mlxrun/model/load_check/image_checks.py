@@ -24,6 +24,7 @@ from mlxrun.model.load_check.media_prompts import (
     find_kept_arrays,
     list_media_prompts,
     make_mixed_prompt,
+    make_pair,
     measure_neighbours,
     measure_repetition,
 )
@@ -53,6 +54,7 @@ def check_images(
         if not getattr(found, PLURALS[kind]):
             kinds.append(kind)
     mixes = [_compare_mix(caller, info, pair) for pair in MEDIA_PAIRS if info and set(pair) <= set(kinds)]
+    caller.reset_images(cached, found.separate)
     return replace(found.add(mixes), refused=dict(caller.refused), features_cached=cached)
 
 
@@ -100,7 +102,9 @@ class _MediaLadder:
             return self._add_note(report, f"not compared: {error}"), cached
         methods = report.methods
         if checks.measure(f"{self.kind} again", checks.measure_repetition, f"{plural} are refused"):
-            methods, cached = self._choose(checks, methods, cached)
+            separate = self._find_separate(checks)
+            methods, cached = self._choose(checks, methods, cached, separate)
+            report = replace(report, separate=(*report.separate, *separate))
         else:
             why = checks.done[-1].describe()
             refused[plural] = f"the library does not compute {plural} alike each time: {why}"
@@ -119,13 +123,28 @@ class _MediaLadder:
                 failed = error
         raise MediaError(f"the library's own call fails: {type(failed).__name__}: {failed}") from failed
 
+    def _find_separate(self, checks: ImageChecks) -> tuple[MediaKind, ...]:
+        """This kind, if each of two images has the features that it has alone, so that they are encoded one
+        by one. Never audio, which may depend on the lengths."""
+        if self.info is None or self.kind == "audio":
+            return ()
+        try:
+            prompt = make_pair(self.info, self.kind)
+        except MediaError as error:
+            log.info("load check: %ss of a prompt are encoded by one call: %s", self.kind, error)
+            return ()
+        compute = partial(measure_neighbours, self.caller.embedder, prompt)
+        instead = f"one call encodes all {self.kind}s of a prompt"
+        return (self.kind,) if checks.measure(f"{self.kind} alone", compute, instead) else ()
+
     def _add_note(self, report: LoadCheckReport, note: str) -> LoadCheckReport:
         return report.add([], **{PLURALS[self.kind]: note})
 
     def _choose(
-        self, checks: ImageChecks, methods: ComputeMethods, cached: bool
+        self, checks: ImageChecks, methods: ComputeMethods, cached: bool, separate: tuple[MediaKind, ...]
     ) -> tuple[ComputeMethods, bool]:
-        """The methods that pass, and whether features are cached. `cached`: whether they may be."""
+        """The methods that pass, and whether features are cached. `cached`: whether they may be; `separate`:
+        this kind, if images are encoded one by one."""
         kind, caller, wanted = self.kind, self.caller, cached
         plural = PLURALS[kind]
         by_call = f"all {plural} of a prompt are encoded by one call, each time"
@@ -142,15 +161,15 @@ class _MediaLadder:
         def features_pass() -> bool:
             return checks.measure(f"{kind} features", checks.measure_features, by_call)
 
-        caller.reset_images(cached=cached)
+        caller.reset_images(cached, separate)
         split: Split = "whole" if methods.whole_prompts else "chunks"
         cached = cached and checks.check(f"{kind} {split}", partial(checks.prefill, split), by_call)
         cached = cached and features_pass()
-        caller.reset_images(cached=cached)
+        caller.reset_images(cached, separate)
         if not cached and not passes(split, f"{split}, encoded by one call"):
             if not methods.whole_prompts and passes("prefix"):
                 methods = replace(methods, whole_media=True)
-                caller.reset_images(cached=wanted)
+                caller.reset_images(wanted, separate)
                 cached = wanted and features_pass()
             elif not methods.whole_prompts and passes("whole"):
                 methods = methods.split_as_library()
@@ -163,7 +182,6 @@ class _MediaLadder:
             run = partial(checks.decode_among_text, methods)
             if not checks.check(f"{kind} among text", run, "one forward for each row"):
                 methods = replace(methods, decode="row_by_row")
-        caller.reset_images(cached=cached)
         return methods, cached
 
 
@@ -228,7 +246,7 @@ class ImageChecks:
         ids, cache = self._prompt.ids, self.caller.make_cache()
         inputs = self.caller.prepare_inputs(ids, self._prompt.media)
         for start, stop in itertools.pairwise(edges):
-            inputs = self.caller.encode_images(inputs, start, stop)
+            inputs = self.caller.encode_images(inputs, stop)
             logits = self.caller.prefill(mx.array([ids[start:stop]]), cache, start, inputs)
             mx.eval(list_all_arrays(cache))
         copied = copy_cache(cache)
@@ -254,7 +272,7 @@ class ImageChecks:
         embeddings. The logits of the prompt's chunks show positions that its language model computes."""
         ids, media = self._prompt.ids, self._prompt.media
         inputs = self.caller.prepare_inputs(ids, media)
-        inputs = self.caller.encode_images(inputs, 0, len(ids))
+        inputs = self.caller.encode_images(inputs, len(ids))
         rest = self.caller.prepare_inputs(ids, media, cached=self._last)
         delta, positions = (self._features.get(name) for name in ("rope_deltas", "position_ids"))
         expected = inputs.position_delta if delta is None else int(delta.item())

@@ -120,6 +120,7 @@ def _build_report(fields: dict[str, Any]) -> LoadCheckReport:
     return LoadCheckReport(
         ComputeMethods(**methods),
         tuple(LoadCheck(**check) for check in fields.pop("checks")),
+        separate=tuple(fields.pop("separate")),
         windows=tuple(ComparedWindow(**window) for window in fields.pop("windows")),
         **fields,
         kept=True,

@@ -31,6 +31,7 @@ FRAMES = 4
 SECONDS = (1.2, 1.9)  # of audio; below a second, some towers compute it otherwise beside other audio
 MAX_TWO = 192  # tokens of a prompt with two images; if it has more, one image has to do
 MAX_TOKENS = 1024  # tokens of a prompt that is computed at load
+MAX_TOWER_TOKENS = 4096  # of one whose images alone are encoded
 REPETITIONS = 2  # one right after the other, so that what changes with every call is found
 GIVEN = ("_position_ids", "_rope_deltas", "_no_grad")
 
@@ -57,10 +58,18 @@ def make_image_prompt(info: LoadedModelInfo, side: int) -> ProcessedPrompt:
     return made
 
 
-def _check_size(made: ProcessedPrompt | MediaError, kind: MediaKind) -> ProcessedPrompt:
+def make_pair(info: LoadedModelInfo, kind: MediaKind) -> ProcessedPrompt:
+    """A prompt with two images or two videos, for the vision tower alone. MediaError as
+    `list_media_prompts`."""
+    return _check_size(_process(info, [kind] * 2), kind, MAX_TOWER_TOKENS)
+
+
+def _check_size(
+    made: ProcessedPrompt | MediaError, kind: MediaKind, most: int = MAX_TOKENS
+) -> ProcessedPrompt:
     if isinstance(made, MediaError):
         raise made
-    if len(made.ids) > MAX_TOKENS:
+    if len(made.ids) > most:
         raise MediaError(f"a prompt with a small {kind} has {len(made.ids)} tokens, too many for a check")
     return made
 
@@ -187,15 +196,20 @@ def measure_neighbours(embedder: Embedder, made: ProcessedPrompt) -> float:
     deviations. ValueError if they cannot be told apart."""
     prompt = split_prompt(made.ids, made.media, find_regions(made.ids, embedder.tokens, made.media))
     runs = None if prompt is None else prompt.split_places()
-    whole = embedder.embed_prompt(made.ids, made.media).embeds
-    if prompt is None or runs is None or whole is None or len(runs) < 2:
+    whole = embedder.embed_prompt(made.ids, made.media)
+    if prompt is None or runs is None or whole.embeds is None or len(runs) < 2:
         raise ValueError("the images and videos of the prompt cannot be told apart")
+    ranks = None if whole.visual_mask is None else np.cumsum(whole.visual_mask) - 1
     worst = 0.0
     for at, run in enumerate(runs):
         part = prompt.cut(runs, at, at + 1)
-        alone = embedder.embed_prompt(part.tokens, part.media).embeds
-        assert alone is not None
-        worst = max(worst, compare_arrays(whole[0, mx.array(run)], alone[0, mx.array(part.places)]))
+        alone = embedder.embed_prompt(part.tokens, part.media)
+        assert alone.embeds is not None
+        pairs = [(whole.embeds[0, mx.array(run)], alone.embeds[0, mx.array(part.places)])]
+        if ranks is not None and alone.deepstack:  # the mask has kinds with deepstack features
+            own = (features[mx.array(ranks[run])] for features in whole.deepstack)
+            pairs += zip(own, alone.deepstack, strict=True)
+        worst = max(worst, *(compare_arrays(*pair) for pair in pairs))
     return worst
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from mlxrun.core.media_names import PLURALS
+from mlxrun.core.media_names import PLURALS, MediaKind
 from mlxrun.model.hooks.install import InstalledHook
 from mlxrun.model.hooks.weight_form import PLAIN_WEIGHTS, WeightForm
 from mlxrun.model.load_check.rounding import LogitDifference
@@ -70,11 +70,11 @@ class LoadCheckReport:
     `weights`: their form in memory. `long_rows`: why no row of many tokens was compared, empty if one was.
     `images`, `videos`, `audio`: why they were not compared, or are refused; else empty, also if the model
     takes none.
-    `refused`, `features_cached`: passed to other callers of the same model (`follow`). `seconds`: duration of
-    the comparisons, None if there were none. `hooks`: the changes to the library's model. `compared`: the
-    time of the comparisons, in seconds since 1970; `kept`: they are those of an earlier start. `surprise`:
-    what a later comparison found against the methods in use, empty if nothing. `peak`: bytes that the
-    comparisons took beside the weights, at most.
+    `refused`, `features_cached`, `separate` (whether each of a kind is encoded by a call of its own): passed
+    to other callers of the same model (`follow`). `seconds`: duration of the comparisons, None if there were
+    none. `hooks`: the changes to the library's model. `compared`: the time of the comparisons, in seconds
+    since 1970; `kept`: they are those of an earlier start. `surprise`: what a later comparison found against
+    the methods in use, empty if nothing. `peak`: bytes that the comparisons took beside the weights, at most.
     """
 
     methods: ComputeMethods
@@ -87,6 +87,7 @@ class LoadCheckReport:
     audio: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
     features_cached: bool = True
+    separate: tuple[MediaKind, ...] = ()
     seconds: float | None = None
     hooks: tuple[InstalledHook, ...] = ()
     compared: float = 0.0

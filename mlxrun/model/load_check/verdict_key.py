@@ -26,7 +26,7 @@ from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.machine.device import describe_device, uses_cuda
 from mlxrun.model.machine.versions import list_library_versions
 
-FORMAT = 1  # of kept verdicts
+FORMAT = 2  # of kept verdicts
 _SECTIONS = ("model", "engine", "scheduler", "cache", "prefill", "speculation")
 # Where files are, and what things are called: digests say what is in them.
 _PLACES = (("model", "path"), ("model", "names"), ("cache", "disk_path"), ("engine", "load_check"))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -23,6 +22,7 @@ from mlxrun.core.errors import ModelLoadError, RequestError
 from mlxrun.core.media_names import (
     MEDIA_PAIRS,
     PLURALS,
+    MediaKind,
     describe_refusal,
     list_refusable,
     name_pair,
@@ -131,8 +131,15 @@ class ModelCaller:
             raise RequestError("this model takes no images")
         return TEXT_ONLY
 
-    def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
-        """The same inputs with the features of all images in tokens [start, stop)."""
+    def encode_part(self, inputs: PromptInputs, whole: bool = False) -> PromptInputs:
+        """The same inputs after one more part of their pending images: a block of the vision tower, or its
+        `whole` call."""
+        return inputs
+
+    def encode_images(self, inputs: PromptInputs, stop: int) -> PromptInputs:
+        """The same inputs with the features of all images in tokens [0, stop)."""
+        while inputs.ready is not None and inputs.ready < stop:
+            inputs = self.encode_part(inputs, whole=True)
         return inputs
 
     def prefill(
@@ -173,7 +180,8 @@ class VisionModelCaller(ModelCaller):
     """Calls a model of mlx-vlm. Text-only requests take the same path, without embeddings.
 
     `image_bytes`: budget for features of images that were seen before (model/vision/features.py); 0: none.
-    `exact_sets_only`: reuse them only if all images of a prompt are the same, which is exact bit for bit.
+    `exact_sets_only`: one call encodes all images of a prompt, and features are reused only if all are the
+    same, which is exact bit for bit.
     `line_break`: the token between the lines of an image, if there is one.
     """
 
@@ -193,7 +201,7 @@ class VisionModelCaller(ModelCaller):
         self.embedder = Embedder(model, line_break)
         self._mrope = self.embedder.mrope
         self._image_bytes = image_bytes
-        self._make_images = partial(ImagePromptEmbedder, self.embedder, exact_sets_only=exact_sets_only)
+        self._exact_sets_only = exact_sets_only
         # Why the model takes none of these; empty if it does. The load check compares prompts with both.
         self.refused = dict.fromkeys(PLURALS.values(), "")
         self.refused |= {
@@ -201,14 +209,16 @@ class VisionModelCaller(ModelCaller):
         }
         self.reset_images()
 
-    def follow(self, refused: Mapping[str, str], cached: bool) -> None:
-        """Refuse and cache media as the load check decided for this model with another caller."""
+    def follow(self, refused: Mapping[str, str], cached: bool, separate: Collection[MediaKind]) -> None:
+        """Refuse, cache and encode media as the load check decided for this model with another caller."""
         self.refused |= refused
-        self.reset_images(cached)
+        self.reset_images(cached, separate)
 
-    def reset_images(self, cached: bool = True) -> None:
-        """Forget all images. Without `cached`, each prompt's images are encoded by one call from now on."""
-        self._images = self._make_images(budget=self._image_bytes if cached else 0)
+    def reset_images(self, cached: bool = True, separate: Collection[MediaKind] = ()) -> None:
+        """Forget all images. From now on those of a prompt are encoded one by one if they are of `separate`
+        kinds, and the features of each are reused. Else, and without `cached`, one call encodes them."""
+        known = () if self._exact_sets_only else separate
+        self._images = ImagePromptEmbedder(self.embedder, self._image_bytes if cached else 0, known)
 
     @property
     def text_model(self) -> nn.Module:
@@ -244,8 +254,8 @@ class VisionModelCaller(ModelCaller):
         types = {name: np.asarray(media[name]) for name in TOKEN_TYPES if name in media}
         return replace(inputs, token_types=types) if types else inputs
 
-    def encode_images(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
-        return self._images.encode_pending(inputs, start, stop)
+    def encode_part(self, inputs: PromptInputs, whole: bool = False) -> PromptInputs:
+        return replace(self._images.encode_part(inputs, whole), token_types=inputs.token_types)
 
     def prefill(
         self,
@@ -256,6 +266,7 @@ class VisionModelCaller(ModelCaller):
         model: nn.Module | None = None,
     ) -> mx.array:
         stop = start + ids.shape[1]
+        assert inputs.ready is None or stop <= inputs.ready, "images of these tokens are not encoded"
         prompt = 0 if inputs.embeds is None else inputs.embeds.shape[1]
         if start < prompt < stop:  # a preempted row: its answer so far has token ids only
             self.prefill(ids[:, : prompt - start], cache, start, inputs, model)

@@ -107,7 +107,7 @@ class PrefillRunner:
         """Fill the row's empty cache with its first `length` tokens, and wait for them."""
         for start in range(0, length, RECOMPUTE_CHUNK):
             stop = min(start + RECOMPUTE_CHUNK, length)
-            row.inputs = self._caller.encode_images(row.inputs, start, stop)
+            row.inputs = self._caller.encode_images(row.inputs, stop)
             ids = [row.tokens[start:stop]]
             self._call_model(PrefillForward(ids, row.cache, start, row.inputs, (row.adapter,)))
             mx.eval(list_all_arrays(row.cache))

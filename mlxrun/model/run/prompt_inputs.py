@@ -57,11 +57,21 @@ def split_prompt(tokens: Sequence[int], media: Media, regions: Sequence[MediaReg
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingImages:
-    """The images and videos of a prompt from number `first` on. `runs`: the places of each."""
+    """Images and videos of a prompt that are not encoded yet.
 
-    prompt: ImagePrompt
-    runs: Sequence[Indices]
-    first: int
+    `tokens`, `media`: the prompt; `prompt`: the same with its units, None if they cannot be told apart.
+    `runs`: the places of each unit, of which those from `first` on are pending; empty if one call encodes all
+    of them. `blocks`: what the blocks of the tower return in the call that was begun, as far as it is not
+    computed; `made`: what that call returns, None between calls.
+    """
+
+    tokens: Sequence[int]
+    media: Media
+    prompt: ImagePrompt | None
+    runs: Sequence[Indices] = ()
+    first: int = 0
+    blocks: Sequence[mx.array] = ()
+    made: PromptInputs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +84,8 @@ class PromptInputs:
     [visual tokens, D].
 
     `pending`: images that are not encoded yet; their places in `embeds` are undefined, and `deepstack` lacks
-    their rows. `token_types`: arrays [1, L] that the model takes with each chunk, by name.
+    their rows. Before the first one is encoded there are no `embeds` at all. `token_types`: arrays [1, L]
+    that the model takes with each chunk, by name.
     """
 
     embeds: mx.array | None = None
@@ -85,6 +96,13 @@ class PromptInputs:
     per_layer: mx.array | None = None
     pending: PendingImages | None = None
     token_types: Media = field(default_factory=dict)
+
+    @property
+    def ready(self) -> int | None:
+        """How many tokens at the beginning of the prompt can be computed; None if all can."""
+        if self.pending is None:
+            return None
+        return 0 if self.embeds is None else int(self.pending.runs[self.pending.first][0])
 
     def list_arrays(self) -> list[mx.array]:
         arrays = (self.embeds, self.positions, self.per_layer, *self.deepstack)

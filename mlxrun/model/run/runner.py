@@ -8,6 +8,7 @@ its grammar) is returned in `errors`. After any other exception all rows are los
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxrun.core.request import SamplingParams
-from mlxrun.core.step_plan import Admission, PrefillChunk, SnapshotResult, StepPlan, StepResult
+from mlxrun.core.step_plan import Admission, SnapshotResult, StepPlan, StepResult
 from mlxrun.model.kv.paged.page_table import compute_page_keys
 from mlxrun.model.kv.ragged.layer_caches import RowView, list_all_arrays, reserve_capacity
 from mlxrun.model.kv.snapshot.copier import SnapshotCopier
@@ -120,7 +121,8 @@ class ModelRunner:
         freed, snapshots = self._free(plan)
         errors = self._admit(plan.admit)
         failed, invalid_hits = self._restore_hits(plan)
-        errors |= failed | self._encode_images(plan.prefill)
+        failed_images, ready = self._encode_images(plan)
+        errors |= failed | failed_images
         step, launch, unsampled = self._forward(plan, snapshots)
         if self._methods.launch_first:
             mx.async_eval(launch)
@@ -135,7 +137,7 @@ class ModelRunner:
             self._decoder.batch.shared_tokens,
         )
         return StepResult(
-            tokens, errors | failed, previous.snapshots + urgent, invalid_hits, logprobs, shared
+            tokens, errors | failed, previous.snapshots + urgent, invalid_hits, logprobs, shared, ready
         )
 
     def _free(self, plan: StepPlan) -> tuple[dict[str, SamplingParams | None], list[SnapshotResult]]:
@@ -202,18 +204,31 @@ class ModelRunner:
                 self._prefiller.compute_prefix(row, hit.length)
         return errors, tuple(invalid_hits)
 
-    def _encode_images(self, chunks: Sequence[PrefillChunk]) -> dict[str, Exception]:
-        """Encode the images of these chunks. Returns the errors of requests whose images fail; their rows are
-        dropped."""
+    def _encode_images(self, plan: StepPlan) -> tuple[dict[str, Exception], dict[str, int | None]]:
+        """Encode images of the plan's requests, part by part until its time is over, and what is left of its
+        chunks. Returns the errors of requests whose images fail, and the tokens that can be computed now."""
         errors: dict[str, Exception] = {}
-        for chunk in chunks:
-            row = self._rows.get(chunk.request_id)
-            if row is not None:
-                with self._contain_error(
-                    chunk.request_id, errors, "the images of request %s cannot be encoded: %s"
-                ):
-                    row.inputs = self._caller.encode_images(row.inputs, chunk.start, chunk.stop)
-        return errors
+        ready: dict[str, int | None] = {}
+        for rid in (a.request.id for a in plan.admit if a.request.media is not None):
+            if rid in self._rows:
+                ready[rid] = self._rows[rid].inputs.ready
+        text = "the images of request %s cannot be encoded: %s"
+        started, limit = time.perf_counter(), plan.encode_seconds
+        for rid in (rid for rid in plan.encode if rid in self._rows):
+            row = self._rows[rid]
+            with self._contain_error(rid, errors, text):
+                while row.inputs.pending is not None:
+                    row.inputs = self._caller.encode_part(row.inputs, whole=limit is None)
+                    if limit is not None and time.perf_counter() - started >= limit:
+                        break
+                ready[rid] = row.inputs.ready
+            if row.inputs.pending is not None:  # the time is over
+                break
+        for chunk in (chunk for chunk in plan.prefill if chunk.request_id in self._rows):
+            row = self._rows[chunk.request_id]
+            with self._contain_error(chunk.request_id, errors, text):
+                row.inputs = self._caller.encode_images(row.inputs, chunk.stop)
+        return errors, ready
 
     def start_row(self, admission: Admission) -> RunningRow:
         """A row with an empty cache, or with none yet if the prefix cache has a hit for it."""

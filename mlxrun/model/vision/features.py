@@ -2,22 +2,25 @@
 
 An image or a video is a unit. The features of a unit's tokens are cached by a digest of the processed pixels.
 Prompts are assembled from them and from the embeddings of the text. Features are cached only if the assembled
-prompt equals the model's own bit for bit. Images of another set are reused if the vision tower encodes each
-independently.
+prompt equals the model's own bit for bit. Units are encoded one by one, and those of another set reused, if
+the vision tower encodes each independently, as the load check finds. Else one call encodes all of a prompt.
+
+A call of the tower is computed in parts, the blocks of the tower (hooks/tower_blocks.py): other requests have
+their steps meanwhile.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
 from cachetools import LRUCache
 
-from mlxrun.core.media_names import KINDS, MediaKind
+from mlxrun.core.media_names import MediaKind
+from mlxrun.model.hooks.tower_blocks import BlockRecorder, find_recorder
 from mlxrun.model.run.prompt_inputs import ImagePrompt, PendingImages, PromptInputs, split_prompt
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.image_units import Media, MediaRegion, find_regions
@@ -92,49 +95,62 @@ class FeatureCache(LRUCache[tuple[bytes, ...], ImageFeatures]):
 
 
 class ImagePromptEmbedder:
-    """Embeds prompts of one model. `budget`: bytes of cached features; 0: none."""
+    """Embeds prompts of one model. `budget`: bytes of cached features; 0: none. `separate`: the kinds of
+    which the tower encodes each independently of the others."""
 
-    def __init__(self, embedder: Embedder, budget: int, exact_sets_only: bool = False) -> None:
+    def __init__(self, embedder: Embedder, budget: int, separate: Collection[MediaKind] = ()) -> None:
         self._embedder = embedder
+        self._recorder = find_recorder(embedder.model) or BlockRecorder(embedder.model)
         self.features = FeatureCache(budget)
         self._enabled = budget > 0 and bool(embedder.tokens.by_kind)
-        self._verified = False  # assembled prompts equal those of the model
-        # Whether the tower of each kind encodes one medium independently of others; None: not known yet. That
-        # of audio may depend on the lengths, so no pair tells it of others.
-        self._independent: dict[MediaKind, bool | None] = dict.fromkeys(
-            KINDS, False if exact_sets_only else None
-        )
-        self._independent["audio"] = False
+        self._separate = frozenset(separate)
+        # Whether assembled prompts equal those of the model; where units are separate, they were compared.
+        self._verified = bool(separate)
 
     def embed(self, tokens: Sequence[int], media: Media, cached: int = 0) -> PromptInputs:
-        """The inputs of a prompt. `cached`: tokens in the row's cache, which need no embeddings. If images
-        are known to be independent, at most one is encoded here, and `encode_pending` encodes the others."""
+        """The inputs of a prompt, with all images pending that were not encoded before. `cached`: tokens in
+        the row's cache, which need no embeddings."""
         regions = find_regions(tokens, self._embedder.tokens, media)
         if self.needs_no_image(regions, cached):
             return self.embed_text(tokens, media)
         kinds = {region.kind for region in regions}
         can_split = self._enabled and ("audio" not in kinds or len(kinds) == 1)
         prompt = split_prompt(tokens, media, regions) if can_split else None
+        pending = PendingImages(tokens, media, prompt)
         if prompt is None:
-            return _evaluate(self._embedder.embed_prompt(tokens, media))
+            return PromptInputs(pending=pending)
+        runs = prompt.split_places()
+        if runs is not None and len(runs) > 1 and self._are_separate(prompt):
+            first = next(image for image, run in enumerate(runs) if run[-1] >= cached)
+            pending = replace(pending, runs=runs, first=first)
         try:
-            inputs = self._embed_known(prompt, cached)
+            return self._embed_known(pending) or PromptInputs(pending=pending)
         except _MISFITS as error:
-            inputs = self._embed_misfit(prompt, error)
-        return inputs or self._embed_all(prompt)
+            return self._embed_misfit(pending, error)
 
-    def encode_pending(self, inputs: PromptInputs, start: int, stop: int) -> PromptInputs:
-        """Encode the pending images in tokens [start, stop). Those before `start` are no longer needed."""
-        while (pending := inputs.pending) is not None and pending.runs[pending.first][0] < stop:
-            try:
-                inputs = self._insert_next(inputs, pending, start)
-            except _MISFITS as error:
-                return self._embed_misfit(pending.prompt, error)
-        return inputs
+    def encode_part(self, inputs: PromptInputs, whole: bool = False) -> PromptInputs:
+        """Compute the next part of the pending images: a block of the tower, or what is left of its call.
+        `whole`: all of the call."""
+        pending = inputs.pending
+        assert pending is not None
+        try:
+            if pending.made is None:
+                known = self._embed_known(pending) if inputs.embeds is None else None
+                if known is not None:  # another request had them encoded meanwhile
+                    return known
+                pending = self._begin_call(pending)
+            if pending.blocks and not whole:
+                mx.eval(pending.blocks[0])
+                return replace(inputs, pending=replace(pending, blocks=pending.blocks[1:]))
+            return self._end_call(inputs, pending)
+        except _MISFITS as error:
+            if not pending.runs:
+                raise
+            return self._embed_misfit(pending, error)
 
-    def _embed_misfit(self, prompt: ImagePrompt, error: Exception) -> PromptInputs:
+    def _embed_misfit(self, pending: PendingImages, error: Exception) -> PromptInputs:
         log.warning("the images of a prompt cannot be encoded one by one: %s", error)
-        return self._embed_all(prompt)
+        return PromptInputs(pending=replace(pending, runs=(), first=0, blocks=(), made=None))
 
     def needs_no_image(self, regions: Sequence[MediaRegion], cached: int) -> bool:
         """Whether all images of a prompt lie in its cached tokens, so that none must be encoded."""
@@ -145,33 +161,69 @@ class ImagePromptEmbedder:
         """What tokens after all images need."""
         return PromptInputs(position_delta=self._embedder.embed_text(tokens, media).position_delta)
 
-    def _embed_known(self, prompt: ImagePrompt, cached: int) -> PromptInputs | None:
-        """The prompt's inputs from images that were seen before, or from one image, with others pending; None
-        if all images must be encoded together."""
-        count, known = self.features.match_prefix(prompt.digests)
-        if count == len(prompt.digests) and (len(known) == 1 or self._are_independent(prompt)):
-            return self._assemble(prompt, ImageFeatures.concatenate(known))
-        runs = prompt.split_places()
-        if runs is None or len(runs) < 2:
-            return None
-        self._check_pairs(prompt, runs)
-        count, known = self.features.match_prefix(prompt.digests)
-        if not self._are_independent(prompt):
-            return None
-        if self.needs_no_image(prompt.regions, cached):  # known only now
-            return self.embed_text(prompt.tokens, prompt.media)
-        if not known:  # one is needed for the type and the width of the embeddings
-            count = next(image for image, run in enumerate(runs) if run[-1] >= cached)
-            first = self.encode_image(prompt, runs, count)
-            known = [*(first.make_blank(len(run)) for run in runs[:count]), first]
-            count += 1
-        inputs = self._assemble(prompt, ImageFeatures.concatenate(known))
-        return replace(inputs, pending=PendingImages(prompt, runs, count) if count < len(runs) else None)
+    def _are_separate(self, prompt: ImagePrompt) -> bool:
+        """Whether the kinds of media that the prompt has are encoded one by one."""
+        kinds = {region.kind for region in prompt.regions}
+        return bool(kinds) and kinds <= self._separate
 
-    def _embed_all(self, prompt: ImagePrompt) -> PromptInputs:
-        """The model embeds the whole prompt; its features are cached if they can be reused."""
-        inputs = _evaluate(self._embedder.embed_prompt(prompt.tokens, prompt.media))
-        if not self._enabled or len(prompt.places) == 0 or inputs.embeds is None:
+    def _embed_known(self, pending: PendingImages) -> PromptInputs | None:
+        """The prompt's inputs from images that were encoded before, with the others pending; None if none
+        was, or if all must be encoded together."""
+        prompt, runs = pending.prompt, pending.runs
+        if prompt is None:
+            return None
+        count, known = self.features.match_prefix(prompt.digests)
+        if not known or not runs and (len(known) > 1 or count < len(prompt.digests)):
+            return None
+        first = max(count, pending.first)
+        known += [known[0].make_blank(len(run)) for run in runs[count:first]]
+        inputs = self._assemble(prompt, ImageFeatures.concatenate(known))
+        return replace(inputs, pending=replace(pending, first=first) if first < len(prompt.digests) else None)
+
+    def _begin_call(self, pending: PendingImages) -> PendingImages:
+        """Build the graph of a call that encodes the first pending unit, or all of them. Nothing is computed
+        for a unit that was encoded before."""
+        tokens, media, prompt = pending.tokens, pending.media, pending.prompt
+        if pending.runs and prompt is not None:
+            if self.find_features(pending) is not None:
+                return pending
+            part = prompt.cut(pending.runs, pending.first, pending.first + 1)
+            tokens, media = part.tokens, part.media
+        with self._recorder.record() as blocks:
+            made = self._embedder.embed_prompt(tokens, media)
+        return replace(pending, blocks=tuple(blocks[:-1]), made=made)  # the last one comes with the rest
+
+    def find_features(self, pending: PendingImages) -> ImageFeatures | None:
+        """The features of the first pending unit, if it was encoded before."""
+        assert pending.prompt is not None
+        return self.features.get((pending.prompt.digests[pending.first],))
+
+    def _end_call(self, inputs: PromptInputs, pending: PendingImages) -> PromptInputs:
+        """The inputs with what the call returned, of which all blocks are computed."""
+        prompt, runs, first = pending.prompt, pending.runs, pending.first
+        if not runs or prompt is None:
+            assert pending.made is not None
+            return self._keep_all(prompt, _evaluate(pending.made))
+        features = self.find_features(pending)
+        if features is None:
+            assert pending.made is not None
+            part = prompt.cut(runs, first, first + 1)
+            features = ImageFeatures.from_prompt(pending.made, part.places)
+            mx.eval(features.list_arrays())
+            self.features.add(part.digests, features)
+        if features.count != len(runs[first]):
+            raise ValueError(f"{features.count} features of an image for {len(runs[first])} image tokens")
+        if inputs.embeds is None:
+            blank = [features.make_blank(len(run)) for run in runs[:first]]
+            inputs = self._assemble(prompt, ImageFeatures.concatenate([*blank, features]))
+        else:
+            inputs = insert_features(inputs, runs[first], features)
+        rest = replace(pending, first=first + 1, made=None) if first + 1 < len(runs) else None
+        return _evaluate(replace(inputs, pending=rest))
+
+    def _keep_all(self, prompt: ImagePrompt | None, inputs: PromptInputs) -> PromptInputs:
+        """The inputs of a prompt that the model embedded; its features are cached if they can be reused."""
+        if prompt is None or not self._enabled or len(prompt.places) == 0 or inputs.embeds is None:
             return inputs
         try:
             features = ImageFeatures.from_prompt(inputs, prompt.places)
@@ -187,64 +239,6 @@ class ImagePromptEmbedder:
         self.features.add(prompt.digests, features)
         return inputs
 
-    def encode_image(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], image: int) -> ImageFeatures:
-        """Features of one image, from the part of the prompt that holds it, or as they were seen before."""
-        known = self.features.get((prompt.digests[image],))
-        if known is not None:
-            return known
-        part = prompt.cut(runs, image, image + 1)
-        inputs = self._embedder.embed_prompt(part.tokens, part.media)
-        features = ImageFeatures.from_prompt(inputs, part.places)
-        mx.eval(features.list_arrays())
-        self.features.add(part.digests, features)
-        return features
-
-    def _are_independent(self, prompt: ImagePrompt) -> bool:
-        """Whether the kinds of media that the prompt has are known to be encoded one by one."""
-        kinds = {region.kind for region in prompt.regions}
-        return bool(kinds) and all(self._independent[kind] for kind in kinds)
-
-    def _check_pairs(self, prompt: ImagePrompt, runs: Sequence[np.ndarray]) -> None:
-        """Find out what is not known of the kinds that the prompt has two neighbours of."""
-        for at, (one, other) in enumerate(itertools.pairwise(prompt.regions)):
-            if one.kind == other.kind and self._independent[one.kind] is None:
-                self._independent[one.kind] = self.check_pair(prompt, runs, at)
-
-    def check_pair(self, prompt: ImagePrompt, runs: Sequence[np.ndarray], at: int) -> bool:
-        """Whether image or video `at` and the next one have the same features one by one as together. The
-        model's own embeddings must also be those assembled from them."""
-        try:
-            pair = prompt.cut(runs, at, at + 2)
-            together = ImageFeatures.from_prompt(self._embed_all(pair), pair.places)
-            single = ImageFeatures.concatenate(
-                [self.encode_image(prompt, runs, image) for image in (at, at + 1)]
-            )
-            pairs = zip(single.list_arrays(), together.list_arrays(), strict=True)
-            return self._enabled and all(_are_close(a, b) for a, b in pairs)
-        except _MISFITS as error:
-            log.info("the images of a prompt cannot be encoded one by one: %s", error)
-            return False
-
-    def _insert_next(self, inputs: PromptInputs, pending: PendingImages, start: int) -> PromptInputs:
-        """The inputs with the features of their first pending image, or none of it if it ends before
-        `start`."""
-        assert inputs.embeds is not None
-        run, embeds = pending.runs[pending.first], inputs.embeds[...]
-        if run[-1] < start:
-            deepstack = tuple(mx.zeros((len(run), *d.shape[1:]), d.dtype) for d in inputs.deepstack)
-        else:
-            features = self.encode_image(pending.prompt, pending.runs, pending.first)
-            if features.count != len(run):
-                raise ValueError(f"{features.count} features of an image for {len(run)} image tokens")
-            embeds[0, mx.array(run)] = features.embeddings
-            deepstack = features.deepstack
-        both = zip(inputs.deepstack, deepstack, strict=True)
-        left = pending.first + 1 < len(pending.runs)
-        rest = replace(pending, first=pending.first + 1) if left else None
-        return _evaluate(
-            replace(inputs, embeds=embeds, deepstack=tuple(map(mx.concatenate, both)), pending=rest)
-        )
-
     def _assemble(self, prompt: ImagePrompt, features: ImageFeatures) -> PromptInputs:
         """The prompt's inputs from the embeddings of its text and the features of its first images."""
         text = self._embedder.embed_text(prompt.tokens, prompt.media)
@@ -257,6 +251,15 @@ class ImagePromptEmbedder:
         visual[prompt.places] = True
         mask = visual if features.deepstack else None
         return _evaluate(replace(text, embeds=embeds, visual_mask=mask, deepstack=features.deepstack))
+
+
+def insert_features(inputs: PromptInputs, run: np.ndarray, features: ImageFeatures) -> PromptInputs:
+    """The inputs with the features of one more image, whose tokens are at the indices `run`."""
+    assert inputs.embeds is not None
+    embeds = inputs.embeds[...]
+    embeds[0, mx.array(run)] = features.embeddings
+    both = zip(inputs.deepstack, features.deepstack, strict=True)
+    return replace(inputs, embeds=embeds, deepstack=tuple(map(mx.concatenate, both)))
 
 
 def _evaluate(inputs: PromptInputs) -> PromptInputs:
@@ -277,12 +280,3 @@ def _are_equal(one: PromptInputs, other: PromptInputs) -> bool:
             for a, b in zip(arrays, others, strict=True)
         )
     )
-
-
-def _are_close(one: mx.array, other: mx.array) -> bool:
-    """Equal but for rounding, which is coarser in 16-bit types."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    limit = 1e-3 if one.dtype == mx.float32 else 3e-2
-    difference, size = mx.abs(one - other).max(), mx.abs(other).max()
-    return bool((difference <= limit * size).item())

@@ -135,13 +135,12 @@ def test_a_few_tokens_say_nothing() -> None:
 
 
 def test_images_are_measured_apart_from_text() -> None:
-    """One a step until their time is known; what they take does not make text look slow."""
-    pace = make_pace()
-    assert pace.limit_images() == 1
+    """What they take does not make text look slow, nor decoding rows."""
+    pace = make_pace(step_ms=200)
     record_all(pace, (plan(512), 0.1), times=3)
-    record_all(pace, (StepPlan(prefill=(PrefillChunk("p", 0, 128, images=1),)), 0.065), times=20)
-    assert pace.limit_images() == 5  # 40 ms each: the text of such a step takes 25
-    assert pace.limit_tokens(4096, False) == 1024
-    record_all(pace, (StepPlan(prefill=(PrefillChunk("p", 0, 64, images=1),)), 3.0), times=20)
-    assert pace.limit_images() == 1
-    assert make_pace(step_ms=0).limit_images() is None
+    chunk = PrefillChunk("p", 0, 128)
+    record_all(pace, (StepPlan(prefill=(chunk,), encode=("q",)), 3.0), times=20)
+    record_all(pace, (StepPlan(decode=("a",), encode=("q",)), 3.0), times=20)
+    assert pace.limit_tokens(4096, False) == pace.limit_tokens(4096, True) == 1024
+    assert pace.image_seconds == 0.05
+    assert make_pace(step_ms=0).image_seconds is None

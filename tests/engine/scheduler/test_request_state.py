@@ -33,13 +33,11 @@ def test_prefill_stops_before_the_last_token(size: int, spans: Any, target: int)
     st.integers(1, 20),
     st.lists(st.integers(1, 58), max_size=4, unique=True),
     st.lists(st.integers(1, 59), max_size=3),
-    st.one_of(st.none(), st.integers(0, 2)),
 )
 def test_chunks_cover_the_prompt_and_never_end_inside_an_image(
-    size: int, chunk: int, budget: int, bounds: list[int], stops: list[int], images: int | None
+    size: int, chunk: int, budget: int, bounds: list[int], stops: list[int]
 ) -> None:
-    """Each ends on the grid, at a snapshot, at the budget, or beside an image, and none is empty. None has
-    more images than allowed, unless it begins with one."""
+    """Each ends on the grid, at a snapshot, at the budget, or beside an image, and none is empty."""
     edges = sorted(bound for bound in bounds if bound < size)
     spans = tuple(zip(edges[::2], edges[1::2], strict=False))
     state = make_state(size, image_spans=spans)
@@ -47,8 +45,7 @@ def test_chunks_cover_the_prompt_and_never_end_inside_an_image(
     state.cache_positions = tuple(sorted(stops))
     while state.remaining_prefill:
         start = state.num_computed_tokens
-        stop = state.find_chunk_end(chunk, budget, images)
-        assert images is None or state.count_images(start, stop) <= max(images, 1)
+        stop = state.find_chunk_end(chunk, budget)
         assert start < stop <= state.prefill_target
         assert not any(a < stop < b for a, b in spans)
         inside = [span for span in spans if span[0] == start and span[1] - start > min(chunk, budget)]
@@ -100,13 +97,11 @@ def test_few_tokens_after_a_hit_are_computed_in_the_forward_that_samples(left: i
     assert state.prefill_target == (20 if samples else 19)
 
 
-def test_an_image_may_be_several_spans() -> None:
-    """Lines of one image have one digest; an image that is shown twice is counted where it is shown."""
-    spans = ((2, 4), (5, 7), (9, 11), (12, 14), (16, 18))
-    state = make_state(20, image_spans=spans, image_digests=(b"a", b"a", b"b", b"b", b"a"))
-    assert [state.count_images(0, stop) for stop in (2, 3, 9, 10, 16, 20)] == [0, 1, 1, 2, 2, 3]
-    assert state.find_chunk_end(100, 100, 1) == 9
-    state.record_prefill(9)
-    assert state.find_chunk_end(100, 100, 0) == 11  # the first line: no chunk is empty
-    assert state.find_chunk_end(100, 100, 1) == 16
-    assert state.find_chunk_end(100, 100) == 19
+def test_a_request_waits_for_images_behind_its_hit() -> None:
+    state = make_state(20, image_spans=((2, 4), (9, 12)), media="pixels")
+    for length, ready in ((0, 0), (4, 0), (11, 0), (12, None)):
+        state.start_running(CacheHit(length, HitKind.PREFIX) if length else None)
+        assert state.num_ready == ready
+    state = make_state(20, image_spans=((2, 4),))
+    state.start_running(None)
+    assert state.num_ready is None, "there is nothing to encode"

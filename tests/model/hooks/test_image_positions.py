@@ -44,6 +44,7 @@ def test_chunks_behind_the_image_are_exact(pair: Pair, edge: int) -> None:
     caller, prompt = pair
     stop = prompt.image_spans[-1][1] - edge
     inputs, cache = caller.prepare_inputs(prompt.ids, prompt.media), caller.make_cache()
+    inputs = caller.encode_images(inputs, len(prompt.ids))
     for start, end in ((0, stop), (stop, len(prompt.ids))):
         logits = caller.prefill(mx.array([prompt.ids[start:end]]), cache, start, inputs)
     difference = mx.abs(logits[:, -1] - answer_by_library(caller, prompt)).max().item()

@@ -9,12 +9,16 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
+from mlx_vlm.models.gemma3.vision import VisionModel as Gemma3Tower
 from mlx_vlm.models.idefics3.idefics3 import Model as Idefics3
+from mlx_vlm.models.qwen3_vl.vision import VisionModel as Qwen3Tower
 
 from mlxrun.core.errors import MediaError
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check import image_checks
 from mlxrun.model.run.model_caller import VisionModelCaller
+from mlxrun.model.run.prompt_inputs import PromptInputs
+from mlxrun.model.vision import features
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
 from tests.helpers import engine_driver, vision_models
@@ -49,7 +53,16 @@ def swap_features(monkeypatch: Patch) -> None:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     monkeypatch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
-    monkeypatch.setattr(ImagePromptEmbedder, "check_pair", lambda *given: True)
+
+
+def misplace_features(monkeypatch: Patch) -> None:
+    """The tokens of an image that comes after another change places."""
+    original = features.insert_features
+
+    def insert_features(inputs: PromptInputs, run: Any, own: ImageFeatures) -> PromptInputs:
+        return original(inputs, run[::-1].copy(), own)
+
+    monkeypatch.setattr(features, "insert_features", insert_features)
 
 
 def shift_chunks(monkeypatch: Patch) -> None:
@@ -74,6 +87,17 @@ def break_decode_positions(monkeypatch: Patch) -> None:
     monkeypatch.setattr(VisionModelCaller, "decode", decode)
 
 
+def mix_images(monkeypatch: Patch) -> None:
+    """What a tower makes of an image depends on the others in its call."""
+    for tower in (Qwen3Tower, Gemma3Tower):
+        plain = tower.__call__
+
+        def mixed(self: Any, pixels: mx.array, *rest: Any, plain: Any = plain, **given: Any) -> Any:
+            return plain(self, pixels + pixels.sum() * 1e-3, *rest, **given)
+
+        monkeypatch.setattr(tower, "__call__", mixed)
+
+
 Case = tuple[str, Callable[[Patch], None], str]
 MUTATIONS: list[Case] = [
     ("qwen3_vl", drop_deltas, "image chunks"),
@@ -81,6 +105,7 @@ MUTATIONS: list[Case] = [
     ("qwen3_5", drop_deltas, "image chunks"),
     ("qwen3_vl", drop_deltas_after_a_hit, "image features"),
     *((family, swap_features, "image features") for family in vision_models.VISION),
+    *((family, misplace_features, "image chunks") for family in vision_models.VISION),
     *((family, shift_chunks, "image chunks") for family in vision_models.VISION),
 ]
 
@@ -161,6 +186,17 @@ def test_what_has_no_exact_way_is_refused_by_name(
     assert str(events["seen"].error).startswith("images are refused for this model: they are computed")
     engine_driver.check_answer(events["text"], zoo.see("qwen3_vl", vision_models.prompt("qwen3_vl", "a")))
     assert "image whole is not used for this model" in caplog.text
+
+
+@pytest.mark.parametrize(("family", "mixes"), [("qwen3_vl", False), ("qwen3_vl", True), ("gemma3", True)])
+def test_images_that_a_tower_mixes_are_encoded_by_one_call(
+    zoo: Zoo, family: str, mixes: bool, monkeypatch: Patch
+) -> None:
+    if mixes:
+        mix_images(monkeypatch)
+    report = probe_model(zoo.vision(family))
+    assert list_failed(report) == (["image alone"] if mixes else [])
+    assert report.separate == (() if mixes else ("image",)) and report.features_cached
 
 
 def test_chunks_that_end_at_images_may_be_wrong(zoo: Zoo, monkeypatch: Patch) -> None:

@@ -88,7 +88,7 @@ def test_a_prompt_with_images_is_cut_anywhere(benches: Callable[..., Bench], zoo
     host = load_model_info(ModelSettings(path=str(zoo.vision(family))))
     prompt = vision_models.prompt(family, "look ", None, " and at ", None, " and tell me")
     made = host.process(prompt, vision_models.images(6, 2))
-    inputs = bench.caller.prepare_inputs(made.ids, made.media)
+    inputs = bench.caller.encode_images(bench.caller.prepare_inputs(made.ids, made.media), len(made.ids))
     ids, (first, *_, last) = list(made.ids), made.image_spans
 
     def fill(cache: list[Any], start: int, stop: int) -> mx.array:
