@@ -59,13 +59,14 @@ def _choose(name: str, families: Sequence[F], what: str, template: str, tokens: 
 
 
 def _find_family(name: str, families: Sequence[F], what: str) -> F:
-    by_name = {known: family for family in families for known in (family.name, *family.aliases)}
-    if name not in by_name:
-        listed = sorted({*by_name, AUTO, NONE})
+    found = next((family for family in families if name in (family.name, *family.aliases)), None)
+    if found is None:
+        names = (known for family in families for known in (family.name, *family.aliases))
+        listed = sorted({*names, AUTO, NONE})
         close = difflib.get_close_matches(name, listed, 3)
         hint = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         raise ConfigError(f"{name!r} is not the name of a {what}{hint}; docs/tools.md lists the names")
-    return by_name[name]
+    return found
 
 
 def find_tool_call_family(name: str) -> ToolCallFamily:
