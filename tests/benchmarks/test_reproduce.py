@@ -60,6 +60,7 @@ def test_the_same_bytes_together_shuffled_and_warm(
     assert "| alone | 0 |" in out and "No byte differs, " in out
 
 
+@pytest.mark.sweep  # in each run tests/parity/test_reproducible.py has preempted rows
 def test_the_same_bytes_after_preemptions(tmp_path: Path) -> None:
     """Memory is so short that rows are preempted; a twin that computes their answers as prompts is tried."""
     arguments = ("--lines", "64", "--family", "plain", *choose_conditions(PREEMPTED))

@@ -47,7 +47,7 @@ def test_the_tokenizer_of_a_preset_spells_text(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_both_sides_run_for_real(tmp_path: Path) -> None:
     out = tmp_path / "report.json"
-    given = ["structured-output", "--scale", "0.1", "--repeat", "1", "--json", str(out)]
+    given = ["structured-output", "--scale", "0.05", "--repeat", "1", "--json", str(out)]
     done = CliRunner().invoke(command, given, standalone_mode=False)
     assert done.exception is None, done.output
     assert "a schema each" in done.output
