@@ -15,7 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +91,15 @@ class AgentConversation:
     async def run(self) -> Json:
         """Converse until an end, and return the response body."""
         self.state = self.agent.loop.state
-        if self.agent.loop.has_tools and "tools" not in self.line.body:
+        if self.agent.loop.has_tools and self.line.body.get("tools") is None:
             body = {**self.line.body, "tools": await run_tools(self.tools.describe)}
             self.line = replace(self.line, body=body)
-        schemas = dict(_list_schemas(self.line.body))
-        while (ended := await self._take_turn(schemas)) is None:
+        while (ended := await self._take_turn()) is None:
             pass
         facts = {"ended": ended, "turns": self.turns, "calls": self.calls, "state": self.state}
         return {**self.body, "usage": self.usage, "agent": facts, "transcript": self.transcript}
 
-    async def _take_turn(self, schemas: Mapping[str, Json]) -> str | None:
+    async def _take_turn(self) -> str | None:
         """Have the model answer, its calls made and the user reply. Returns why the conversation ended, or
         None."""
         loop = self.agent.loop
@@ -116,7 +114,7 @@ class AgentConversation:
         self.transcript.append({key: each for key, each in message.items() if each or key == "content"})
         calls = message.get("tool_calls") or ()
         for call in calls:
-            await self._call(call, schemas)
+            await self._call(call)
         if not calls and loop.user is None:
             return ANSWER
         if self.turns >= loop.max_turns:
@@ -160,12 +158,18 @@ class AgentConversation:
 
         return await self._take_step(kind, compute)
 
-    async def _call(self, call: Json, schemas: Mapping[str, Json]) -> None:
+    async def _call(self, call: Json) -> None:
         """Make one call, and add its result to the transcript."""
-        function, state, known = call["function"], self.state, self.steps.position < len(self.steps.steps)
-        step = await self._take_step("tool", partial(run_tools, self.tools.call, function, schemas, state))
+        function, state, is_made = call["function"], self.state, False
+
+        async def compute() -> Json:
+            nonlocal is_made
+            is_made = True
+            return await run_tools(self.tools.call, function, dict(_list_schemas(self.line.body)), state)
+
+        step = await self._take_step("tool", compute)
         self.state, self.calls = step["state"], self.calls + 1
-        if known:
+        if not is_made:
             self.tools.note(function, state, step)
         message = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
         self.transcript.append({**message, "content": step["content"]})
@@ -188,9 +192,9 @@ class AgentConversation:
 
 def _list_schemas(body: Mapping[str, Any]) -> Iterator[tuple[str, Json]]:
     """The names of the tools of a request, each with the schema of its arguments."""
-    for each in body.get("tools", ()):
-        function = each["function"]
-        yield function["name"], function.get("parameters", {})
+    for each in body.get("tools") or ():
+        if "function" in each:
+            yield each["function"]["name"], each["function"].get("parameters") or {}
 
 
 def _turn_around(messages: list[Json]) -> Iterator[Json]:

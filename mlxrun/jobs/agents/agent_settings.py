@@ -136,7 +136,9 @@ def check_agent_line(value: Any, url: str, body: Mapping[str, Any]) -> dict[str,
     parse_agent(value)
     if url != CHAT:
         raise ValueError(f"agent: only {CHAT} has tool calls, and this line is for {url}")
-    if body.get("n", 1) != 1:
+    if not isinstance(body.get("messages"), list):
+        raise ValueError("agent: the body needs a list of `messages`")
+    if body.get("n") not in (None, 1):
         raise ValueError("agent: a conversation has one answer a turn; for several, use seeds instead of n")
     found: dict[str, Any] = value
     return found

@@ -201,6 +201,14 @@ async def test_an_edited_agent_is_run_again(tmp_path: Path) -> None:
             "only /v1/chat/completions has tool calls",
         ),
         ({**chat("d", "x"), "agent": 3}, "agent must be an object, not integer"),
+        (agent_line(body={"messages": 3}), "agent: the body needs a list of `messages`"),
+        (agent_line(body={"messages": [3]}), "messages[0]: expected object"),
+        (agent_line(body={"tools": 3}), "tools: "),
+        (agent_line(body={"tools": [{"type": "web_search"}]}), "tools[0]"),
+        (
+            agent_line(tools=["tools.py:add"], sandbox="yes"),
+            "agent.sandbox must be true, false or a list of paths",
+        ),
     ],
 )
 async def test_lines_that_are_refused(tmp_path: Path, line: Any, says: str) -> None:
