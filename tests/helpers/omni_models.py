@@ -42,7 +42,8 @@ _WHISPER = {
 @dataclass(frozen=True, slots=True)
 class OmniFamily:
     """`checkpoint`: whose processor files these are. `files`: preprocessor_config.json; `processor`:
-    processor_config.json. `own`: values of the config; `part`: where they are, beside the top. `starts`,
+    processor_config.json. `own`, `tower`: values of the config and of its vision part; `part`: where
+    tokens are, beside the top. `starts`,
     `ends`: the names of the tokens around media, by `vision` and `audio`; `wrapped`: the template writes
     them."""
 
@@ -52,6 +53,7 @@ class OmniFamily:
     ends: Mapping[str, str]
     processor: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Any] = field(default_factory=dict)
+    tower: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
     wrapped: bool = False
 
@@ -107,6 +109,21 @@ FAMILIES = {
                 "output_proj_dims": 32,
             },
         },
+        tower={"position_embedding_size": 64},
+    ),
+    "gemma4_unified": OmniFamily(
+        "a Gemma 4 without encoders",
+        {},
+        {"vision": "boi_token", "audio": "boa_token"},
+        {"vision": "eoi_token", "audio": "eoa_token"},
+        {
+            "processor_class": "Gemma4UnifiedProcessor",
+            "video_processor": {"patch_size": 16, "max_soft_tokens": 70, "pooling_kernel_size": 3},
+            "audio_seq_length": 100,
+        },
+        {"audio_config": {"output_proj_dims": 640}},
+        # mlx-vlm makes the image processor without the checkpoint's values.
+        tower={"model_patch_size": 48, "mm_posemb_size": 64},
     ),
 }
 OMNI = tuple(FAMILIES)
@@ -121,8 +138,7 @@ def build(family: str, folder: Path) -> Path:
     config |= {**_TOKENS, **entry.own}
     if entry.part:
         config[entry.part] = config[entry.part] | _TOKENS
-    if family == "gemma4":  # images have more places than those of the sweep
-        config["vision_config"] = config["vision_config"] | {"position_embedding_size": 64}
+    config["vision_config"] |= entry.tower
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     module, _ = get_model_and_args(config=config)

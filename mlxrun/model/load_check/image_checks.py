@@ -53,7 +53,14 @@ def check_images(
         found, cached = _MediaLadder(caller, vocab, info, kind).compare(found, cached)
         if not getattr(found, PLURALS[kind]):
             kinds.append(kind)
-    mixes = [_compare_mix(caller, info, pair) for pair in MEDIA_PAIRS if info and set(pair) <= set(kinds)]
+    pairs = [pair for pair in MEDIA_PAIRS if set(pair) <= set(kinds)]
+    if found.methods.whole_media or found.methods.library_chunks:
+        for pair in [pair for pair in pairs if "audio" in pair and pair[0] != "audio"]:
+            # Their image tokens see each other. Beside audio, mlx-vlm splits the prompts of some so that they
+            # do not, and features do not show it.
+            caller.refused[name_pair(*pair)] = "the library splits such prompts otherwise than each alone"
+            pairs.remove(pair)
+    mixes = [_compare_mix(caller, info, pair) for pair in pairs if info is not None]
     caller.reset_images(cached, found.separate)
     return replace(found.add(mixes), refused=dict(caller.refused), features_cached=cached)
 

@@ -199,10 +199,14 @@ def _split_kind(kind: MediaKind, arrays: Mapping[str, np.ndarray]) -> list[Media
     """The units of one kind beside others, concatenated along the first axis; none if that is not known."""
     if kind == "image":
         axis, parts = _split_images(arrays)
-        return parts or [] if axis == 0 else []
-    grid = arrays.get(VIDEO_GRID)
-    count = len(arrays[_TOWER_KEYS[kind]] if grid is None else grid)
-    lengths = {key: [1] * count for key in arrays}
+        if parts is not None:
+            return parts if axis == 0 else []
+    grid, frames = arrays.get(VIDEO_GRID), [int(n) for n in arrays.get(VIDEO_FRAMES, ())]
+    count = len(frames) or len(arrays[_TOWER_KEYS[kind]] if grid is None else grid)
+    each = [1] * count
+    lengths: dict[str, Sequence[int]] = {
+        key: frames if a.ndim and len(a) == sum(frames) > 0 else each for key, a in arrays.items()
+    }
     if grid is not None:
         lengths[VIDEO_PIXELS] = [int(n) for n in grid.prod(axis=-1)]
     return _split_arrays(arrays, lengths, 0) or []
@@ -292,12 +296,19 @@ def read_audio_sampling(processor: Any, config: Mapping[str, Any]) -> AudioSampl
     takes = {"audio", "audios"} & call.keys() and _has_audio_part(config)
     if not takes or not isinstance(rate, int) or read_media_token(config, "audio") is None:
         return None
-    most = getattr(extractor, "n_samples", None)
-    if most is None:
-        limit = inspect.signature(extractor).parameters.get("max_length")
-        most = None if limit is None else limit.default
     several = bool(getattr(processor, "supports_multiple_audio", False))
-    return AudioSampling(rate, most if isinstance(most, int) else None, several)
+    return AudioSampling(rate, min(_list_audio_limits(processor, rate), default=None), several)
+
+
+def _list_audio_limits(processor: Any, rate: int) -> list[int]:
+    """Numbers of samples beyond which a processor leaves out the rest, without a word."""
+    extractor = processor.feature_extractor
+    cut = inspect.signature(extractor).parameters.get("max_length")
+    limits = [getattr(extractor, "n_samples", None) or (cut and cut.default)]
+    tokens, each = (getattr(processor, name, None) for name in ("audio_seq_length", "audio_ms_per_token"))
+    if isinstance(tokens, int) and isinstance(each, int):
+        limits.append(tokens * each * rate // 1000)
+    return [limit for limit in limits if isinstance(limit, int)]
 
 
 def _has_audio_part(config: Mapping[str, Any]) -> bool:

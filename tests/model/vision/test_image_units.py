@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mlxrun.model.vision.image_units import read_media_token, split_images
+from mlxrun.model.vision.image_units import read_audio_sampling, read_media_token, split_images
 
 
 def test_layouts_that_are_not_known_stay_whole() -> None:
@@ -63,3 +64,63 @@ class WholeConfig:
 def test_the_placeholder_of_images(config: object, token: int | None) -> None:
     """By any name that configs have for it, at the top or in a part."""
     assert read_media_token(config, "image") == token
+
+
+def test_media_of_several_kinds_are_units_in_the_order_of_the_prompt() -> None:
+    """Videos of several frames, whose arrays have a row for each; None fits if the prompt has others."""
+    media = {
+        "pixel_values": np.arange(6).reshape(2, 3),
+        "pixel_values_videos": np.arange(10).reshape(5, 2),
+        "num_frames_per_video": np.array([2, 3]),
+        "input_features": np.arange(4).reshape(1, 2, 2),
+        "mm_token_type_ids": np.zeros((1, 9)),
+    }
+    found = split_images(media, ["video", "image", "audio", "image", "video"])
+    assert [sorted(unit) for unit in found.units[1:3]] == [["pixel_values"], ["input_features"]]
+    assert [len(found.units[at]["pixel_values_videos"]) for at in (0, 4)] == [2, 3]
+    assert found.units[3]["pixel_values"].tolist() == [[3, 4, 5]]
+    assert len(split_images(media, ["video", "image", "audio"]).units) == 1
+
+
+class FakeProcessor:
+    """A processor that takes audio. `values`: of its own, such as how much audio it takes."""
+
+    def __init__(self, cut: int | None = None, **values: int) -> None:
+        self.feature_extractor = SimpleNamespace(sampling_rate=16_000)
+        if cut is not None:
+            self.feature_extractor.n_samples = cut
+        vars(self).update(values)
+
+    def __call__(self, text: str, audio: list[np.ndarray]) -> None:
+        """Never called."""
+
+
+@pytest.mark.parametrize(
+    ("processor", "most"),
+    [
+        (FakeProcessor(), None),
+        (FakeProcessor(cut=480_000), 480_000),
+        (FakeProcessor(audio_seq_length=100, audio_ms_per_token=40), 64_000),
+        (FakeProcessor(cut=480_000, audio_seq_length=1000, audio_ms_per_token=40), 480_000),
+    ],
+)
+def test_audio_is_as_long_as_processors_take_it(processor: FakeProcessor, most: int | None) -> None:
+    processor.feature_extractor = make_extractor(processor.feature_extractor)
+    config = {"audio_config": {"a": 1}, "audio_token_id": 7}
+    found = read_audio_sampling(processor, config)
+    assert (found.rate, found.max_samples, found.several) == (16_000, most, False)
+    for other in (
+        {"audio_token_id": 7},
+        {"audio_config": None, "audio_token_id": 7},
+        {"audio_config": {"a": 1}},
+    ):
+        assert read_audio_sampling(processor, other) is None
+    assert read_audio_sampling(SimpleNamespace(__call__=len), config) is None
+
+
+def make_extractor(values: SimpleNamespace) -> object:
+    def extract(samples: np.ndarray) -> None:
+        """Never called."""
+
+    vars(extract).update(vars(values))
+    return extract
