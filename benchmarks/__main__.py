@@ -484,8 +484,14 @@ def coverage(suites: int, seed: int, json_path: Path | None) -> int:
 @command.command(name="sweep", short_help="Which families of models are computed exactly.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
 @click.option("--markdown", is_flag=True, help="Print the results as docs/models.md has them.")
+@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Families at a time.")
+@click.option(
+    "--resume",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="A file of results: those of these versions are not found again, and new ones are added.",
+)
 @click.argument("families", nargs=-1, metavar="[FAMILY]...")
-def sweep(as_json: bool, markdown: bool, families: tuple[str, ...]) -> int:
+def sweep(as_json: bool, markdown: bool, jobs: int, resume: Path | None, families: tuple[str, ...]) -> int:
     """Check families of models (the model_type in config.json) against the libraries' own loop.
 
     Each is a tiny random model, in a process of its own; without FAMILY all that the libraries have (half an
@@ -493,7 +499,7 @@ def sweep(as_json: bool, markdown: bool, families: tuple[str, ...]) -> int:
     """
     from benchmarks.sweep.command import run_sweep_command
 
-    return run_sweep_command(families, as_json=as_json, markdown=markdown)
+    return run_sweep_command(families, as_json=as_json, markdown=markdown, jobs=jobs, resume=resume)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 
@@ -29,18 +31,18 @@ def list_families() -> list[tuple[str, str]]:
     return text + [("vision", family) for family in VISION]
 
 
-def run_sweep(
-    families: Sequence[tuple[str, str]], started: Callable[[str, str], None] = lambda kind, family: None
-) -> Iterator[FamilyResult]:
-    """The result of each family, in order. `started` is called before each."""
+def run_sweep(families: Sequence[tuple[str, str]], jobs: int = 1) -> Iterator[FamilyResult]:
+    """The result of each family, in order. `jobs`: families that are checked at the same time."""
     # A server that forks has imported MLX, which starts Metal; a fork does not survive that.
     context: SpawnContext | ForkServerContext = multiprocessing.get_context("spawn")
     if sys.platform != "darwin":
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-    for kind, family in families:
-        started(kind, family)
-        yield _run_apart(context, kind, family)
+    pool = ThreadPoolExecutor(jobs)
+    try:
+        yield from pool.map(partial(_run_apart, context), *zip(*families, strict=True))
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _run_apart(context: SpawnContext | ForkServerContext, kind: str, family: str) -> FamilyResult:

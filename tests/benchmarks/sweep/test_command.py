@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -17,7 +18,7 @@ STATUS = {"llama": "exact", "gemma2": "slower", "plamo3": "wrong"}
 
 @pytest.fixture(autouse=True)
 def fake_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run_sweep(families: Sequence[tuple[str, str]]) -> Iterator[FamilyResult]:
+    def run_sweep(families: Sequence[tuple[str, str]], jobs: int) -> Iterator[FamilyResult]:
         for kind, family in families:
             yield FamilyResult(kind, family, STATUS[family], "why")  # type: ignore[arg-type]
 
@@ -36,6 +37,19 @@ def test_progress_and_summary() -> None:
         "2/2 text llama: exact: why",
         "2 families: 1 exact, 1 exact by a slower way",
     ]
+
+
+def test_results_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
+    """By their names and the versions of the libraries."""
+    file = tmp_path / "results.jsonl"
+    invoke("llama", "--resume", str(file))
+    again = invoke("llama", "gemma2", "--resume", str(file), "--jobs", "2")
+    assert again.stdout.splitlines() == [
+        "2/2 text gemma2: exact by a slower way: why",
+        "2 families: 1 exact, 1 exact by a slower way",
+    ]
+    file.write_text(file.read_text().replace('"mlx-lm": "', '"mlx-lm": "9'))
+    assert invoke("llama", "--resume", str(file)).stdout.splitlines()[0] == "1/1 text llama: exact: why"
 
 
 def test_a_wrong_family_is_exit_code_1() -> None:

@@ -28,11 +28,12 @@ def send_or_die(sender: Connection, kind: str, family: str) -> None:
 def test_a_process_that_dies_or_hangs_is_one_result(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "send_result", send_or_die)
     monkeypatch.setattr(sweep, "PRELOADED", [])
-    started: list[str] = []
     families = [("text", "dies"), ("text", "good")]
-    results = list(sweep.run_sweep(families, lambda kind, family: started.append(family)))
-    assert [result.status for result in results] == ["unbuilt", "exact"]
-    assert "status 3" in results[0].why and started == ["dies", "good"]
+    for jobs in (1, 2):
+        results = list(sweep.run_sweep(families, jobs))
+        assert [result.status for result in results] == ["unbuilt", "exact"]
+        assert "status 3" in results[0].why
+    assert list(sweep.run_sweep([])) == []
 
 
 def test_a_family_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
