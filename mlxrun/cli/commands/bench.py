@@ -123,6 +123,12 @@ _prompt_words = _make_count_option("--prompt-words", 180, "Words in each prompt.
 @_make_count_option(
     "--long-words", 16_000, "Words in the long prompt of the workloads `long` and `interactive`."
 )
+@click.option(
+    "--pages",
+    default=0,
+    type=click.IntRange(0, 1000),
+    help="Pages of a PDF that is the long prompt of the workload `interactive`, instead of words.",
+)
 @make_repeat_option("Number of rounds; medians are shown.")
 @click.option(
     "--seed",
@@ -161,7 +167,8 @@ def serve(
     if len({target.name for target in targets}) < len(targets):
         raise click.UsageError("--url: two servers have one name")
     load = LoadPattern(options["concurrency"], options["rate"], seed=options["seed"])
-    size = PromptSize(options["prompt_words"], options["output_tokens"], options["long_words"])
+    sizes = ("prompt_words", "output_tokens", "long_words", "pages")
+    size = PromptSize(*(options[name] for name in sizes))
     plan = ServePlan(targets, chosen, size, options["requests"], load, options["repeat"])
     report = run_serve_bench(plan, say)
     write_report(report, json_path, print_serve_report)

@@ -22,6 +22,7 @@ from mlxrun.cli.main import main
             ["--url", "http://h/v1", "--long-words", "5"],
             "--long-words is for the workloads long, interactive only",
         ),
+        (["--url", "http://h/v1", "--pages", "5"], "--pages is for the workloads interactive only"),
         ([], "--url"),
     ],
 )

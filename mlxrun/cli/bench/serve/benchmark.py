@@ -114,6 +114,7 @@ async def _run(plan: ServePlan, say: Say) -> dict[str, Any]:
         "prompt_words": plan.size.prompt,
         "output_tokens": plan.size.output,
         "long_words": plan.size.long,
+        "pages": plan.size.pages,
         **asdict(plan.load),
     }
     shown = {name: {"url": t.url, "model": t.model} for name, t in targets.items()}

@@ -22,7 +22,7 @@ from mlxrun.cli.bench.serve.long_prompt import (
     wait_until_idle,
 )
 from mlxrun.cli.bench.serve.streaming_client import Clock, Connection, StreamTimes, Target, connect
-from mlxrun.cli.bench.serve.workloads import RoundResult, ServePlan, WorkloadKind
+from mlxrun.cli.bench.serve.workloads import RoundResult, ServePlan, WorkloadKind, make_pages_body
 
 DELAY = 0.5  # seconds between the long prompt and what follows it
 ALONE = 5  # short requests before the round, whose median is taken; the first ones warm the server up
@@ -73,12 +73,18 @@ async def run_interactive_round(
     return RoundResult(numbers, tuple(errors))
 
 
+def _make_long_body(plan: ServePlan, seed: str) -> dict[str, Any]:
+    if plan.size.pages:
+        return make_pages_body(plan.size.pages, LONG_TOKENS, seed)
+    return make_chat_body(plan.size.long, LONG_TOKENS, seed)
+
+
 async def _send_behind(
     connection: Connection, plan: ServePlan, seed: str, watches: list[EndpointWatch]
 ) -> tuple[StreamTimes, StreamTimes]:
     """The times of a long prompt, and of a short one that comes while it prefills."""
     long = StreamTimes()
-    body = make_chat_body(plan.size.long, LONG_TOKENS, f"{seed} long")
+    body = _make_long_body(plan, f"{seed} long")
     sending = asyncio.create_task(connection.stream_chat(body, long))
     watching = [asyncio.create_task(watch.run(lambda: long.done)) for watch in watches]
     try:
@@ -91,13 +97,13 @@ async def _send_behind(
         for task in (sending, *watching):
             task.cancel()
     if behind.error is None and long.error is None and behind.sent >= long.deltas[0]:
-        behind.error = "the long prompt was done before it came; give more --long-words"
+        behind.error = "the long prompt was done before it came; give more --long-words or --pages"
     return long, behind
 
 
 async def _send_after_cancel(connection: Connection, plan: ServePlan, seed: str) -> StreamTimes:
     """The times of a short request that is sent as the client of a long prompt disconnects."""
-    body = make_chat_body(plan.size.long, LONG_TOKENS, f"{seed} abandoned")
+    body = _make_long_body(plan, f"{seed} abandoned")
     sending = asyncio.create_task(connection.stream_chat(body))
     await asyncio.sleep(DELAY)
     sending.cancel()
@@ -106,12 +112,18 @@ async def _send_after_cancel(connection: Connection, plan: ServePlan, seed: str)
 
 
 def _describe_round(settings: Mapping[str, Any]) -> str:
+    pages, words = settings["pages"], settings["long_words"]
+    long = f"PDF of {pages} pages" if pages else f"prompt of {words} words"
     return (
-        f"interactive: a request of {settings['prompt_words']} words alone; {DELAY} s behind a prompt of "
-        f"{settings['long_words']} words; and as the client of such a prompt disconnects"
+        f"interactive: a request of {settings['prompt_words']} words alone; {DELAY} s behind a {long}; and "
+        "as the client of such a prompt disconnects"
     )
 
 
 INTERACTIVE = WorkloadKind(
-    MEASURES, run_interactive_round, frozenset({"prompt_words", "long_words"}), _describe_round, "ratio"
+    MEASURES,
+    run_interactive_round,
+    frozenset({"prompt_words", "long_words", "pages"}),
+    _describe_round,
+    "ratio",
 )

@@ -28,11 +28,13 @@ SIDE = 64  # pixels of an image
 
 @dataclass(frozen=True, slots=True)
 class PromptSize:
-    """Words of a prompt and tokens of its answer. `long`: words of the long prompt, if there is one."""
+    """Words of a prompt and tokens of its answer. `long`: words of the long prompt, if there is one; `pages`:
+    it is a PDF of so many pages instead."""
 
     prompt: int
     output: int
     long: int = 16_000
+    pages: int = 0
 
 
 Maker = Callable[[random.Random, PromptSize, int], dict[str, Any]]
@@ -83,6 +85,32 @@ def _draw_picture(rng: random.Random) -> str:
         for name, body in chunks
     )
     return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def make_pages_body(pages: int, tokens: int, seed: str) -> dict[str, Any]:
+    """Make a chat about a PDF with that many letter pages of coloured blocks, other ones for each seed."""
+    rng = random.Random(f"pages {seed}")
+    parts = [{"type": "file", "file": {"filename": "pages.pdf", "file_data": _draw_pages(rng, pages)}}]
+    return _make_body(
+        [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}], tokens
+    )
+
+
+def _draw_pages(rng: random.Random, pages: int) -> str:
+    """A PDF as a data URL, written here as in `_draw_picture`. It has no table of its objects, which readers
+    then find by themselves."""
+    kids = " ".join(f"{3 + 2 * page} 0 R" for page in range(pages))
+    objects = ["<</Type/Catalog/Pages 2 0 R>>", f"<</Type/Pages/Count {pages}/Kids[{kids}]>>"]
+    for page in range(pages):
+        blocks = [
+            (x, y, [rng.random() for _ in range(3)]) for x in range(0, 612, 51) for y in range(0, 792, 66)
+        ]
+        drawn = "\n".join(f"{r:.2f} {g:.2f} {b:.2f} rg {x} {y} 51 66 re f" for x, y, (r, g, b) in blocks)
+        objects.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents {4 + 2 * page} 0 R>>")
+        objects.append(f"<</Length {len(drawn)}>>stream\n{drawn}\nendstream")
+    numbered = "".join(f"{number} 0 obj\n{body}\nendobj\n" for number, body in enumerate(objects, 1))
+    data = f"%PDF-1.4\n{numbered}trailer<</Root 1 0 R/Size {len(objects) + 1}>>\n%%EOF\n"
+    return "data:application/pdf;base64," + base64.b64encode(data.encode()).decode()
 
 
 WORKLOADS: dict[str, Maker] = {

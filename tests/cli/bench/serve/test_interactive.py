@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from mlxrun.api.text.media.pdf_process import draw_pages
 from mlxrun.cli.bench.serve import interactive
 from mlxrun.cli.bench.serve.interactive import MEASURES, run_interactive_round
 from mlxrun.cli.bench.serve.streaming_client import LoadPattern, Target
 from mlxrun.cli.bench.serve.workloads import PromptSize, RoundResult, ServePlan
 from tests.cli.bench.serve.test_benchmark import Script, chunk, text
+from tests.helpers.pdf_files import open_pdf
 
 SIZE = PromptSize(20, 8, 200)
 
@@ -53,7 +57,8 @@ class Desk(Script):
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        is_long = len(body["messages"][0]["content"].split()) == SIZE.long
+        content = body["messages"][0]["content"]
+        is_long = not isinstance(content, str) or len(content.split()) == SIZE.long
         kind = "long" if is_long else "behind" if self.long_prompts else "alone"
         self.kinds.append(kind)
         if kind == self.full:
@@ -77,11 +82,11 @@ class Desk(Script):
         return response
 
 
-async def round_of(script: Desk, monkeypatch: pytest.MonkeyPatch) -> RoundResult:
+async def round_of(script: Desk, monkeypatch: pytest.MonkeyPatch, size: PromptSize = SIZE) -> RoundResult:
     monkeypatch.setattr(interactive, "DELAY", 0.2)
     async with TestServer(script.app(), handler_cancellation=True) as server:
         target = Target("t", str(server.make_url("/v1")), "tiny")
-        plan = ServePlan((target,), ("interactive",), SIZE, 1, LoadPattern(1))
+        plan = ServePlan((target,), ("interactive",), size, 1, LoadPattern(1))
         return await run_interactive_round(target, plan, "0", script.read_clock)
 
 
@@ -106,6 +111,18 @@ async def test_the_times_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     prompts = [body["messages"][0]["content"] for body in script.bodies]
     assert len(set(prompts)) == len(prompts)
+
+
+async def test_the_long_prompt_may_be_a_pdf(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of as many pages as are wanted, all different; other ones for each prompt."""
+    script = Desk()
+    found = await round_of(script, monkeypatch, replace(SIZE, pages=3))
+    assert found.errors == () and found.numbers["ratio"] == 3
+    contents = [body["messages"][0]["content"] for body in script.bodies]
+    files = [content[0] for content in contents if not isinstance(content, str)]
+    datas = [base64.b64decode(part["file"]["file_data"].partition(",")[2]) for part in files]
+    pages = [page.tobytes() for data in datas for page in draw_pages(data, open_pdf(data).sizes, 72)]
+    assert len(datas) == 2 and len(set(pages)) == len(pages) == 6
 
 
 @pytest.mark.parametrize(
