@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any, Literal, NamedTuple, Protocol
 
 from mlxrun.core.errors import MlxrunError
-from mlxrun.core.transcript import Recording, Transcript
+from mlxrun.core.transcription import Recording, Transcript
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 
 from mlxrun.core.errors import EngineDead
 from mlxrun.core.request import FinishReason, HitKind, Request, SamplingParams, TokenEvent, TokenLogprob
+from mlxrun.core.transcription import Transcript
 from tests.helpers.engine_fakes import merge_events
 
 
@@ -69,6 +70,7 @@ def test_every_field_of_an_event_survives_a_merge() -> None:
         "stop_id": 5,
         "stop_logprob": TokenLogprob(-0.5),
         "vector": b"\0\0\0\0",
+        "transcript": Transcript("a", "en"),
         "num_left_out": 4,
         "queue_seconds": 0.5,
     }

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from mlxrun.core.request import FinishReason, TokenEvent
-from mlxrun.core.transcript import Transcript, TranscriptSegment
+from mlxrun.core.transcription import Transcript, TranscriptSegment
 
 SEGMENT = TranscriptSegment(0, 0.0, 1.0, " a", (1,), 0.0, None, None, None)
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
-from mlxrun.core.transcript import SpeechModel
+from mlxrun.core.transcription import SpeechModel
 
 SPECIAL = (
     *("<|begin|>", "<|im_start|>", "<|im_end|>", "</s>"),

@@ -21,7 +21,7 @@ from mlxrun.api.text.templates.template import ImageMarkers
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import reject, reject_choice, reject_unsupported
 from mlxrun.core.request import Request, SamplingParams
-from mlxrun.core.transcript import Recording, SpeechModel, Transcript, TranscriptSegment
+from mlxrun.core.transcription import Recording, SpeechModel, Transcript, TranscriptSegment
 
 TRANSCRIPTION_URL = "/v1/audio/transcriptions"
 WORDS, SEGMENTS = "word", "segment"

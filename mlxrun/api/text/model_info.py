@@ -14,7 +14,7 @@ from mlxrun.core.errors import NotFound
 from mlxrun.core.field_errors import quote, suggest
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
-from mlxrun.core.transcript import SpeechModel
+from mlxrun.core.transcription import SpeechModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image

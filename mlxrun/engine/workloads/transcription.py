@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, Overloaded
 from mlxrun.core.request import FinishReason, Request, TokenEvent
-from mlxrun.core.transcript import Recording
+from mlxrun.core.transcription import Recording
 
 if TYPE_CHECKING:  # mlx-audio is an extra
     from mlxrun.model.transcription.whisper import WhisperRunner, WindowState

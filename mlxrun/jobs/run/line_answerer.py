@@ -25,7 +25,7 @@ from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.config.media_settings import get_image_bytes
 from mlxrun.config.settings import Config
 from mlxrun.core.request import Request, TokenEvent
-from mlxrun.core.transcript import Transcript
+from mlxrun.core.transcription import Transcript
 from mlxrun.core.workers import run_together
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens

@@ -26,7 +26,7 @@ from mlxrun.api.responses import request as responses
 from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.api.stored_files import ReadFile, inline_files
 from mlxrun.core.field_errors import reject_unsupported
-from mlxrun.core.transcript import Transcript
+from mlxrun.core.transcription import Transcript
 from mlxrun.jobs.lines.job_file import MAX_LINE, MESSAGE, POOLED, RESPONSE, TRANSCRIPTION, JobLine
 from mlxrun.jobs.records.output_records import CREATED, BatchStamp, make_request_id
 

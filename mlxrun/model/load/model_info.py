@@ -26,7 +26,7 @@ from mlxrun.core.errors import ConfigError, MediaError, ModelLoadError
 from mlxrun.core.media_names import KINDS, PLURALS, MediaKind
 from mlxrun.core.model_summary import ModelSummary
 from mlxrun.core.request import LoraAdapter, PooledModel, ProcessedPrompt
-from mlxrun.core.transcript import SpeechModel
+from mlxrun.core.transcription import SpeechModel
 from mlxrun.model.load.gguf.architectures import check_tensor_types, make_config
 from mlxrun.model.load.gguf.header import GgufHeader, read_header
 from mlxrun.model.load.gguf.tokenizer import make_tokenizer

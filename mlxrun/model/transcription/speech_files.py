@@ -9,7 +9,7 @@ from typing import Any
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.core.transcript import SpeechModel
+from mlxrun.core.transcription import SpeechModel
 
 WHISPER_RATE = 16_000
 _MULTILINGUAL = 51_865  # tokens; English-only models of Whisper have fewer

@@ -24,7 +24,7 @@ from mlx_audio.utils import apply_quantization, load_weights
 
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.core.transcript import Recording, TimedWord, Transcript, TranscriptSegment
+from mlxrun.core.transcription import Recording, TimedWord, Transcript, TranscriptSegment
 from mlxrun.model.load.load_progress import evaluate_parameters
 from mlxrun.model.load.loader import choose_dtype
 from mlxrun.model.load.model_files import read_json

@@ -20,7 +20,7 @@ from mlxrun.api.openai.transcription import (
 )
 from mlxrun.core.errors import Cancelled, MlxrunError
 from mlxrun.core.request import FinishReason
-from mlxrun.core.transcript import Transcript
+from mlxrun.core.transcription import Transcript
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.forms import FILE, FILE_TYPE, FormFile, read_form

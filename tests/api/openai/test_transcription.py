@@ -14,7 +14,7 @@ from mlxrun.api.openai.transcription import (
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.core.errors import RequestError
 from mlxrun.core.request import Request, SamplingParams
-from mlxrun.core.transcript import SpeechModel, TimedWord, Transcript, TranscriptSegment
+from mlxrun.core.transcription import SpeechModel, TimedWord, Transcript, TranscriptSegment
 from tests.helpers.tokenizers import FakeModelInfo
 
 

@@ -9,7 +9,7 @@ import pytest
 from mlxrun.config.settings import Config, EngineSettings, ModelSettings
 from mlxrun.core.errors import EngineDead, InternalError, Overloaded, RequestError
 from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent
-from mlxrun.core.transcript import Recording, Transcript, TranscriptSegment
+from mlxrun.core.transcription import Recording, Transcript, TranscriptSegment
 from mlxrun.engine.build import build_engine
 from mlxrun.engine.workloads.transcription import TranscriptionSteps
 from tests.helpers.whisper_models import make_speech, write_whisper

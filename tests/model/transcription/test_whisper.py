@@ -18,7 +18,7 @@ from mlx.utils import tree_flatten
 from benchmarks.tiny.byte_tokenizer import write_json
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
-from mlxrun.core.transcript import Recording, Transcript
+from mlxrun.core.transcription import Recording, Transcript
 from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.transcription.whisper import WhisperRunner, load_whisper
 from tests.helpers.whisper_models import make_speech, write_whisper
