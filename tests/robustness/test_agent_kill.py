@@ -166,5 +166,3 @@ def test_the_built_in_model_is_killed_while_a_tool_runs(tmp_path: Path) -> None:
     made = (whole / "tools.py.calls").read_text().split()
     assert calls.read_text().split() == [*made[:2], made[1], made[2]]
     assert "1 conversation of the last run will be continued" in read_log(killed)
-    assert start_command(whole, "verify", "suite.out", "--all").wait() == 0, read_log(whole)
-    assert "1 equal, 0 different" in read_log(whole)

@@ -19,6 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.validators import validator_for
+
 from mlxrun.core.errors import JobError
 from mlxrun.jobs.agents.tool_functions import STATE, ToolFunction, load_functions
 from mlxrun.jobs.scoring.answer_values import find_schema_problem
@@ -125,6 +128,11 @@ def _load(place: ToolPlace) -> list[ToolSource]:
         sources.append(_FunctionTools(load_functions(place.tools, folder)))
     if place.mcp is not None:
         sources.append(_McpTools(place.mcp, folder))
+    for tool in (schema["function"] for source in sources for schema in source.list_schemas()):
+        try:
+            validator_for(tool["parameters"], default=Draft202012Validator).check_schema(tool["parameters"])
+        except SchemaError as error:
+            raise JobError(f"the parameters of the tool {tool['name']!r}: {error.message}") from error
     return sources
 
 

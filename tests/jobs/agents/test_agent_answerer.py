@@ -115,9 +115,11 @@ async def test_a_conversation_that_fills_the_context_ends(tmp_path: Path) -> Non
     assert record["transcript"][-1]["role"] == "tool"
 
 
-async def test_seconds_end_it(tmp_path: Path) -> None:
+async def test_seconds_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first answer must come; later the conversation ends with what it has."""
-    bench = make_bench(tmp_path, agent_line("a", seconds=3), agent_line("b", seconds=3), script=ADDS)
+    wait = asyncio.timeout  # of which only the first answer of line a gets its time
+    monkeypatch.setattr(asyncio, "timeout", lambda limit: wait(600 if limit == 600 else 0.1))
+    bench = make_bench(tmp_path, agent_line("a", seconds=600), agent_line("b", seconds=500), script=ADDS)
     bench.waits = lambda prompt: "Question b" in prompt or "<|im_start|>tool\n" in prompt
     await bench.run()
     (failed,) = read(bench.paths.errors)
