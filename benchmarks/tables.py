@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 from benchmarks.plots.results import FOLDER, read
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = (ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "loading", "agents")))
+PAGES = (
+    ROOT / "README.md",
+    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "loading", "agents", "evals")),
+)
 MEMORY = "memory-fit-cpu"
 PROMPT_SIZES = "agent-prompts"
+VISUAL = "visual-eval"
 BLOCK = re.compile(r"(<!-- measured: ([\w-]+) -->\n\n).*?(\n\n<!-- end -->)", re.S)
 PROMPTS = {
     "ragged": "`ragged`: 1 × 16384 + 31 × 256",
@@ -112,6 +116,11 @@ def make_table(name: str) -> list[str]:
     if name == MODES[1]:
         head = ["| workload | measure | usual mode | reproducible | × |", "|---|---|---|---|---|"]
         return [*head, *_list_mode_rows()]
+    if name == VISUAL:
+        scores = json.loads((FOLDER / f"{VISUAL}.json").read_text(encoding="utf-8"))["scores"]
+        tasks = next(iter(scores.values()))
+        head = [f"| task | lines | {' | '.join(scores)} |", "|---|---|" + "---|" * len(scores)]
+        return [*head, *(_make_score_row(task, scores) for task in tasks)]
     if name == PROMPT_SIZES:
         head = [
             "| agent | endpoint | tools | system prompt and tools | first prompt |",
@@ -173,6 +182,14 @@ def _list_prompt_rows() -> list[str]:
         f"| {found['prompt_tokens']:,} tokens |"
         for agent, found in report["agents"].items()
     ]
+
+
+def _make_score_row(task: str, scores: dict[str, Any]) -> str:
+    cells = [
+        f"{100 * found['score']:.1f} % [{', '.join(f'{100 * bound:.1f}' for bound in found['interval'])}]"
+        for found in (of_model[task] for of_model in scores.values())
+    ]
+    return f"| {task} | {next(iter(scores.values()))[task]['lines']} | {' | '.join(cells)} |"
 
 
 def _make_row(row: Row) -> str:

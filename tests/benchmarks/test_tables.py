@@ -13,6 +13,7 @@ from benchmarks.tables import (
     MODES,
     PAGES,
     PROMPT_SIZES,
+    VISUAL,
     fill_tables,
     format_figure,
     format_ratio,
@@ -29,7 +30,9 @@ def test_tables_are_up_to_date(page: Path) -> None:
 
 def test_every_kept_engine_result_is_in_a_table() -> None:
     names = [name for page in PAGES for _, name, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
-    assert sorted(names) == sorted(["readme", "decode-layers", MEMORY, MODES[1], PROMPT_SIZES, *ENGINE])
+    assert sorted(names) == sorted(
+        ["readme", "decode-layers", MEMORY, MODES[1], PROMPT_SIZES, VISUAL, *ENGINE]
+    )
 
 
 def test_predicted_peaks_are_within_ten_percent() -> None:
