@@ -105,9 +105,9 @@ def _draw_pages(rng: random.Random, pages: int) -> str:
         blocks = [
             (x, y, [rng.random() for _ in range(3)]) for x in range(0, 612, 51) for y in range(0, 792, 66)
         ]
-        drawn = "\n".join(f"{r:.2f} {g:.2f} {b:.2f} rg {x} {y} 51 66 re f" for x, y, (r, g, b) in blocks)
+        content = "\n".join(f"{r:.2f} {g:.2f} {b:.2f} rg {x} {y} 51 66 re f" for x, y, (r, g, b) in blocks)
         objects.append(f"<</Type/Page/Parent 2 0 R/MediaBox[0 0 612 792]/Contents {4 + 2 * page} 0 R>>")
-        objects.append(f"<</Length {len(drawn)}>>stream\n{drawn}\nendstream")
+        objects.append(f"<</Length {len(content)}>>stream\n{content}\nendstream")
     numbered = "".join(f"{number} 0 obj\n{body}\nendobj\n" for number, body in enumerate(objects, 1))
     data = f"%PDF-1.4\n{numbered}trailer<</Root 1 0 R/Size {len(objects) + 1}>>\n%%EOF\n"
     return "data:application/pdf;base64," + base64.b64encode(data.encode()).decode()
