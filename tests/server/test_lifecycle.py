@@ -298,11 +298,10 @@ async def test_the_welcome_names_what_is_served_and_a_first_request(apis: str, s
     async with run_server(config, model_info=FakeModelInfo(names=("only",))) as s:
         _, _, rest = "\n".join(format_welcome(s.app, "http://here")).partition("tokens; ")
         names, _, command = rest.partition("; ")
+        absent = ("batches", "embeddings", "transcriptions")
         expected = {
-            "all": ", ".join(name for name in FIRST_REQUESTS if name not in ("batches", "embeddings")),
-            "embeddings": "every API is switched off (apis)",
-            "none": "every API is switched off (apis)",
-            "batches": "every API is switched off (apis)",
+            "all": ", ".join(name for name in FIRST_REQUESTS if name not in absent),
+            **dict.fromkeys([*absent, "none"], "every API is switched off (apis)"),
         }
         assert names == expected.get(apis, apis)
         words = shlex.split(command.partition("\n")[2])
@@ -320,7 +319,7 @@ async def test_the_welcome_names_batches_once_if_their_folder_is_free(
     """A second server on the same folder serves none until the first has ended."""
     first, second = (BatchQueue(Storage(tmp_path, 1_000)) for _ in range(2))
     app, other = (make_app(server_config(), queue) for queue in (first, second))
-    expected = [name for name in FIRST_REQUESTS if name != "embeddings"]
+    expected = [name for name in FIRST_REQUESTS if name not in ("embeddings", "transcriptions")]
     service = cast(JobService, object())
     await first.start(service)
     await second.start(service)

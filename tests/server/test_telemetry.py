@@ -192,7 +192,7 @@ def test_what_asks_the_model_has_an_operation() -> None:
         endpoint.path
         for surface in list_surfaces()
         for endpoint in surface.endpoints
-        if surface.name in ("openai", "responses", "anthropic", "ollama", "embeddings")
+        if surface.name in ("openai", "responses", "anthropic", "ollama", "embeddings", "transcriptions")
         and endpoint.method == "POST"
         and endpoint.handler.__name__.startswith("create_")
         and "conversations" not in endpoint.path

@@ -59,8 +59,8 @@ class _FeatureTokens:
 def hook_placeholders(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
     """Let a model of these families take a token for each feature. Returns 1 if it is one. `checkpoint`: its
     config.json."""
-    found = find_placeholder(checkpoint)
-    if found is None or not hasattr(model, "get_input_embeddings"):
+    found = find_placeholder(checkpoint) if hasattr(model, "get_input_embeddings") else None
+    if found is None:
         return 0
     mix_in(model, _FeatureTokens, "FeatureTokens")
     model._placeholder = found
