@@ -37,9 +37,9 @@ FONT = ImageFont.load_default_imagefont()
 def write_text(image: Image.Image, place: tuple[int, int], text: str, scale: int = SCALE) -> None:
     """Write dark text, its upper left corner at `place`."""
     width, height = (int(edge) for edge in FONT.getbbox(text)[2:])
-    drawn = Image.new("L", (width, height))
-    ImageDraw.Draw(drawn).text((0, 0), text, fill=255, font=FONT)
-    mask = drawn.resize((width * scale, height * scale), Image.Resampling.NEAREST)
+    letters = Image.new("L", (width, height))
+    ImageDraw.Draw(letters).text((0, 0), text, fill=255, font=FONT)
+    mask = letters.resize((width * scale, height * scale), Image.Resampling.NEAREST)
     image.paste((30, 30, 40), (*place, place[0] + mask.width, place[1] + mask.height), mask)
 
 
