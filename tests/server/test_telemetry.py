@@ -334,6 +334,7 @@ async def test_a_receiver_that_is_down_is_logged_once(
         for _ in range(5):
             assert (await s.post(CHAT, make_chat_body())).status == 200
         name = s.app[TELEMETRY]._log.name
+    await asyncio.to_thread(join_exporters)
     found = [record for record in caplog.records if record.name == name]
     assert len(found) == 1 and found[0].levelno == logging.ERROR
 
