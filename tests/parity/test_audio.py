@@ -14,11 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlx_vlm.utils
 import numpy as np
 import pytest
 
 from mlxrun.cli.main import main
 from mlxrun.config.media_settings import Audio
+from mlxrun.config.settings import ModelSettings
+from mlxrun.core.errors import MediaError
 from mlxrun.core.request import Request
 from mlxrun.engine.engine import Engine
 from mlxrun.jobs.records.run_paths import JobPaths
@@ -256,3 +259,17 @@ def test_the_media_of_a_prompt_are_told_apart() -> None:
     alone = model_info.compute_audio_digests({"input_features": features[:1]})
     assert len({*both, *alone}) == 3
     assert model_info.compute_audio_digests({"pixel_values": features}) == []
+
+
+def test_arrays_of_audio_that_are_not_known_are_refused(zoo: Zoo, monkeypatch: Patch) -> None:
+    """Audio could not be told apart in the prefix cache."""
+    info = model_info.load_model_info(ModelSettings(path=str(zoo.omni("qwen3_omni_moe"))))
+    original = mlx_vlm.utils.prepare_inputs
+    names = {"input_features": "sound_clips", "feature_attention_mask": "sound_mask"}
+    monkeypatch.setattr(
+        "mlx_vlm.utils.prepare_inputs",
+        lambda *args, **given: {names.get(key, key): a for key, a in original(*args, **given).items()},
+    )
+    text, *media = omni_models.render("qwen3_omni_moe", CASES["one"])
+    with pytest.raises(MediaError, match="arrays of audio are not known: .*sound_clips"):
+        info.process(text, *media)

@@ -63,6 +63,7 @@ from mlxrun.model.vision.image_units import (
     compute_audio_digests,
     compute_video_digest,
     find_regions,
+    group_by_kind,
     list_video_arguments,
     read_audio_sampling,
     read_media_token,
@@ -149,6 +150,8 @@ class LoadedModelInfo:
         ids = tuple(int(i) for i in arrays.pop("input_ids").reshape(-1))
         for unused in ("attention_mask", "labels"):
             arrays.pop(unused, None)
+        if audio and "audio" not in group_by_kind(arrays):
+            raise MediaError(f"the processor's arrays of audio are not known: {', '.join(sorted(arrays))}")
         line_break = getattr(self.processor, "image_break_token_id", None)
         tokens = MediaTokens.read(self.config, line_break, None if single is None else FEATURE_TOKEN)
         if single is not None:
