@@ -28,6 +28,7 @@ from typing import Any
 
 from benchmarks.serve_peers import read_versions
 from mlxrun.cli.bench.models import PRESETS, write_chat_model
+from mlxrun.cli.bench.report import add_provenance
 
 # SmolLM2-135M's width and depth.
 SHAPE: Mapping[str, Any] = PRESETS["tiny"] | {
@@ -299,9 +300,8 @@ def _build_report(
         }
         for side in sides[1:]
     }
-    return {
+    report = {
         "format": 1,
-        "date": time.strftime("%Y-%m-%d"),
         "command": _show_command(options),
         "device": describe_device(),
         "load": os.getloadavg()[0],
@@ -310,6 +310,7 @@ def _build_report(
         "sides": found,
         "ratios": ratios,
     }
+    return add_provenance(report)
 
 
 def _show_command(options: argparse.Namespace) -> str:

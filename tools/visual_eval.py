@@ -17,6 +17,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
+from mlxrun.cli.bench.report import add_provenance
 from tools.embedded_model.mix import SCORED
 from tools.embedded_model.words import TEST
 
@@ -157,7 +158,9 @@ def keep_scores(suite: Path, out: Path) -> None:
     scores: dict[str, dict[str, Any]] = {}
     for cell in report["cells"]:
         scores.setdefault(cell["model"], {})[cell["task"]] = pick_score(cell)
-    out.write_text(json.dumps({"format": 1, "scores": scores}, indent=1) + "\n", encoding="utf-8")
+    command = "python -m tools.visual_eval --keep jobs/look.out/suite.json"
+    kept = add_provenance({"format": 1, "command": command, "scores": scores})
+    out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 def pick_score(cell: dict[str, Any]) -> dict[str, Any]:

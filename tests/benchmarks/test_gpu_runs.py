@@ -21,7 +21,7 @@ FAILING = ("-c", "raise SystemExit(3)")
 
 def test_a_slow_run_keeps_what_it_measured_and_the_next_ones_follow(tmp_path: Path) -> None:
     runs = [
-        GPURun("slow", SLOW, "", 1),
+        GPURun("slow", SLOW, "", 4),
         GPURun("failing", FAILING, "", 30),
         GPURun("fast", FAST, "--model tiny", 30),
     ]

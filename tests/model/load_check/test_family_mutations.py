@@ -23,7 +23,7 @@ from mlxrun.model.load_check.text_ladder import RefusedModelError
 from mlxrun.model.machine.device import resolve_config
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller, run_trial_forward
 from mlxrun.model.vision.embedder import Embedder
-from mlxrun.model.vision.features import ImageFeatures, ImagePromptEmbedder
+from mlxrun.model.vision.features import ImageFeatures
 from tests.helpers.engine_driver import make_config
 from tests.helpers.family_refusals import skip_expected_refusal
 from tests.helpers.load_check_driver import list_failed
@@ -123,7 +123,6 @@ def swap_images(patch: Patch, count: Count) -> None:
         return ImageFeatures(embeddings, tuple(deepstack))
 
     patch.setattr(ImageFeatures, "concatenate", staticmethod(concatenate))
-    patch.setattr(ImagePromptEmbedder, "check_pair", lambda *given: True)
 
 
 IN_BATCHES = (drop_masks, shorten_lengths, keep_order_of_states)
