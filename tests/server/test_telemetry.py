@@ -330,10 +330,14 @@ async def test_a_receiver_that_is_down_is_logged_once(
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
-    async with serve("http://127.0.0.1:9", "a") as s:
+    found: list[logging.LogRecord] = []
+    async with serve("http://127.0.0.1:9", "a") as s, asyncio.timeout(20):
+        name = s.app[TELEMETRY]._log.name
         for _ in range(5):
             assert (await s.post(CHAT, make_chat_body())).status == 200
-        name = s.app[TELEMETRY]._log.name
+        while not found:  # an exporter that is stopped before its first failure says nothing
+            await asyncio.sleep(0.01)
+            found = [record for record in caplog.records if record.name == name]
     await asyncio.to_thread(join_exporters)
     found = [record for record in caplog.records if record.name == name]
     assert len(found) == 1 and found[0].levelno == logging.ERROR
