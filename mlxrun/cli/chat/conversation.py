@@ -14,6 +14,9 @@ from mlxrun.core.errors import ConfigError
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
 PDF = ".pdf"
+VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
+SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a")
+MEDIA = (*IMAGES, PDF, *VIDEOS, *SOUNDS)
 MAX_FILE = 100_000_000  # bytes
 
 
@@ -52,9 +55,11 @@ class Conversation:
         return bool(self.turns)
 
     def save(self, path: Path) -> None:
-        """Write the messages as JSON. ConfigError if that fails, or if it would replace an image or a PDF."""
-        if path.suffix.lower() in (*IMAGES, PDF) and path.exists():
-            raise ConfigError(f"{path} is not replaced: it is an image or a PDF; name another file")
+        """Write the messages as JSON. ConfigError if that fails, or if it would replace media."""
+        if path.suffix.lower() in MEDIA and path.exists():
+            raise ConfigError(
+                f"{path} is not replaced: it is an image, a PDF, a video or sound; name another file"
+            )
         try:
             path.write_text(json.dumps(self.messages, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
@@ -80,7 +85,7 @@ def _is_message(value: Any) -> bool:
 
 
 def find_attachments(text: str) -> list[Path]:
-    """The images and PDFs that a question names by path, each as it is typed or dropped into a terminal."""
+    """The images, PDFs, videos and sounds that a question names, each by its path as a terminal has it."""
     try:
         words = shlex.split(text)
     except ValueError:  # an apostrophe is no quotation
@@ -88,13 +93,13 @@ def find_attachments(text: str) -> list[Path]:
     found = []
     for word in words:
         path = Path(word).expanduser()
-        if path.suffix.lower() in (*IMAGES, PDF) and path.is_file():
+        if path.suffix.lower() in MEDIA and path.is_file():
             found.append(path)
     return list(dict.fromkeys(found))
 
 
 def read_attachment(path: Path) -> dict[str, Any]:
-    """The part of a message with the content of an image or a PDF. ConfigError if it cannot be read."""
+    """The part of a message with the content of a file. ConfigError if it cannot be read."""
     try:
         if path.stat().st_size > MAX_FILE:
             raise ConfigError(f"{path} has more than {MAX_FILE:,} bytes")
@@ -105,4 +110,6 @@ def read_attachment(path: Path) -> dict[str, Any]:
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     if path.suffix.lower() == PDF:
         return {"type": "file", "file": {"file_data": url, "filename": path.name}}
-    return {"type": "image_url", "image_url": {"url": url}}
+    suffix = path.suffix.lower()
+    part = "video_url" if suffix in VIDEOS else "audio_url" if suffix in SOUNDS else "image_url"
+    return {"type": part, part: {"url": url}}

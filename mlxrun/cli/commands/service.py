@@ -105,13 +105,19 @@ def install(
     if only_print:
         print_text(file.content.decode())
         return
+    is_new = not file.path.exists()
     file.path.parent.mkdir(parents=True, exist_ok=True)
     file.path.write_bytes(file.content)
-    say(f"wrote {file.path}")
     *before, last = file.load
-    for each in before:
-        _call(each, check="bootout" not in each)
-    _call(last)
+    try:
+        for each in before:
+            _call(each, check="bootout" not in each)
+        _call(last)
+    except ServiceError:
+        if is_new:
+            file.path.unlink()  # a later login would start it
+        raise
+    say(f"wrote {file.path}")
     say(f"started; `mlxrun service status --name {name}` shows it, and its log is read by\n  {file.logs}")
 
 

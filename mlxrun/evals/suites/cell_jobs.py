@@ -175,7 +175,9 @@ class CellJobs:
                 if given.rows:
                     place = ".".join(each for each in (name, key, "rows") if each)
                     prepare = None if key else self._load_prepare(name, task)
-                    self._sources[where] = RowSource(place, None, dataset=given.rows, prepare=prepare)
+                    self._sources[where] = RowSource(
+                        place, self.file.folder, dataset=given.rows, prepare=prepare
+                    )
                 else:
                     self._sources[where] = open_rows(
                         given.data, given.hub, self.file.folder, self._load_prepare(name, task)

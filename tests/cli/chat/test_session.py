@@ -161,6 +161,14 @@ def test_files_in_a_question_are_attached(tmp_path: Path) -> None:
     assert "with my photo.png\n" in shown
 
 
+@pytest.mark.parametrize(("name", "part"), [("a.wav", "audio_url"), ("a.mp4", "video_url")])
+def test_sounds_and_videos_are_attached(tmp_path: Path, name: str, part: str) -> None:
+    (tmp_path / name).write_bytes(b"A")
+    client = ScriptedClient([AnswerDelta("a")])
+    talk(client, f"What is in {tmp_path / name}")
+    assert client.received[0][0][0]["content"][0][part]["url"].endswith(";base64,QQ==")
+
+
 @pytest.mark.parametrize("text", ["3", "[]", "[1]", '[{"role": 1, "content": ""}]', "{", '{"a": 1}'])
 def test_what_is_no_conversation_is_not_loaded(text: str, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(text)

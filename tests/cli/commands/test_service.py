@@ -132,6 +132,7 @@ def test_a_missing_bus_is_said_in_words(
     for command in ("status", "install"):
         assert main(["service", command]) == 1
         assert "systemd runs no services for this user here" in capsys.readouterr().err
+    assert not list(place.rglob("*.service")), "a later login would start it"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="has no systemd")
