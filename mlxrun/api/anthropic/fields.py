@@ -50,6 +50,7 @@ _SERVER_TOOLS = (
     "text_editor_code_execution_tool_result",
 )
 REFUSED_BLOCKS = {
+    "audio": "send it to /v1/chat/completions or /v1/responses",
     "container_upload": "there are no containers",
     **dict.fromkeys(_SERVER_TOOLS, "there are no server tools"),
     "tool_reference": "there is no tool search",

@@ -148,15 +148,33 @@ class _FunctionTools:
         given = {**arguments, STATE: changed} if tool.takes_state else arguments
         try:
             found = tool.function(**given)
-            content = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+            content = _write_result(found)
             size = len(json.dumps(changed, allow_nan=False))
         except MemoryError:
             raise  # this process cannot go on with what is left
         except (Exception, SystemExit) as error:
-            return f"error: {type(error).__name__}: {error}", state
+            return f"error: {_describe_own(error)}", state
         if size > MOST_STATE:
             return f"error: the state would have more than {MOST_STATE:,} characters", state
         return content, changed
+
+
+def _write_result(found: Any) -> str:
+    """The result of a function as text. A subclass of str becomes a plain one, without its own methods."""
+    if isinstance(found, str):
+        return "".join(str.__iter__(found))
+    return json.dumps(found, ensure_ascii=False, allow_nan=False)
+
+
+def _describe_own(error: BaseException) -> str:
+    """The error of a function, whose own text may fail too."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except MemoryError:
+        raise
+    except (Exception, SystemExit):
+        return name
 
 
 class _McpTools:

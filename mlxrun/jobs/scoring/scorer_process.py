@@ -42,6 +42,7 @@ HEAD = struct.Struct("<dQ")  # seconds that a call may take, and bytes of the re
 SIZE = struct.Struct("<Q")  # bytes of the reply that follows
 READY = b"+"
 OUT_OF_MEMORY = 77  # exit code
+_LACKS_MEMORY = (-signal.SIGKILL, -signal.SIGABRT)  # how a system, or a library, ends what gets no memory
 
 T = TypeVar("T")
 EndBy = Callable[[Callable[[], None]], AbstractContextManager[None]]
@@ -228,7 +229,8 @@ class _Child:
         if code == OUT_OF_MEMORY:
             return self._describe_excess()
         how = f"by {signal.Signals(-code).name}" if code and code < 0 else f"with exit code {code}"
-        return f"its process ended {how} (it may take {limits.memory / 1e9:g} GB of memory)"
+        hint = f" (it may take {limits.memory / 1e9:g} GB of memory)" if code in _LACKS_MEMORY else ""
+        return f"its process ended {how}{hint}"
 
     def _describe_excess(self) -> str:
         return f"it took more than {self._limits.memory / 1e9:g} GB of memory"

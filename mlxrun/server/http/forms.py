@@ -9,25 +9,61 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, MultipartReader, StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mlxrun.core.errors import BodyTooLarge, RequestError, TimedOut
 from mlxrun.core.field_errors import quote, reject, reject_unknown, shorten
+from mlxrun.core.visible_text import make_line
 from mlxrun.server.http.json_bodies import BODY_TIMEOUT
 
 T = TypeVar("T")
 
 FILE = "file"  # the field that has the file
 FILE_TYPE = "Content-Type"  # of the file, among the fields
-MAX_FIELDS = 1 << 16  # bytes that a form may have beside its file
+MAX_FIELDS = 1 << 16  # bytes that a form may have beside its file, of which each part takes some
 MAX_FIELD = 1000  # bytes of a field other than the file
 _MAX_NAME_LENGTH = 255  # characters
 
 # Gets the bytes of the file as they arrive, in blocks.
 ReceiveFile = Callable[[AsyncIterator[bytes]], Awaitable[None]]
+
+
+class _CountedContent:
+    """The body of a form, as MultipartReader reads it. Bytes that are not of the file are counted: those of
+    fields and headers, and those before and after the form, which are skipped."""
+
+    def __init__(self, content: StreamReader) -> None:
+        self._content = content
+        self._count = 0
+        self.is_file = False
+        self.at_eof = content.at_eof
+
+    async def read(self, size: int) -> bytes:
+        """Read at most `size` bytes."""
+        return self._add(await self._content.read(size))
+
+    async def readline(self, *, max_line_length: int | None = None) -> bytes:
+        """Read one line."""
+        return self._add(await self._content.readline(max_line_length=max_line_length))
+
+    def unread_data(self, data: bytes) -> None:
+        """Give back what was read too far."""
+        self._content.unread_data(data)
+        self._count -= 0 if self.is_file else len(data)
+
+    async def skip(self) -> None:
+        """Read the rest."""
+        while self._add(await _receive(self._content.readany())):
+            pass
+
+    def _add(self, data: bytes) -> bytes:
+        self._count += 0 if self.is_file else len(data)
+        if self._count > MAX_FIELDS:
+            raise BodyTooLarge(f"the form has more than {MAX_FIELDS} bytes beside its file")
+        return data
 
 
 class FormFile:
@@ -70,20 +106,23 @@ async def read_form(
         raise RequestError(f"the body must be multipart/form-data, not {quote(request.content_type)}")
     fields: dict[str, str] = {}
     several: dict[str, list[str]] = {}
+    content = _CountedContent(request.content)
     try:
-        reader = await request.multipart()
+        reader = MultipartReader(request.headers, cast(StreamReader, content))
         while (part := await _receive(reader.next())) is not None:
             name = part.name if isinstance(part, BodyPartReader) else None
             if not isinstance(part, BodyPartReader) or name is None:
                 raise ValueError("a part of the form has no name")
             if name in fields:
-                reject(shorten(name), "is given twice")
+                reject(shorten(make_line(name)), "is given twice")
             plain = name.removesuffix("[]")
             _check_part(part, plain if plain in lists else name, (FILE, *allowed, *lists))
             if name == FILE:
                 fields[name] = _clean_file_name(part)
                 fields[FILE_TYPE] = part.headers.get("Content-Type", "")[:_MAX_NAME_LENGTH]
+                content.is_file = True
                 await receive_file(_iterate_file(part))
+                content.is_file = False
             elif plain in lists:
                 several.setdefault(plain, []).append(await _read_field(part, plain, max_field))
             else:
@@ -92,13 +131,14 @@ async def read_form(
                 raise ValueError("a part of the form has no end")
             if name != FILE and plain not in lists:
                 check(name, fields[name])
+        await content.skip()
     except TimeoutError as error:
         raise TimedOut(f"nothing more of the form arrived for {BODY_TIMEOUT:g} s") from error
-    except (ValueError, AssertionError, HttpProcessingError) as error:
+    except (ValueError, AssertionError, RuntimeError, HttpProcessingError) as error:
         if request.content.at_eof():  # a complete form has its closing boundary left when a part is refused
             raise RequestError("the form ended early, before its closing boundary") from error
         reason = " ".join(str(error).removeprefix("400, message:").split())
-        raise RequestError(f"the form cannot be read: {shorten(reason)}") from error
+        raise RequestError(f"the form cannot be read: {shorten(make_line(reason))}") from error
     return fields, several
 
 
@@ -121,7 +161,7 @@ async def _receive(data: Awaitable[T]) -> T:
 
 def _check_part(part: BodyPartReader, name: str, allowed: Sequence[str]) -> None:
     if name not in allowed:
-        reject_unknown(name, allowed)
+        reject_unknown(make_line(name), allowed)
     for header in ("Content-Transfer-Encoding", "Content-Encoding"):
         coding = part.headers.get(header, "binary").lower()
         if coding not in ("binary", "8bit", "7bit", "identity"):

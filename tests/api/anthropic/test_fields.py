@@ -265,3 +265,8 @@ def test_the_fast_check_agrees_with_the_schema(name: str, value: Any) -> None:
     schema = CONSTANTS[name]
     valid = Draft202012Validator(schema).is_valid(value)
     assert valid or not tagged_schema._is_valid(value, schema)
+
+
+def test_audio_is_sent_elsewhere() -> None:
+    error = refused(body(user({"type": "audio", "source": {}})))
+    assert "send it to /v1/chat/completions or /v1/responses" in str(error)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.jobs.agents.tool_functions import load_functions
+from mlxrun.jobs.agents.tool_functions import ToolFunction, load_functions
+from mlxrun.jobs.agents.tool_process import _FunctionTools
 
 SOURCE = '''
 from __future__ import annotations
@@ -113,3 +114,24 @@ def test_functions_that_are_refused(tmp_path: Path, name: str, says: str) -> Non
     with pytest.raises(JobError) as error:
         load_functions([f"tools.py:{name}"], tmp_path)
     assert f"tool 'tools.py:{name}'" in str(error.value) and says in str(error.value)
+
+
+def test_results_and_errors_of_any_kind_are_text() -> None:
+    class Text(str):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+        encode = __str__  # type: ignore[assignment]
+
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def fail() -> None:
+        raise Broken
+
+    made = {"text": lambda: Text("words"), "nan": lambda: [float("nan")], "fail": fail}
+    tools = _FunctionTools({name: ToolFunction(each, False, {}) for name, each in made.items()})
+    found = {name: tools.call(name, {}, {})[0] for name in made}
+    assert type(found["text"]) is str and found["text"] == "words"
+    assert found["nan"].startswith("error: ValueError: ") and found["fail"] == "error: Broken"

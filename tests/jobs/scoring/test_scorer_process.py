@@ -241,3 +241,10 @@ def test_suspended_time_does_not_count(
         assert parent.stdout.readline() == f"{said}\n"
         assert (int(parent.stdout.readline()) == child) is (not whole)
         assert parent.wait(60) == 0
+
+
+@pytest.mark.parametrize(("code", "hint"), [("os._exit(7)", False), ("os.kill(os.getpid(), 9)", True)])
+def test_memory_is_named_where_it_may_be_the_cause(pool: ScorerPool, code: str, hint: bool) -> None:
+    with pytest.raises(ScorerEnded, match="its process ended") as caught:
+        pool.call("builtins:exec", f"import os; {code}")
+    assert ("GB of memory" in str(caught.value)) is hint

@@ -341,3 +341,37 @@ async def test_switched_off(place: ServerSetup) -> None:
     async with place.run() as site:
         site_paths = ("/v1/files", "/v1/batches", "/v1/files/x/content")
         assert [(await site.send("GET", path))["status_code"] for path in site_paths] == [404] * 3
+
+
+FIELD = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{"a": 1}\n\r\n'
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"p\n" * 500_000 + FIELD + FILE + b"--b--\r\n", 413),
+        (FIELD + FILE + b"--b--\r\n" + b"p\n" * 500_000, 413),
+        (b"p\r\n" + FIELD + FILE + b"--b--\r\n" + b"e\r\n" * 3, None),
+        (FILE.replace(b"{", b" " * 200_000 + b"{") + FIELD + b"--b--\r\n", None),
+    ],
+    ids=["before", "after", "little", "file"],
+)
+async def test_what_is_beside_the_file_is_limited(
+    place: ServerSetup, body: bytes, status: int | None
+) -> None:
+    """The bytes before and after a form are skipped, but not without end."""
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with place.run() as site, asyncio.timeout(60):
+        found = await site.send("POST", "/v1/files", data=body, headers=headers)
+        assert found.get("status_code") == status, found
+        if status:
+            assert "the form has more than 65536 bytes beside its file" in found["error"]["message"]
+
+
+async def test_names_of_fields_are_shown_visibly(place: ServerSetup) -> None:
+    body = FIELD.replace(b"purpose", b"a\xe2\x80\xaeb") + b"--b--\r\n"
+    headers = {"Content-Type": "multipart/form-data; boundary=b"}
+    async with place.run() as site, asyncio.timeout(60):
+        found = await site.send("POST", "/v1/files", data=body, headers=headers)
+    assert found["status_code"] == 400 and "a\\u202eb: " in found["error"]["message"]

@@ -186,3 +186,9 @@ def test_a_client_that_leaves_ends_its_transcript(server: ModelServer) -> None:
     while (found := read(server, "/v1/status")["transcription"])["running"]:
         time.sleep(0.01)
     assert found["finished"] == before
+
+
+def test_values_of_lists_are_limited(server: ModelServer) -> None:
+    many = [("timestamp_granularities[]", "word")] * 10_000
+    status, error = call(server, *many)
+    assert status == 413 and "bytes beside its file" in error["message"]

@@ -146,7 +146,23 @@ def _decode_plain(data: bytes, name: str) -> Source:
         missing = int.from_bytes(data[4:8], "little") + 8 - len(data)
         frames += max(0, missing) // (info.sample_width * channels)
     declared = 0.0 if frames * channels >= _UNKNOWN else frames / rate
+    if name == "wav" and frames:
+        _check_wave(data, channels)
     return rate, declared, (mix_channels(np.array(part, np.int16).reshape(-1, channels)) for part in parts)
+
+
+def _check_wave(data: bytes, channels: int) -> None:
+    """MediaError if a file of floats has some that are no numbers, which no sample of 16 bits would show."""
+    import miniaudio
+
+    if miniaudio.wav_get_info(data).sample_format != miniaudio.SampleFormat.FLOAT32:
+        return
+    _check_finite(np.asarray(miniaudio.wav_read_f32(data).samples))
+
+
+def _check_finite(samples: np.ndarray[Any, Any]) -> None:
+    if not np.isfinite(samples).all():
+        raise MediaError("the audio has samples that are not finite numbers")
 
 
 def _decode_container(data: bytes) -> Source:
@@ -172,6 +188,8 @@ def _decode_container(data: bytes) -> Source:
     def convert() -> Iterator[Samples]:
         convert_frame = av.AudioResampler("s16", first.layout, first.rate).resample
         for frame in _chain(first, frames):
+            if frame is not None and frame.format.name.startswith(("flt", "dbl")):
+                _check_finite(frame.to_ndarray())
             for made in convert_frame(frame):
                 yield mix_channels(made.to_ndarray().reshape(-1, len(first.layout.channels)))
 

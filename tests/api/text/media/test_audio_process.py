@@ -118,3 +118,26 @@ def test_a_stream_without_a_length_is_read() -> None:
 
 def test_a_description_of_other_files_is_no_audio() -> None:
     assert "not readable audio" in refuse(b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n")
+
+
+@pytest.mark.parametrize("kind", ["wav", "mka"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_samples_that_are_no_numbers_are_refused(kind: str, value: float) -> None:
+    samples = np.zeros(RATE, np.float32)
+    assert len(read_here(make_floats(kind, samples))) == RATE
+    samples[100] = value
+    assert refuse(make_floats(kind, samples)) == "the audio has samples that are not finite numbers"
+
+
+def make_floats(kind: str, samples: np.ndarray) -> bytes:
+    """A file of floats, one channel."""
+    import av
+
+    target = io.BytesIO()
+    with av.open(target, "w", format={"mka": "matroska"}.get(kind, kind)) as container:
+        stream = container.add_stream("pcm_f32le", rate=RATE, layout="mono")
+        frame = av.AudioFrame.from_ndarray(samples.reshape(1, -1), format="flt", layout="mono")
+        frame.sample_rate = RATE
+        for packet in [*stream.encode(frame), *stream.encode(None)]:
+            container.mux(packet)
+    return target.getvalue()
