@@ -118,7 +118,11 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and bool(np.array_equal(a, b))
 
 
-@pytest.mark.parametrize("family", PROCESSORS)
+SLOW = pytest.param("phi4_siglip", marks=pytest.mark.sweep)
+
+
+# phi4_siglip takes most of a minute: its processor fills each image up to thousands of patches.
+@pytest.mark.parametrize("family", [f for f in PROCESSORS if f != "phi4_siglip"] + [SLOW])
 def test_pixels_and_tokens_are_the_librarys(tmp_path: Path, family: str) -> None:
     made = Family(family, tmp_path)
     cases = [case for case in CASES if len(case) == 1 or VISION[family].most > 1]
