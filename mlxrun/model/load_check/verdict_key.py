@@ -29,7 +29,14 @@ from mlxrun.model.machine.versions import list_library_versions
 FORMAT = 2  # of kept verdicts
 _SECTIONS = ("model", "engine", "scheduler", "cache", "prefill", "speculation")
 # Where files are, and what things are called: digests say what is in them.
-_PLACES = (("model", "path"), ("model", "names"), ("cache", "disk_path"), ("engine", "load_check"))
+# By the memory limit only the form of weights is chosen, which the verdict has.
+_LEFT_OUT = (
+    ("model", "path"),
+    ("model", "names"),
+    ("cache", "disk_path"),
+    ("engine", "load_check"),
+    ("scheduler", "memory_limit"),
+)
 _LIBRARIES = ("mlx", "mlx_lm", "mlx_vlm")
 # The variables by which BLAS, compilers, GPUs and loaders of libraries compute otherwise.
 _VARIABLES = (
@@ -132,9 +139,9 @@ def list_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def describe_settings(config: Config) -> dict[str, Any]:
-    """The settings of the sections that the engine computes by, without places and names."""
+    """The settings of the sections that the engine computes by, but for _LEFT_OUT."""
     plain = to_plain(config)
     return {
-        section: {key: value for key, value in plain[section].items() if (section, key) not in _PLACES}
+        section: {key: value for key, value in plain[section].items() if (section, key) not in _LEFT_OUT}
         for section in _SECTIONS
     }

@@ -25,7 +25,7 @@ from tests.helpers.model_fixtures import Zoo
 
 Patch = pytest.MonkeyPatch
 SECTIONS = ("model", "engine", "scheduler", "cache", "prefill", "speculation")
-PLACES = ("model.path", "model.names", "cache.disk_path", "engine.load_check")
+PLACES = ("model.path", "model.names", "cache.disk_path", "engine.load_check", "scheduler.memory_limit")
 
 
 @pytest.fixture
