@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.reports.charts import draw_interval
 from mlxrun.evals.reports.report_lines import CUT, EMPTY, FAILED, PARTLY, UNSCORED, WRONG
@@ -27,7 +28,7 @@ from mlxrun.evals.reports.shown_text import (
 )
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME
-from mlxrun.evals.suites.suite_manifest import CHANGED, format_pool, read_suite_manifest
+from mlxrun.evals.suites.suite_manifest import CHANGED, format_pool, load_suite_manifest
 from mlxrun.jobs.scoring.score_groups import NOT_SCORED, ScoreGroup, format_score
 
 # The sentence at the top, in parts; those marked are what one looks for.
@@ -159,8 +160,11 @@ def _list_missing(runs: ReportRuns) -> list[dict[str, Any]]:
 
 
 def _read_suite(runs: ReportRuns) -> dict[str, Any]:
-    """The manifest of the suite; empty if the runs are none."""
-    return {} if runs.suite is None else read_suite_manifest(runs.suite / SUITE_NAME) or {}
+    """The manifest of the suite; empty if the runs are none, or if it is damaged."""
+    try:
+        return {} if runs.suite is None else load_suite_manifest(runs.suite / SUITE_NAME) or {}
+    except JobError:
+        return {}
 
 
 def _build_cell(

@@ -150,26 +150,24 @@ class RunPages:
             return ListedRun(key, name, out, DAMAGED, note=f"the manifest is damaged: {error}")
 
     def _describe_suite(self, folder: Path, cells: Sequence[ListedRun]) -> ListedRun:
-        from mlxrun.evals.suites.suite_manifest import read_suite_manifest
-
         path = folder.relative_to(self._folder)
-        records = (read_suite_manifest(folder / SUITE_NAME) or {"cells": []})["cells"]
-        known = [each for each in records if isinstance(each, dict)]
-        errors = [str(each.get("error")) for each in known if each.get("state") == FAILED]
+        records, damage = _read_records(folder)
+        errors = [str(each.get("error")) for each in records if each.get("state") == FAILED]
         done, total = sum(cell.state == DONE for cell in cells), max(len(records), len(cells))
         state = FAILED if errors else DONE if done == total else UNFINISHED
         state = RUNNING if any(map(_is_running, cells)) else state
+        failures = f"{pluralize_count(len(errors), 'cell')} failed: {errors[0]}" if errors else ""
         return ListedRun(
             _make_key(path),
             str(path) if path.parts else folder.name,
             folder,
-            state,
+            DAMAGED if damage else state,
             ", ".join(dict.fromkeys(cell.model for cell in cells if cell.model)),
             done,
             sum(cell.failed for cell in cells),
             total,
             time=max((cell.time for cell in cells), default=""),
-            note=f"{pluralize_count(len(errors), 'cell')} failed: {errors[0]}" if errors else "",
+            note=damage or failures,
             cells=tuple(cells),
             is_suite=True,
         )
@@ -181,6 +179,17 @@ class RunPages:
             paths = JobPaths(self._folder, out)
             yield from map(_get_stamp, (paths.out, paths.errors, paths.manifest, paths.timings))
         yield _get_stamp(run.path / SUITE_NAME)
+
+
+def _read_records(folder: Path) -> tuple[list[dict[str, Any]], str]:
+    """The records of a suite's cells, and what is wrong with its manifest, if anything is."""
+    from mlxrun.evals.suites.suite_manifest import load_suite_manifest
+
+    try:
+        found = load_suite_manifest(folder / SUITE_NAME)
+    except JobError as error:
+        return [], f"the manifest is damaged: {error}"
+    return (found or {"cells": []})["cells"], ""
 
 
 def _make_key(path: Path) -> str:

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
+from mlxrun.evals.run_folders.run_folder_paths import (
+    find_output,
+    find_outputs,
+    find_paths,
+    read_json,
+    read_manifest,
+)
 from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
@@ -78,7 +84,7 @@ class RunFolder:
         else as the manifest says."""
         if self.state == RUNNING:
             with suppress(*UNREADABLE):
-                return _read_progress(json.loads(self.paths.status.read_bytes()))
+                return _read_progress(read_json(self.paths.status))
         return _read_progress(self.manifest["counts"])
 
     @property
@@ -290,7 +296,7 @@ def _is_running(status: Path) -> bool:
     """Whether the process that wrote status.json still works on the job; it does so several times a second.
     The lock is not tried, as holding it for a moment could keep a run from starting."""
     try:
-        found = json.loads(status.read_bytes())
+        found = read_json(status)
         age = datetime.now(UTC) - datetime.fromisoformat(found["updated"])
         os.kill(int(found["pid"]), 0)
     except PermissionError:  # the process of another user

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import open_regular
 from mlxrun.jobs.records.manifest import FORMAT
 from mlxrun.jobs.records.run_paths import JobPaths
 
 RUN_SUFFIX = ".run"
 SUITE_NAME = "suite.json"
 _NEEDED = ("settings", "model", "versions", "input", "output", "counts", "runs")
+# The keys whose values are objects; those in _NULLABLE may be null or missing.
+_OBJECTS = ("settings", "model", "versions", "input", "output", "counts")
+_NULLABLE = ("config", "device", "scores", "tokens", "cache")
 
 
 def find_output(path: Path) -> Path:
@@ -53,7 +57,7 @@ def _find_cells(folder: Path) -> list[Path]:
     """The outputs of the cells that a suite has begun."""
     suite = folder / SUITE_NAME
     try:
-        jobs = [folder / cell["job"] for cell in json.loads(suite.read_bytes())["cells"]]
+        jobs = [folder / cell["job"] for cell in read_json(suite)["cells"]]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise JobError(f"{suite}: cannot be read, or is not the manifest of a suite: {error!r}") from error
     outputs = [JobPaths(job).out for job in jobs if job.parent.is_dir()]
@@ -98,12 +102,18 @@ def _is_run_folder(path: Path) -> bool:
     return path.name.endswith(".jsonl" + RUN_SUFFIX) or (path / "manifest.json").is_file()
 
 
+def read_json(path: Path) -> Any:
+    """Read a JSON file of a run or a suite. OSError if it is not a regular file: a FIFO would block."""
+    with open_regular(path) as file:
+        return json.loads(file.read())
+
+
 def read_manifest(out: Path) -> dict[str, Any]:
     """Read the manifest of a run by the path of its output. JobError if it is missing, damaged or of an
     unknown format."""
     path = _get_run_folder(out) / "manifest.json"
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
     except FileNotFoundError as error:
         raise JobError(
             f"{path}: is missing: the run folder is incomplete, or its job was stopped before it began"
@@ -120,7 +130,19 @@ def read_manifest(out: Path) -> dict[str, Any]:
     missing = [name for name in _NEEDED if name not in found]
     if missing:
         raise JobError(f"{path}: is damaged: {missing[0]} is missing")
+    if (wrong := _find_misshapen(found)) is not None:
+        raise JobError(f"{path}: is damaged: {wrong} has a value of another kind")
     return found
+
+
+def _find_misshapen(manifest: Mapping[str, Any]) -> str | None:
+    """Find the first key of a manifest whose value is not an object, or a list of objects for `runs`."""
+    for name in (*_OBJECTS, *_NULLABLE):
+        value = manifest.get(name)
+        if not isinstance(value, dict) and (name in _OBJECTS or value is not None):
+            return name
+    runs = manifest["runs"]
+    return None if isinstance(runs, list) and all(isinstance(run, dict) for run in runs) else "runs"
 
 
 def find_paths(out: Path, manifest: Mapping[str, Any]) -> JobPaths:

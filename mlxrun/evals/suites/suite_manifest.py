@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mlxrun.core.durable_writes import write_atomically
+from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder import LIMITED
-from mlxrun.evals.run_folders.run_folder_paths import find_cell
+from mlxrun.evals.run_folders.run_folder_paths import find_cell, read_json
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile
@@ -150,15 +151,24 @@ def read_suite_manifest(path: Path) -> Record | None:
     """Read the manifest of earlier starts. None if there is none or it is unreadable, which loses only their
     history."""
     try:
-        found = json.loads(path.read_bytes())
-        if found["format"] == FORMAT and all("name" in each for each in found["cells"]):
-            return {**found, "runs": list(found["runs"])}
-        log.warning("%s: has an unknown format; the history of earlier starts is lost", path)
+        return load_suite_manifest(path)
+    except JobError as error:
+        log.warning("%s; the history of earlier starts is lost", error)
+        return None
+
+
+def load_suite_manifest(path: Path) -> Record | None:
+    """Load the manifest of a suite, for those who only show it. None if there is none, JobError if it is
+    damaged."""
+    try:
+        found = read_json(path)
+        if found["format"] == FORMAT and all(isinstance(each["name"], str) for each in found["cells"]):
+            return {**found, "cells": list(found["cells"]), "runs": list(found["runs"])}
     except FileNotFoundError:
-        pass
+        return None
     except UNREADABLE as error:
-        log.warning("%s: cannot be read (%s); the history of earlier starts is lost", path, error)
-    return None
+        raise JobError(f"{path}: cannot be read ({error})") from error
+    raise JobError(f"{path}: has an unknown format")
 
 
 def print_matrix(

@@ -11,14 +11,14 @@ from typing import Protocol
 
 from aiohttp import web
 
-from mlxrun.core.errors import NotFound
+from mlxrun.core.errors import JobError, NotFound, RequestError
 from mlxrun.server.endpoints.ui import send_page
 from mlxrun.server.http.surface import RUNS_PATH, Endpoint, Surface
 
 
 class PagesOfRuns(Protocol):
-    """The pages of a folder of runs. All methods block; NotFound for keys of runs that are not there. `keys`:
-    of the runs in a report; none for the index."""
+    """The pages of a folder of runs. All methods block; NotFound for keys of runs that are not there, and
+    JobError for damaged runs. `keys`: of the runs in a report; none for the index."""
 
     @property
     def policy(self) -> str: ...
@@ -38,7 +38,10 @@ async def get_runs(request: web.Request) -> web.StreamResponse:
     etag = await asyncio.to_thread(pages.compute_digest, keys)
     if any(each.value == etag for each in request.if_none_match or ()):
         return send_page(request, b"", "text/html", pages.policy, etag)
-    html = await asyncio.to_thread(pages.render, keys)
+    try:
+        html = await asyncio.to_thread(pages.render, keys)
+    except JobError as error:  # the server is not at fault
+        raise RequestError(str(error), param="run", code=error.code) from error
     return send_page(request, html.encode("utf-8", "replace"), "text/html", pages.policy, etag)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.core.errors import NotFound
+from mlxrun.core.errors import JobError, NotFound
 from mlxrun.evals.reports import page
 from mlxrun.evals.reports.run_pages import DAMAGED, RunPages
 from tests.evals.reports.test_page import find_dangers
@@ -126,6 +126,47 @@ async def test_a_manifest_with_other_values(tmp_path: Path, key: str, value: obj
     states = {run.key: run.state for run in pages.list_runs()}
     assert states["good/job.out.jsonl"] == "done" and states["bad/job.out.jsonl"] == DAMAGED
     assert "the manifest is damaged" in pages.render([])
+
+
+@pytest.mark.parametrize("key", ["cache", "config", "counts", "device", "model", "runs", "versions"])
+async def test_a_number_in_place_of_an_object(tmp_path: Path, key: str) -> None:
+    """The index says that the run is damaged, and its report is an error that names the key."""
+    bench = await run_lines(tmp_path, chats(1))
+    manifest = json.loads(bench.paths.manifest.read_text())
+    bench.paths.manifest.write_text(json.dumps(manifest | {key: 7}))
+    pages = RunPages(tmp_path)
+    (run,) = pages.list_runs()
+    assert run.state == DAMAGED and f"{key} has a value of another kind" in run.note
+    with pytest.raises(JobError, match=f"is damaged: {key}"):
+        pages.render([run.key])
+
+
+async def test_fifos_are_not_read(tmp_path: Path) -> None:
+    """Reading one would block for ever."""
+    bench = await run_lines(tmp_path, chats(1))
+    for path in (bench.paths.manifest, bench.paths.status, tmp_path / "s" / "suite.json"):
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    pages = RunPages(tmp_path)
+    found = {run.key: run for run in pages.list_runs()}
+    assert set(found) == {"job.out.jsonl", "s"}
+    assert all(run.state == DAMAGED and "a FIFO" in run.note for run in found.values())
+    assert pages.render([]).count("a FIFO") == 2
+
+
+@pytest.mark.parametrize("text", ["null", "{", '{"cells": 5}', '{"format": 1, "cells": [1], "runs": []}'])
+async def test_a_damaged_suite(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is not taken to be done, its cells are shown, and a look at it loses no history."""
+    await run_lines(tmp_path / "s.out" / "m" / "t" / "seed-1", chats(1))
+    (tmp_path / "s.out" / "suite.json").write_text(text)
+    pages = RunPages(tmp_path)
+    (suite,) = pages.list_runs()
+    assert suite.state == DAMAGED and "the manifest is damaged" in suite.note
+    (cell,) = suite.cells
+    assert cell.state == "done" and "line-0" in pages.render([cell.key])
+    assert "the manifest is damaged" in pages.render([])
+    assert "is lost" not in caplog.text
 
 
 async def test_hostile_names_and_damaged_runs(tmp_path: Path) -> None:

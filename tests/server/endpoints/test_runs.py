@@ -69,7 +69,8 @@ async def test_pages_and_their_headers() -> None:
         again = await s.get("/ui/runs", if_none_match=index.headers["ETag"])
         assert (again.status, again.body, pages.rendered) == (304, b"", 2)
         assert (await s.get("/ui/runs?run=none")).status == 404
-        assert "is damaged" in (await s.get("/ui/runs?run=broken")).json["error"]["message"]
+        broken = await s.get("/ui/runs?run=broken")
+        assert broken.status == 400 and "is damaged" in broken.json["error"]["message"]
         for name, status in (("evil.example", 403), ("localhost", 200)):
             assert (await s.get("/ui/runs", host=name)).status == status
         assert (await s.request("POST", "/ui/runs")).status == 405
