@@ -376,7 +376,7 @@ def test_a_vision_model_is_probed_too(zoo: Zoo, family: str, monkeypatch: Patch)
     """Also the positions that its caller gives, where the model takes them."""
     engine = engine_driver.make_real_engine(zoo.vision(family))
     names = {"prefill chunks", "decode ragged", "prefill equal lengths", "prefill padded", "snapshot"}
-    names |= {"image again", "image chunks", "image features", "image among text"}
+    names |= {"image again", "image alone", "image chunks", "image features", "image among text"}
     windows = family == "gemma3"
     long = {f"{name} at 13 tokens" for name in ("prefill chunks", "decode ragged", "snapshot")}
     assert set(checks(engine)) == names | (long if windows else {"prefill tails", *LONG})
