@@ -96,10 +96,7 @@ class RunPages:
 
     def compute_digest(self, keys: Sequence[str]) -> str:
         """Compute a digest that changes with what `render` returns. NotFound for a run that is not there."""
-        listed = self.list_runs()
-        if not keys:
-            return _hash(listed)
-        return _hash([self._list_facts(run) for run in _find(listed, keys)])
+        return self._digest(self.list_runs(), keys)
 
     def render(self, keys: Sequence[str]) -> str:
         """Render the report of the runs with these keys; without keys, the index. NotFound for a run that is
@@ -108,17 +105,21 @@ class RunPages:
         from mlxrun.evals.reports.report_runs import read_runs
 
         with self._lock:  # a second request for a page waits for the first
-            digest, kept = self.compute_digest(keys), self._kept.pop(tuple(keys), None)
+            listed = self.list_runs()
+            digest, kept = self._digest(listed, keys), self._kept.pop(tuple(keys), None)
             if not keys:
-                return render_index(self.list_runs(), self._folder.name, digest)
+                return render_index(listed, self._folder.name, digest)
             if kept is None or kept[0] != digest:
-                chosen = _find(self.list_runs(), keys)
+                chosen = _find(listed, keys)
                 runs = read_runs([run.path for run in chosen])
                 kept = digest, render_page(runs, digest=digest, is_live=any(map(_is_running, chosen)))
             self._kept[tuple(keys)] = kept
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
             return kept[1]
+
+    def _digest(self, listed: Sequence[ListedRun], keys: Sequence[str]) -> str:
+        return _hash([self._list_facts(run) for run in _find(listed, keys)] if keys else listed)
 
     def _find_suites(self) -> Iterator[Path]:
         for folder, names, files in os.walk(self._folder):
