@@ -98,8 +98,10 @@ def _parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--model", type=Path, help="folder with float32 weights; default: random ones")
-    parser.add_argument("--harness-python", help="interpreter with lm-eval and mlxrun")
-    parser.add_argument("--transformers-python", help="interpreter with lm-eval, torch and transformers")
+    parser.add_argument("--harness-python", type=os.path.abspath, help="interpreter with lm-eval and mlxrun")
+    parser.add_argument(
+        "--transformers-python", type=os.path.abspath, help="interpreter with lm-eval, torch and transformers"
+    )
     parser.add_argument("--batch", type=int, default=16, help="batch size of the side with transformers")
     parser.add_argument("--rows", type=int, default=100, help="rows of each task")
     parser.add_argument("--repeat", type=int, default=3, help="rounds")
