@@ -22,11 +22,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.hooks.packed_product import MOST_ROWS, can_multiply_packed, multiply_packed
 from mlxrun.model.machine.device import StreamSpread
 
-ProductMethod = Literal["library", "flat", "dequantized"]
+ProductMethod = Literal["library", "flat", "packed", "dequantized"]
 
 MIN_MATRIX_ROWS = 8  # from so many rows MLX's CUDA backend multiplies a matrix; below, each row by itself
+FLAT_ROWS = 4  # from so many rows, one matrix takes it less time than each row by itself
 MAX_TRANSIENT = 1 << 27  # numbers of a weight that may be dequantized for one call
 MAX_EXPERT_TRANSIENT = 1 << 28  # the same of all experts of a layer together
 LAUNCHED = 1 << 27  # numbers of dequantized weights that are launched together
@@ -38,7 +40,8 @@ class MethodTable:
     """The method for each number of rows, as (most rows, method), ascending. The last one has no limit.
 
     `library`: the library's call; MLX on CUDA multiplies `[rows, 1, D]` row by row. `flat`: as one matrix
-    `[rows, D]`, padded to MIN_MATRIX_ROWS. `dequantized`: with the weight dequantized for this call.
+    `[rows, D]`, padded to MIN_MATRIX_ROWS. `packed`: by the kernel of packed_product.py, or where it does not
+    cover the layer, by the faster of these two. `dequantized`: with the weight dequantized for this call.
     """
 
     entries: tuple[tuple[int, ProductMethod], ...] = ((1, "library"),)
@@ -163,10 +166,13 @@ def forget_methods(model: nn.Module) -> None:
 
 
 @contextmanager
-def use_library_products(model: nn.Module) -> Iterator[None]:
-    """Within the block, multiply as the library does, so that no row changes the rounding of another."""
+def use_row_products(model: nn.Module) -> Iterator[None]:
+    """Within the block, no row of a decode step changes the rounding of another. Layers multiply by the
+    kernel of packed weights if it serves them, else as the library does."""
     with keep_methods(model):
-        forget_methods(model)
+        for module in list_routed(model):
+            if module.table.choose(1) != "packed" or not can_multiply_packed(module, module["scales"].dtype):
+                module.table = MethodTable()
         yield
 
 
@@ -188,9 +194,13 @@ def multiply(layer: Any, x: mx.array, method: ProductMethod) -> mx.array:
     if method == "dequantized" and count_weights(layer) <= MAX_TRANSIENT:
         weight = dequantize_weight(layer, x.dtype)
         return record_product(x @ weight.T, count_weights(layer))
+    flat = x.reshape(rows, x.shape[-1])
+    if method == "packed":
+        if rows <= MOST_ROWS and can_multiply_packed(layer, x.dtype):
+            return multiply_packed(layer, flat).reshape(*x.shape[:-1], -1)
+        method = "library" if rows < FLAT_ROWS else "flat"
     if method == "library":
         return _multiply_quantized(layer, x)
-    flat = x.reshape(rows, x.shape[-1])
     if 1 < rows < MIN_MATRIX_ROWS:
         flat = mx.pad(flat, [(0, MIN_MATRIX_ROWS - rows), (0, 0)])
     y = _multiply_quantized(layer, flat)

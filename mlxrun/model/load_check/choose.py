@@ -20,7 +20,7 @@ from mlxrun.core.media_names import KINDS
 from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.fused.fused_blocks import list_fused
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
-from mlxrun.model.hooks.quantized_layers import forget_methods, use_library_products
+from mlxrun.model.hooks.quantized_layers import forget_methods, use_row_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
 from mlxrun.model.kv.ragged.quantized_buffer import KVQuantization
 from mlxrun.model.load.model_info import LoadedModelInfo
@@ -69,7 +69,7 @@ def choose_methods(
     # In half precision, products round each row by itself meanwhile; in float32 they need not, and on a CPU
     # that takes thrice as long.
     rounds = uses_gpu() or config.model.dtype not in ("auto", "float32")
-    with use_library_products(caller.model) if rounds else nullcontext():
+    with use_row_products(caller.model) if rounds else nullcontext():
         reference = Reference(caller, vocab, attention_check=AttentionCheck())
         context = None if model_info is None else model_info.context_length
         made = make_long_reference(reference, vocab, context)
@@ -136,7 +136,7 @@ def _check_drafts(report: LoadCheckReport, reference: Reference) -> LoadCheckRep
         runs = DraftCheck(reference, methods)
         expected = partial(_run_by_engine, reference, runs.take_steps) if fixed else None
         name = f"drafts in {recurrence.replace('_', ' ')}" if states else "drafts"
-        with nullcontext() if fixed else use_library_products(reference.caller.model):
+        with nullcontext() if fixed else use_row_products(reference.caller.model):
             check = reference.check(
                 name, runs.take_drafts, expected, exact=fixed, instead="nothing is drafted"
             )

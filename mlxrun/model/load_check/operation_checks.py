@@ -24,6 +24,7 @@ import numpy as np
 
 from mlxrun.model.hooks import attention
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
+from mlxrun.model.hooks.packed_product import KERNELS
 from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     dequantize_weight,
@@ -304,8 +305,12 @@ def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
     """By method: the difference, and its limit."""
     least = 1
     for most, method in layer.table.entries:
-        if method != "library":
-            yield _compare_rows(layer, least)
+        # Each kernel of the packed product is other code.
+        for rows in (
+            (least, *(rows + 1 for rows in KERNELS if rows < most)) if method == "packed" else (least,)
+        ):
+            if method != "library":
+                yield _compare_rows(layer, rows)
         least = most + 1
 
 

@@ -83,9 +83,13 @@ template <class T> __attribute__((noinline)) T simd_exchange(T value, uint partn
 template <class T> __attribute__((always_inline)) inline T simd_shuffle_xor(T value, ushort mask) {
   return simd_exchange(value, (machine::thread_index() ^ mask) % machine::SIMD);
 }
+template <class T> __attribute__((always_inline)) inline T simd_shuffle(T value, ushort lane) {
+  return simd_exchange(value, lane);
+}
 __attribute__((noinline)) inline void wait_here() { machine::wait_at_barrier(__builtin_return_address(0)); }
 __attribute__((always_inline)) inline void threadgroup_barrier(mem_flags) { wait_here(); }
 
+template <class To, class From> To as_type(From value) { return __builtin_bit_cast(To, value); }
 template <class T> T max(T a, T b) { return a < b ? b : a; }
 template <class T> T min(T a, T b) { return b < a ? b : a; }
 inline float abs(float x) { return __builtin_fabsf(x); }

@@ -26,7 +26,7 @@ from mlxrun.model.hooks.quantized_layers import (
     list_products,
     list_quantized,
     multiply,
-    use_library_products,
+    use_row_products,
 )
 from mlxrun.model.machine import device
 
@@ -37,7 +37,7 @@ MODES = [
     ("mxfp8", 8, 32),
     ("nvfp4", 4, 16),
 ]
-METHODS: list[ProductMethod] = ["library", "flat", "dequantized"]
+METHODS: list[ProductMethod] = ["library", "flat", "packed", "dequantized"]
 
 
 class Layers(nn.Module):
@@ -206,10 +206,20 @@ def test_products_are_the_librarys_for_a_while() -> None:
     table = MethodTable(((1, "dequantized"),))
     hook_products(layers, table)
     hook_experts(list_experts(layers), table)
-    with pytest.raises(RuntimeError, match="in between"), use_library_products(layers):
+    with pytest.raises(RuntimeError, match="in between"), use_row_products(layers):
         assert layers.linear.table.choose(9) == layers.experts.table.choose(9) == "library"
         raise RuntimeError("in between")
     assert layers.linear.table is layers.embedding.table is layers.experts.table is table
+
+
+def test_the_kernel_of_packed_weights_serves_in_place_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows do not depend on each other. The library's are compiled for minutes on CUDA."""
+    layers = make_layers()
+    hook_products(layers, MethodTable(((64, "packed"), (65, "dequantized"))))
+    monkeypatch.setattr(quantized_layers, "can_multiply_packed", lambda layer, dtype: layer is layers.linear)
+    with use_row_products(layers):
+        assert layers.linear.table.choose(9) == "packed" and layers.linear.table.choose(65) == "dequantized"
+        assert layers.plain.table.choose(9) == "library"
 
 
 # -- experts --------------------------------------------------------------------------------------------
@@ -282,7 +292,7 @@ def test_experts_are_dequantized_for_many_sorted_tokens_of_prompts(
         x, indices = make_pairs(count)
         with nullcontext() if decodes else bound_transients():
             found = run(x, indices, sorted_indices=is_sorted)
-        with use_library_products(experts):
+        with use_row_products(experts):
             assert difference(experts(x, indices, sorted_indices=is_sorted), found) < 1e-5
     assert made == ([] if decodes else [36, 200])
 

@@ -212,6 +212,25 @@ def test_on_cuda_more_rows_decide_where_one_row_gains(
     assert found["slow"].held
 
 
+@pytest.mark.parametrize(("packed", "held"), [(20.0, False), (38.0, False), (60.0, True)])
+def test_on_cuda_the_kernel_of_packed_weights_is_used_unless_it_decodes_slower(
+    packed: float, held: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A draw means less memory; and nothing is timed that is compiled for a minute."""
+    monkeypatch.setattr(weight_form, "can_multiply_packed", lambda layer, dtype: True)
+    time_by({"packed": dict.fromkeys(WIDTHS, packed), HELD: dict.fromkeys(WIDTHS, 37.0)}, monkeypatch)
+    with caplog.at_level("INFO"):
+        form = settle_weights(make_model(), make_config(), mx.float32)
+    assert form.held is held and form.table == weight_form.PACKED_TABLE
+    assert {name: set(times) for name, times in form.seconds.items()} == {
+        HELD: set(weight_form.PACKED_WIDTHS),
+        "packed": set(weight_form.PACKED_WIDTHS),
+    }
+    assert "compiles" not in caplog.text
+    again = settle_weights(make_model(), make_config(), mx.float32, form.seconds)
+    assert (again.held, again.table) == (held, form.table)
+
+
 @pytest.mark.parametrize("options", [{"dequantize": "never"}, {"memory_limit": 1000}])
 def test_on_cuda_nothing_is_timed_where_weights_may_not_be_held(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -287,8 +287,8 @@ def test_only_half_precision_is_compared_by_the_librarys_products(
     """On a CPU; on a GPU all are."""
     monkeypatch.setattr(choose, "uses_gpu", lambda: gpu)
     used: list[Any] = []
-    original = choose.use_library_products
-    monkeypatch.setattr(choose, "use_library_products", lambda model: used.append(model) or original(model))
+    original = choose.use_row_products
+    monkeypatch.setattr(choose, "use_row_products", lambda model: used.append(model) or original(model))
     assert list_failed(probe_model(zoo.text("llama"), dtype=dtype)) == [] and bool(used) is library
 
 

@@ -110,7 +110,7 @@ def test_bits_are_compared_with_the_products_of_steps(
     found = []
 
     @contextmanager
-    def use_library_products(model: nn.Module) -> Iterator[None]:
+    def use_row_products(model: nn.Module) -> Iterator[None]:
         found.append("library")
         yield
         found.append("own")
@@ -120,7 +120,7 @@ def test_bits_are_compared_with_the_products_of_steps(
         return original(self)
 
     original = DraftCheck.take_drafts
-    monkeypatch.setattr(choose, "use_library_products", use_library_products)
+    monkeypatch.setattr(choose, "use_row_products", use_row_products)
     monkeypatch.setattr(DraftCheck, "take_drafts", take_drafts)
     probe_drafts(zoo.text("lfm2"), reproducible)
     assert found[found.index("drafts") - 1] == ("own" if reproducible else "library")

@@ -1,0 +1,180 @@
+"""The source of the product of a few rows and a quantized weight, which is read once, as it is packed.
+
+A warp multiplies 16 outputs by 16 inputs of 8 rows with one instruction, `mma.m16n8k16`. A thread reads 16
+bytes of a weight's row, dequantizes them to the type of the activations, and takes the same inputs of the
+rows. The order of a sum's inputs is free, so neighbours need not lie beside each other.
+
+The warps of a block share the inputs, in an order that does not depend on the number of rows. So a row's
+result has the same bits beside any others.
+"""
+
+from __future__ import annotations
+
+from mlxrun.model.kv.paged import kernel_source
+from mlxrun.model.kv.paged.kernel_source import PLACES
+
+# `widen` makes two numbers of a word of the weight: i, and the one half a word behind it. On CUDA, 2^7 + q of
+# bfloat16 and 2^10 + q of float16 are made by setting bits, which is exact for the q that fit.
+_CUDA = """
+#define UINT unsigned
+#define MIN(a, b) min(a, b)
+template <typename T> struct Two;
+template <> struct Two<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+  static constexpr unsigned BASE = 0x43004300;
+};
+template <> struct Two<__half> {
+  using Type = __half2;
+  static constexpr unsigned BASE = 0x64006400;
+};
+template <typename V> __device__ V read_as(unsigned bits) { return *(V*)&bits; }
+template <typename V> __device__ unsigned read_bits(V value) { return *(unsigned*)&value; }
+template <typename T> __device__ unsigned repeat(T number) {
+  typename Two<T>::Type both;
+  both.x = both.y = number;
+  return read_bits(both);
+}
+template <typename T, int BITS>
+__device__ unsigned widen(unsigned word, int i, unsigned scale, unsigned bias) {
+  using Pair = typename Two<T>::Type;
+  const Pair base = read_as<Pair>(Two<T>::BASE);
+  const unsigned bits = ((word >> (BITS * i)) & (BITS == 4 ? 0x000f000f : 0x00ff00ff)) | Two<T>::BASE;
+  return read_bits(__hfma2(__hsub2(read_as<Pair>(bits), base), read_as<Pair>(scale), read_as<Pair>(bias)));
+}
+template <>
+__device__ unsigned widen<__nv_bfloat16, 8>(unsigned word, int i, unsigned scale, unsigned bias) {
+  const float s = __uint_as_float(scale << 16), b = __uint_as_float(bias << 16);
+  const float one = float((word >> (8 * i)) & 0xff), two = float((word >> (8 * i + 16)) & 0xff);
+  return read_bits(__floats2bfloat162_rn(fmaf(one, s, b), fmaf(two, s, b)));
+}
+#define MULTIPLY(T, NAME)                                                                             \\
+  __device__ void multiply_tile(const T*, int, float* c, const unsigned* a, unsigned b0, unsigned b1) { \\
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." NAME "." NAME ".f32 "                      \\
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"                              \\
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                     \\
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));                     \\
+  }
+MULTIPLY(__nv_bfloat16, "bf16")
+MULTIPLY(__half, "f16")
+"""
+# The same by exchanges of a simdgroup, for tests: on Metal, the library's own product is used.
+_METAL = """
+#define UINT uint
+#define MIN(a, b) metal::min(a, b)
+template <typename T> float read_half(uint pair, int i) {
+  return float(as_type<T>(ushort(pair >> (16 * i))));
+}
+template <typename T> uint repeat(T number) { return uint(as_type<ushort>(number)) * 0x10001; }
+template <typename T, int BITS> uint widen(uint word, int i, uint scale, uint bias) {
+  uint both = 0;
+  for (int h = 0; h < 2; h++) {
+    const float q = float((word >> (BITS * i + 16 * h)) & ((1 << BITS) - 1));
+    const T number = T(q * read_half<T>(scale, 0) + read_half<T>(bias, 0));
+    both |= uint(as_type<ushort>(number)) << (16 * h);
+  }
+  return both;
+}
+template <typename T>
+void multiply_tile(const device T*, int lane, thread float* c, const thread uint* a, uint b0, uint b1) {
+  const int place = lane / 4, part = lane % 4;
+  for (int from = 0; from < 4; from++)
+    for (int word = 0; word < 2; word++)
+      for (int half_of_c = 0; half_of_c < 2; half_of_c++) {
+        const uint left = simd_shuffle(a[2 * word + half_of_c], ushort(place * 4 + from));
+        for (int column = 0; column < 2; column++) {
+          const uint right = simd_shuffle(word ? b1 : b0, ushort((part * 2 + column) * 4 + from));
+          for (int i = 0; i < 2; i++)
+            c[2 * half_of_c + column] += read_half<T>(left, i) * read_half<T>(right, i);
+        }
+      }
+}
+"""
+HEADERS = {"cuda": kernel_source.HEADERS["cuda"] + _CUDA, "metal": kernel_source.HEADERS["metal"] + _METAL}
+
+# A block has TILES times 16 outputs of all rows. Inputs: x [rows, inputs]; weight uint32 [outputs, inputs *
+# BITS / 32]; scales and biases [outputs, inputs / GROUP]. Output: y [rows, outputs]. There are at most 8 *
+# COLUMNS rows. A thread reads TAKEN inputs at once, and the four of an output make a step.
+PACKED = (
+    PLACES
+    + """
+  const int warp = THREAD / 32, lane = THREAD % 32, place = lane / 4, part = lane % 4;
+  const int rows = x_shape[0], inputs = x_shape[1], outputs = weight_shape[0];
+  const int steps = inputs / (4 * TAKEN), first = BLOCK_X * 16 * TILES;
+  float sums[TILES][COLUMNS][4];
+  UNROLLED
+  for (int tile = 0; tile < TILES; tile++)
+    for (int column = 0; column < COLUMNS; column++)
+      for (int e = 0; e < 4; e++) sums[tile][column][e] = 0;
+  for (int step = warp; step < steps; step += WARPS) {
+    const int start = (step * 4 + part) * TAKEN;
+    Numbers<UINT, 4> words[TILES][2];
+    UINT factors[TILES][2], offsets[TILES][2];
+    UNROLLED
+    for (int tile = 0; tile < TILES; tile++) {
+      UNROLLED
+      for (int side = 0; side < 2; side++) {
+        const int output = MIN(first + tile * 16 + side * 8 + place, outputs - 1);
+        const long at = (long)output * inputs + start;
+        words[tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at * BITS / 32);
+        factors[tile][side] = repeat<T>(scales[at / GROUP]);
+        offsets[tile][side] = repeat<T>(biases[at / GROUP]);
+      }
+    }
+    UNROLLED
+    for (int eight = 0; eight < TAKEN / 8; eight++) {
+      UINT right[COLUMNS][4];
+      UNROLLED
+      for (int column = 0; column < COLUMNS; column++) {
+        const long row = MIN(column * 8 + place, rows - 1);
+        const Numbers<UINT, 4> v = *(const DEVICE Numbers<UINT, 4>*)(x + row * inputs + start + eight * 8);
+        UNROLLED
+        for (int i = 0; i < 2; i++) {
+          const UINT one = BITS == 4 ? v.x[i] : v.x[2 * i], two = BITS == 4 ? v.x[i + 2] : v.x[2 * i + 1];
+          right[column][2 * i] = (one & 0xffff) | (two << 16);
+          right[column][2 * i + 1] = (one >> 16) | (two & 0xffff0000);
+        }
+      }
+      UNROLLED
+      for (int tile = 0; tile < TILES; tile++) {
+        UNROLLED
+        for (int turn = 0; turn < 2; turn++) {
+          UINT left[4];
+          UNROLLED
+          for (int i = 0; i < 4; i++) {
+            const int side = i % 2, word = BITS == 4 ? eight : 2 * eight + turn;
+            const int pair = BITS == 4 ? 2 * turn + i / 2 : i / 2;
+            left[i] = widen<T, BITS>(
+                words[tile][side].x[word], pair, factors[tile][side], offsets[tile][side]);
+          }
+          UNROLLED
+          for (int column = 0; column < COLUMNS; column++)
+            multiply_tile(
+                x, lane, sums[tile][column], left, right[column][2 * turn], right[column][2 * turn + 1]);
+        }
+      }
+    }
+  }
+  // One half of the warps adds what the other has, until the first has all.
+  SHARED float totals[WARPS / 2][TILES * 16][COLUMNS * 8];
+  for (int most = WARPS / 2; most > 0; most /= 2) {
+    UNROLLED
+    for (int turn = 0; turn < 2; turn++) {
+      const bool gives = turn == 0 && warp >= most && warp < 2 * most, takes = turn == 1 && warp < most;
+      UNROLLED
+      for (int tile = 0; tile < TILES; tile++)
+        for (int column = 0; column < COLUMNS; column++)
+          for (int e = 0; e < 4; e++) {
+            const int output = tile * 16 + e / 2 * 8 + place, row = column * 8 + part * 2 + e % 2;
+            if (gives) totals[warp - most][output][row] = sums[tile][column][e];
+            if (takes) sums[tile][column][e] += totals[warp][output][row];
+            if (takes && most == 1) totals[0][output][row] = sums[tile][column][e];
+          }
+      BARRIER;
+    }
+  }
+  for (int i = THREAD; i < rows * 16 * TILES; i += 32 * WARPS) {
+    const int output = i % (16 * TILES), row = i / (16 * TILES);
+    if (first + output < outputs) y[(long)row * outputs + first + output] = T(totals[0][output][row]);
+  }
+"""
+)

@@ -1,0 +1,121 @@
+"""The kernel of products with packed weights, as Metal would run it, against the same in float64; and twins:
+a mistake planted into it is found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+from mlxrun.model.hooks import packed_product, packed_source
+from mlxrun.model.hooks.packed_product import KERNELS, can_multiply_packed, multiply_packed
+from tests.metal.attention_cases import ROUNDING, to_float64
+from tests.metal.emulator.emulated_kernel import ORDERS, Emulator
+from tests.metal.emulator.errors import EmulatorError
+from tests.metal.layer_cases import make_random
+
+HALVES = [dtype for dtype in ROUNDING if dtype != mx.float32]
+FORMS = {"4 bit": (4, 64), "4 bit, small groups": (4, 32), "8 bit": (8, 64), "8 bit, large groups": (8, 128)}
+OUTPUTS = 40  # not a whole number of tiles
+STEPS = 10  # more than a block has warps, so that some take two
+
+
+def make_layer(form: str, dtype: mx.Dtype, steps: int = STEPS, outputs: int = OUTPUTS) -> Any:
+    bits, group = FORMS[form]
+    layer = nn.Linear(steps * 512 // bits, outputs, bias=False)
+    layer.weight = make_random(layer.weight.shape, 1)
+    quantized = layer.to_quantized(group_size=group, bits=bits)
+    quantized.set_dtype(dtype)
+    return quantized
+
+
+def find_difference(layer: Any, x: mx.array) -> float:
+    """The largest difference from the product in float64, in units of the mean number. A weight is rounded to
+    the type of the activations, as a dequantized one is."""
+    wide = {name: layer[name].astype(mx.float32) for name in ("scales", "biases")}
+    weight = mx.dequantize(layer["weight"], **wide, group_size=layer.group_size, bits=layer.bits)
+    exact = to_float64(x) @ to_float64(weight.astype(x.dtype)).T
+    return float(np.abs(to_float64(multiply_packed(layer, x)) - exact).max() / np.abs(exact).mean())
+
+
+@pytest.fixture(autouse=True)
+def use_metal(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_product, "get_backend", lambda: "metal")
+    packed_product.compile_packed.cache_clear()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
+    layer = make_layer(form, dtype)
+    x = make_random((11, layer.weight.shape[1] * 32 // layer.bits), 2, dtype)
+    assert find_difference(layer, x) < 4 * ROUNDING[dtype]
+    found = multiply_packed(layer, x)
+    for emulator.order in ORDERS[1:]:
+        emulator.guard = "begin" if emulator.order == "backward" else "end"
+        assert mx.array_equal(multiply_packed(layer, x), found).item()
+
+
+@pytest.mark.parametrize("form", ["4 bit", "8 bit"])
+def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
+    layer = make_layer(form, mx.bfloat16, 2, 24)
+    x = make_random((max(KERNELS), layer.weight.shape[1] * 32 // layer.bits), 2, mx.bfloat16)
+    alone = multiply_packed(layer, x[5:6])
+    for rows in KERNELS:
+        assert find_difference(layer, x[:rows]) < 4 * ROUNDING[mx.bfloat16]
+        assert mx.array_equal(multiply_packed(layer, x[:rows])[5:6], alone).item(), rows
+
+
+MISTAKES = {
+    "the last inputs are left out": ("step < steps", "step < steps - 1"),
+    "other inputs of the rows": ("start + eight * 8);", "start + (eight ^ 1) * 8);"),
+    "the scale of the next output": ("repeat<T>(scales[at / GROUP])", "repeat<T>(scales[at / GROUP + 1])"),
+    "no offset": ("repeat<T>(biases[at / GROUP])", "0"),
+    "the first row for all": ("MIN(column * 8 + place, rows - 1)", "0"),
+    "neighbours of x": ("one = BITS == 4 ? v.x[i]", "one = BITS == 4 ? v.x[i + 2]"),
+    "the other half of the outputs": ("const int side = i % 2,", "const int side = 1 - i % 2,"),
+    "another pair of the word": ("2 * turn + i / 2 :", "2 * turn + 1 - i / 2 :"),
+    "half of the warps are not added": ("most = WARPS / 2; most > 0", "most = WARPS / 4; most > 0"),
+    "no barrier": ("      BARRIER;\n    }", "    }"),
+    "beyond the outputs": (
+        "MIN(first + tile * 16 + side * 8 + place, outputs - 1)",
+        "first + tile * 16 + place",
+    ),
+    "written beyond the outputs": ("if (first + output < outputs) y", "y"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_planted_mistake_is_found(name: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = MISTAKES[name]
+    layer = make_layer("4 bit", mx.float16)
+    x = make_random((11, layer.weight.shape[1] * 8), 2, mx.float16)
+    assert old in packed_source.PACKED
+    monkeypatch.setattr(packed_source, "PACKED", packed_source.PACKED.replace(old, new, 1))
+    packed_product.compile_packed.cache_clear()
+    try:
+        differences = []
+        for emulator.order in ORDERS:
+            differences.append(find_difference(layer, x))
+    except EmulatorError:
+        return
+    assert not max(differences) < 4 * ROUNDING[mx.float16]
+
+
+def test_what_the_kernel_covers(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = make_layer("4 bit", mx.float16)
+    assert not can_multiply_packed(layer, mx.float16), "Metal has a product of its own"
+    monkeypatch.setattr(packed_product, "get_backend", lambda: "cuda")
+    assert can_multiply_packed(layer, mx.float16)
+    assert not can_multiply_packed(layer, mx.bfloat16), "activations of another type"
+    assert not can_multiply_packed(make_layer("4 bit", mx.float32), mx.float32)
+    for form in ({"bits": 6}, {"mode": "mxfp4"}, {"group_size": 16}):
+        other = make_layer("4 bit", mx.float16)
+        vars(other).update(form)
+        assert not can_multiply_packed(other, mx.float16), form
+    short = nn.QuantizedLinear(192, 8, group_size=64, bits=4)
+    short.set_dtype(mx.float16)
+    assert not can_multiply_packed(short, mx.float16)
