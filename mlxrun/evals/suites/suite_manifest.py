@@ -199,10 +199,14 @@ def print_matrix(
 
 
 def format_pool(pool: Mapping[str, Any]) -> str:
-    """Format the score over all seeds with its interval, and how much single seeds vary."""
+    """Format the score over all seeds with its interval, how much single seeds vary, and the share of lines
+    that some seed answers."""
     measure = ScoreMeasure(**pool["measure"]) if pool.get("measure") else SHARE
     like = pool.get("value", pool["share"]) or 0.0
-    return f"{format_described(pool)} (seeds ± {measure.format_number(pool['seed_deviation'], like)})"
+    notes = [f"seeds ± {measure.format_number(pool['seed_deviation'], like)}"]
+    metrics = pool.get("scores") or {}
+    notes += [f"{name} {SHARE.format(metrics[name], None)}" for name in metrics if name.startswith("pass@")]
+    return f"{format_described(pool)} ({', '.join(notes)})"
 
 
 def _format_score(record: Mapping[str, Any]) -> str:
