@@ -64,8 +64,8 @@ class ServerClient:
         return [str(model.get("id")) for model in self._read_models(timeout)]
 
     def read_context_length(self) -> int | None:
-        """The tokens of prompt and answer together that each model of the server takes; None if it does not
-        say, as others than vLLM and mlxrun."""
+        """The tokens of prompt and answer together that each model of the server takes. None if it does not
+        say: vLLM and mlxrun do."""
         known = [model.get("max_model_len") for model in self._read_models(SECONDS)]
         return min((length for length in known if isinstance(length, int)), default=None)
 
