@@ -146,6 +146,13 @@ async def run_by_engine(
     return found
 
 
+def end_runs(good: Sequence[bool], left_out: Sequence[str]) -> int:
+    """Print which runs of a bundle were left out, and return the exit code of a command over all its runs."""
+    for text in left_out:
+        print_line(f"left out: {text}")
+    return 1 if not all(good) else 2 if left_out else 0
+
+
 def make_command_setup(loaded: LoadedConfig, folder: Path, cache: Path) -> JobSetup:
     """Make the setup of a job on the model of a command's config. `folder`: the folder of relative image
     paths; `cache`: the folder of the job's prefix cache. ModelLoadError if the model cannot be loaded."""

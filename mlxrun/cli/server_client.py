@@ -32,11 +32,13 @@ class ClientError(MlxrunError):
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:
-    """What has come: text of the answer, or of its `reasoning`. The last one has the `usage`."""
+    """What has come: text of the answer, or of its `reasoning`. `cut`: the answer ended at the maximum number
+    of tokens. The last one has the `usage`."""
 
     text: str = ""
     reasoning: bool = False
     usage: Mapping[str, Any] | None = None
+    cut: bool = False
 
 
 class ServerClient:
@@ -59,8 +61,16 @@ class ServerClient:
 
     def list_models(self, timeout: float = SECONDS) -> list[str]:
         """The names of the models that the server has. ClientError if it does not say."""
-        found = self.call("GET", "/v1/models", timeout=timeout)
-        return [str(model.get("id")) for model in found.get("data", ())]
+        return [str(model.get("id")) for model in self._read_models(timeout)]
+
+    def read_context_length(self) -> int | None:
+        """The tokens of prompt and answer together that each model of the server takes. None if it does not
+        say: vLLM and mlxrun do."""
+        known = [model.get("max_model_len") for model in self._read_models(SECONDS)]
+        return min((length for length in known if isinstance(length, int)), default=None)
+
+    def _read_models(self, timeout: float) -> list[dict[str, Any]]:
+        return list(self.call("GET", "/v1/models", timeout=timeout).get("data", ()))
 
     def stream(
         self, messages: Sequence[Mapping[str, Any]], fields: Mapping[str, Any]
@@ -125,6 +135,8 @@ def _read_stream(answer: http.client.HTTPResponse) -> Generator[AnswerDelta, Non
                 yield AnswerDelta(text, reasoning=True)
             if text := delta.get("content"):
                 yield AnswerDelta(text)
+            if choice.get("finish_reason") == "length":
+                yield AnswerDelta(cut=True)
         if usage := event.get("usage"):
             yield AnswerDelta(usage=usage)
 

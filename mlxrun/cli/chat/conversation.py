@@ -108,8 +108,15 @@ def read_attachment(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
-    if path.suffix.lower() == PDF:
-        return {"type": "file", "file": {"file_data": url, "filename": path.name}}
-    suffix = path.suffix.lower()
-    part = "video_url" if suffix in VIDEOS else "audio_url" if suffix in SOUNDS else "image_url"
+    part = find_part(path)
+    if part == "file":
+        return {"type": part, part: {"file_data": url, "filename": path.name}}
     return {"type": part, part: {"url": url}}
+
+
+def find_part(path: Path) -> str:
+    """The type of the part of a message that an attachment becomes."""
+    suffix = path.suffix.lower()
+    if suffix == PDF:
+        return "file"
+    return "video_url" if suffix in VIDEOS else "audio_url" if suffix in SOUNDS else "image_url"

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from mlxrun.cli.chat.conversation import Conversation, find_attachments
-from mlxrun.cli.options import parse_field
+from mlxrun.cli.options import parse_field, say
 from mlxrun.cli.server_client import ClientError, ServerClient
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import suggest
 
 HELP = """\
+/help              this list
 /new               begin a new conversation
 /retry             answer the last question again
 /undo              remove the last question and its answer
@@ -28,7 +29,7 @@ HELP = """\
 /think [on|off]    show or hide reasoning
 /stats [on|off]    show or hide tokens and speed
 /save FILE         write the conversation as JSON; /load FILE goes on with it
-/bye               end; Ctrl-D does it too
+/bye               end; so do /exit, /quit and Ctrl-D
 Begin a question with \"\"\" to write several lines, and end it with \"\"\". The path of an image or a PDF
 in a question attaches it. Ctrl-C stops an answer."""
 END = ("bye", "exit", "quit")  # commands
@@ -38,7 +39,8 @@ ReadLine = Callable[[str], str]
 
 @dataclass(slots=True)
 class ChatSession:
-    """One conversation with the server of `client`. `fields`: of each request; `console`: of the answers."""
+    """One conversation with the server of `client`. `fields`: of each request; `console`: of the answers;
+    `limit_option`: how the user sets the maximum number of tokens."""
 
     client: ServerClient
     console: Console
@@ -46,6 +48,7 @@ class ChatSession:
     fields: dict[str, Any] = field(default_factory=dict)
     shows_reasoning: bool = True
     shows_stats: bool = False
+    limit_option: str = "/set max_tokens=N"
 
     def run(self, read_line: ReadLine) -> None:
         """Read and answer until the input ends. `read_line`: returns a line, EOFError at the end."""
@@ -77,17 +80,21 @@ class ChatSession:
     def _answer(self) -> None:
         """Show the answer to the last question, and add it. Ctrl-C keeps what has come."""
         shown, usage, start = _Shown(self.console, self.shows_reasoning), None, time.monotonic()
+        is_cut = False
         try:
             with closing(self.client.stream(self.conversation.messages, self.fields)) as parts:
                 for part in parts:
                     shown.add(part.text, part.reasoning)
-                    usage = part.usage or usage
+                    usage, is_cut = part.usage or usage, part.cut or is_cut
         except KeyboardInterrupt:
             shown.end()
             self._note("stopped")
         else:
             shown.end()
         self.conversation.answer(shown.answer)
+        if is_cut:
+            tokens = "" if usage is None else f" ({usage.get('completion_tokens', 0):,})"
+            say(f"the answer was cut at its maximum number of tokens{tokens}; {self.limit_option} sets it")
         if self.shows_stats and usage is not None:
             self._note(_format_usage(usage, shown.first or time.monotonic(), start))
 

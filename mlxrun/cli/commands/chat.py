@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,11 @@ from mlxrun.core.terminal import open_console
 if TYPE_CHECKING:
     from mlxrun.cli.chat.session import ChatSession
     from mlxrun.cli.server_client import ServerClient
+    from mlxrun.config.settings import ModelSettings
 
 LOCAL = "http://127.0.0.1:8000"
 KEY_VARIABLE = "MLXRUN_API_KEY"
+ASK_TOKENS = 2048  # of the answer to `-p`, where nobody sets them
 _LOOK_SECONDS = 0.5  # that a server on this machine may take to say which model it has
 
 
@@ -43,11 +46,23 @@ Examples:
 \b
 Within it: /help lists the commands. The path of an image or a PDF in a question attaches it. Ctrl-C stops an
 answer. What was typed is kept in ~/.local/share/mlxrun/chat_history.
+
+\b
+The answer to -p, or to what is piped in, ends after --max-tokens, else after sampling.max_tokens of the
+config, else after 2048 tokens (with a server, after a quarter of the context if that is less). It is said
+where an answer was cut. In a conversation there is only the limit of the server; /set max_tokens=N changes
+it too.
 """
 )
 @add_model_argument
 @click.option("-p", "--prompt", metavar="TEXT", help="Ask this and end; what is piped in comes before it.")
 @click.option("--system", metavar="TEXT", help="The system message.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    metavar="N",
+    help="The most tokens of an answer. Default: 2048 with -p, else what the server has.",
+)
 @click.option("--url", metavar="URL", help="The server that answers.")
 @click.option("--key", metavar="KEY", envvar=KEY_VARIABLE, help=f"Its API key; by default ${KEY_VARIABLE}.")
 @click.option("--stats", is_flag=True, help="Show tokens and speed after each answer.")
@@ -56,6 +71,7 @@ def command(
     model: str | None,
     prompt: str | None,
     system: str | None,
+    max_tokens: int | None,
     url: str | None,
     key: str | None,
     stats: bool,
@@ -69,15 +85,25 @@ def command(
     if url is not None and (model is not None or config_path is not None or sets):
         raise click.UsageError("--url names a server, which has its model: give no MODEL, -c or --set")
     is_free = model is None and config_path is None and not sets
+    question = _read_question(prompt)
     with _open_client(
-        url or (find_server(key) if is_free else None), key, model, config_path, sets
-    ) as client:
-        session = ChatSession(client, open_console(), Conversation(system), shows_stats=stats)
-        if prompt is not None or not sys.stdin.isatty():
-            piped = "" if sys.stdin.isatty() else sys.stdin.read()
-            session.ask("\n\n".join(filter(None, (piped.strip(), prompt))))
-        else:
+        url or (find_server(key) if is_free else None), key, model, config_path, sets, question
+    ) as (client, usual):
+        limit = max_tokens or usual
+        fields = {} if limit is None else {"max_tokens": limit}
+        session = ChatSession(client, open_console(), Conversation(system), fields, shows_stats=stats)
+        if question is None:
             _converse(session)
+        else:
+            session.limit_option = "--max-tokens N"
+            session.ask(question)
+
+
+def _read_question(prompt: str | None) -> str | None:
+    """What is piped in, and `prompt` after it; None for a conversation."""
+    if sys.stdin.isatty():
+        return prompt
+    return "\n\n".join(filter(None, (sys.stdin.read().strip(), prompt)))
 
 
 def find_server(key: str | None) -> str | None:
@@ -107,24 +133,54 @@ def make_client(url: str, key: str | None) -> ServerClient:
 
 @contextmanager
 def _open_client(
-    url: str | None, key: str | None, model: str | None, config_path: Path | None, sets: tuple[str, ...]
-) -> Iterator[ServerClient]:
-    """A client of the server at `url`; without one, of a server in this process."""
+    url: str | None,
+    key: str | None,
+    model: str | None,
+    config_path: Path | None,
+    sets: tuple[str, ...],
+    question: str | None,
+) -> Iterator[tuple[ServerClient, int | None]]:
+    """A client of the server at `url`; without one, of a server in this process. Beside it, the maximum
+    number of tokens that a single question has to be sent with. RequestError for a file that the model takes
+    not."""
     if url is not None:
         client = make_client(url, key)
         say(f"{client.url}: {', '.join(client.list_models())}")
-        yield client
+        context = None if question is None else client.read_context_length()
+        yield client, None if question is None else min(ASK_TOKENS, (context or 4 * ASK_TOKENS) // 4)
         return
     import mlxrun.model  # noqa: F401  its limits of memory are checked before more is imported
     from mlxrun.cli.chat.local_server import run_local_server
     from mlxrun.cli.server_client import ServerClient
 
     loaded = load_command_config(config_path, name_model(model, ("log.level=warning", *sets)))
-    if loaded.config.log.level == "warning":
+    config = loaded.config
+    if config.log.level == "warning":
         logging.getLogger("mlxrun.model.model_loading").setLevel(logging.INFO)  # says what takes long
-    say(f"loading {loaded.config.model.path}")
-    with run_local_server(loaded.config) as found:
-        yield ServerClient(found)
+    if question is not None:
+        _check_attachments(question, config.model)
+        config = replace(
+            config, sampling=replace(config.sampling, max_tokens=config.sampling.max_tokens or ASK_TOKENS)
+        )
+    say(f"loading {config.model.path}")
+    with run_local_server(config) as found:
+        yield ServerClient(found), None
+
+
+def _check_attachments(question: str, model: ModelSettings) -> None:
+    """RequestError for the first file in the question that the model does not take, before weights are
+    loaded."""
+    from mlxrun.cli.chat.conversation import find_attachments, find_part
+
+    files = find_attachments(question)
+    if not files:
+        return
+    from mlxrun.api.text.media.media_kinds import MEDIA, MediaRef, check_model_takes
+    from mlxrun.cli.run_setup import read_model
+
+    media = {medium.part: medium for medium in MEDIA}
+    refs = [MediaRef("", path.name, media[find_part(path)]) for path in files]
+    check_model_takes(refs, read_model(model, weights=False, announce=False))
 
 
 def _converse(session: ChatSession) -> None:

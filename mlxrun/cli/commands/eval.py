@@ -17,7 +17,7 @@ import click
 
 from mlxrun.cli.commands.job import make_row_report
 from mlxrun.cli.long_runs import keep_awake, raise_open_files
-from mlxrun.cli.options import add_config_options, load_command_config, say
+from mlxrun.cli.options import add_config_options, list_first, load_command_config, say
 from mlxrun.cli.run_setup import read_model
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_line
@@ -241,7 +241,12 @@ class _EvalCommand:
 
     async def run(self, flags: dict[str, Any]) -> int:
         """Run the cells, and print the matrix however that ends."""
-        from mlxrun.evals.suites.suite_manifest import SuiteManifest, count_first_lines, print_matrix
+        from mlxrun.evals.suites.suite_manifest import (
+            SuiteManifest,
+            count_first_lines,
+            list_failures,
+            print_matrix,
+        )
         from mlxrun.evals.suites.suite_run import SuiteRun, SuiteSetup, count_states
         from mlxrun.jobs.run.job_run import JobOptions
         from mlxrun.jobs.run.stop_signals import StopSignals
@@ -254,6 +259,8 @@ class _EvalCommand:
         records = list(manifest.records.values())
         print_matrix(records, sys.stdout, manifest.pools)
         print_line(f"{count_states(records)}: {self.folder}")
+        for line in list_first([*list_failures(self.folder, records)]):
+            print_line(line)
         if any(map(count_first_lines, records)):
             print_line("a start without --limit continues the cells that have their first lines only")
         return code

@@ -26,7 +26,11 @@ from mlxrun.core.terminal import print_text
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STOP_SECONDS = 30  # beside server.drain_timeout: to flush the prefix cache
 # Variables of the shell that a server needs as well.
-_KEPT = re.compile(r"PATH|(HF|MLXRUN|MLX|OPENBLAS|XDG)_\w+|HTTPS?_PROXY|https?_proxy|NO_PROXY|no_proxy")
+_KEPT = re.compile(
+    r"(HF|MLXRUN|MLX|OPENBLAS)_\w+|XDG_(CACHE|DATA)_HOME|HTTPS?_PROXY|https?_proxy|NO_PROXY|no_proxy"
+)
+COMPILER = "g++"  # the one program that a server starts by its name: MLX compiles for the CPU with it
+_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _NO_BUS = re.compile("Failed to connect to .*bus")  # of systemd's services of a user
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSWORD")
 
@@ -87,10 +91,11 @@ Examples:
   mlxrun service install --print            show the file, and install nothing
 
 \b
-The config is checked first, and its path is kept: the service reads the file as it is at each start. It gets
-PATH and the variables of the model hub, of mlxrun and of MLX as they are now, but none that has a key or a
-token in its name; a config reads such from a file, as ${file:/PATH}. Without a login, Linux runs services of
-a user after `loginctl enable-linger`.
+The config is checked first, and its path is kept: the service reads the file as it is at each start. It runs
+this mlxrun, by its whole path. It gets the variables of the model hub, of mlxrun and of MLX as they are now,
+but none that has a key or a token in its name; a config reads such from a file, as ${file:/PATH}. Its PATH
+has the folders of the system and that of g++, with which MLX compiles. Without a login, Linux runs services
+of a user after `loginctl enable-linger`.
 """
 )
 @add_model_argument
@@ -153,8 +158,16 @@ def make_service(model: str | None, name: str, config_path: Path | None, sets: t
         for key, value in sorted(os.environ.items())
         if _KEPT.fullmatch(key) and not _SECRET.search(key)
     }
+    kept["PATH"] = make_path(shutil.which(COMPILER))
     stop = int(loaded.config.server.drain_timeout) + _STOP_SECONDS
     return Service(name, [*find_program(), "serve", *arguments], Path.cwd(), stop, kept)
+
+
+def make_path(compiler: str | None) -> str:
+    """The PATH of a service: the folders of the system, and before them that of the compiler, where it is in
+    another one. What else a shell has in it may be gone at the next start, or be written by others."""
+    folder = "" if compiler is None else str(Path(compiler).absolute().parent)
+    return ":".join(_SYSTEM_PATH if folder in ("", *_SYSTEM_PATH) else (folder, *_SYSTEM_PATH))
 
 
 def find_service_file(name: str) -> ServiceFile:

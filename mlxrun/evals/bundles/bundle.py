@@ -147,9 +147,13 @@ def _list_packages(runs: Sequence[RunFolder]) -> str:
 
 
 @contextmanager
-def open_bundle(path: Path, folder: Path | None = None) -> Iterator[list[RunFolder]]:
+def open_bundle(
+    path: Path, folder: Path | None = None, left_out: list[str] | None = None
+) -> Iterator[list[RunFolder]]:
     """Open the runs of a bundle. `folder`: where it is unpacked and stays; one that is there already has to
-    be of this bundle. None for a temporary one. JobError if it is damaged or not safe."""
+    be of this bundle. None for a temporary one. `left_out`: gets a sentence for each run that is not opened,
+    as it would execute code of somebody else. JobError if the bundle is damaged, or if no run is opened;
+    without `left_out`, also for the first one that is not."""
     parent = Path(tempfile.gettempdir()) if folder is None else folder.parent
     with ExitStack() as stack:
         with wrap_write_errors(parent, begun=False):
@@ -164,8 +168,12 @@ def open_bundle(path: Path, folder: Path | None = None) -> Iterator[list[RunFold
             runs = [run for run in open_runs(unpacked / FILES) if _get_name(run, unpacked) in own]
             for run in runs:
                 run.name = str(path) if len(runs) == 1 else f"{path}: {run.name}"
-                _check_trust(run)
-            yield runs
+            refused = {run.name: text for run in runs if (text := _find_foreign_code(run))}
+            if refused and (left_out is None or len(refused) == len(runs)):
+                raise JobError(next(iter(refused.values())))
+            if left_out is not None:
+                left_out += refused.values()
+            yield [run for run in runs if run.name not in refused]
         except JobError as error:
             if folder is None:  # nobody knows the temporary one
                 error.args = (str(error).replace(f"{unpacked}/", f"{path}: "),)
@@ -188,13 +196,13 @@ def _keep(unpacked: Path, folder: Path) -> Path:
     return folder
 
 
-def _check_trust(run: RunFolder) -> None:
-    """JobError if a run of somebody else would execute code that comes with its model, or its tools."""
+def _find_foreign_code(run: RunFolder) -> str:
+    """Which code of somebody else a run would execute, of its model or its tools; empty for none."""
     lines = (line.line for line in run.read_lines())
     if rebuild_config(run).model.trust_remote_code:
         what = "its config has model.trust_remote_code, so that code of the model would run"
     elif any(isinstance(line, JobLine) and line.agent is not None for line in lines):
         what = "its lines have tools, which would run"
     else:
-        return
-    raise JobError(f"{run.name}: {what}; if you trust it, unpack the bundle and give the folder")
+        return ""
+    return f"{run.name}: {what}; if you trust it, unpack the bundle and give the folder"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,7 +217,8 @@ def build_lead(runs: ReportRuns) -> Lead:
         )
     without = total is not None and total.lines != run.counts["lines"]  # lines without an `eval`
     unscored = 0 if total is None else total.unscored
-    return [*parts, (_describe_trouble(run, of_all=without) + _describe_unscored(unscored), False)]
+    trouble = _describe_trouble(run, of_all=without) + _describe_cause(runs.runs)
+    return [*parts, (trouble + _describe_unscored(unscored), False)]
 
 
 def _build_lead_of_many(runs: ReportRuns) -> Lead:
@@ -233,7 +235,20 @@ def _build_lead_of_many(runs: ReportRuns) -> Lead:
     failed = sum(run.counts["failed"] for run in runs.runs)
     unscored = sum(run.scores.compute_total().unscored for run in runs.runs if run.scores.groups)
     text = f"{pluralize_count(failed, 'line')} failed." if failed else "No line failed."
-    return [*parts, (text + _describe_unscored(unscored), False)]
+    return [*parts, (text + _describe_cause(runs.runs) + _describe_unscored(unscored), False)]
+
+
+def _describe_cause(runs: Sequence[ReportRun]) -> str:
+    """The most frequent reason, where every line failed; else it is below, with the others."""
+    if any(run.answered for run in runs):
+        return ""
+    counts: Counter[str] = Counter()
+    for reason, _ in list_reasons(runs):
+        counts[reason.message] += reason.count
+    return "".join(
+        f" The most frequent reason ({pluralize_count(count, 'line')}): {message.rstrip('.')}."
+        for message, count in counts.most_common(1)
+    )
 
 
 def _describe_unscored(count: int) -> str:

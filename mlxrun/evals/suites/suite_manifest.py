@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,8 +25,8 @@ from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, list_versions
-from mlxrun.jobs.records.run_paths import wrap_write_errors
-from mlxrun.jobs.run.progress import format_now
+from mlxrun.jobs.records.run_paths import list_common_reasons, wrap_write_errors
+from mlxrun.jobs.run.progress import format_now, pluralize
 from mlxrun.jobs.scoring.measure import SHARE, ScoreMeasure
 from mlxrun.jobs.scoring.score_groups import format_described
 
@@ -198,10 +199,14 @@ def print_matrix(
 
 
 def format_pool(pool: Mapping[str, Any]) -> str:
-    """Format the score over all seeds with its interval, and how much single seeds vary."""
+    """Format the score over all seeds with its interval, how much single seeds vary, and the share of lines
+    that some seed answers."""
     measure = ScoreMeasure(**pool["measure"]) if pool.get("measure") else SHARE
     like = pool.get("value", pool["share"]) or 0.0
-    return f"{format_described(pool)} (seeds ± {measure.format_number(pool['seed_deviation'], like)})"
+    notes = [f"seeds ± {measure.format_number(pool['seed_deviation'], like)}"]
+    metrics = pool.get("scores") or {}
+    notes += [f"{name} {SHARE.format(metrics[name], None)}" for name in metrics if name.startswith("pass@")]
+    return f"{format_described(pool)} ({', '.join(notes)})"
 
 
 def _format_score(record: Mapping[str, Any]) -> str:
@@ -224,6 +229,17 @@ def count_first_lines(record: Mapping[str, Any]) -> int:
     """Count the lines of a cell that `--limit` ended, which was `todo` in earlier versions; 0 for other
     cells."""
     return int(record["done"] + record["failed"]) if record["state"] in (LIMITED, "todo") else 0
+
+
+def list_failures(folder: Path, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield why cells and lines of a suite failed: how many, and the most frequent reasons."""
+    lost = Counter(str(each["error"]) for each in records if each["state"] == "failed")
+    yield from (f"{pluralize(times, 'cell')} failed: {error}" for error, times in lost.most_common())
+    broken = [each for each in records if each["failed"] and each["state"] != "failed"]
+    if broken:
+        yield f"{pluralize(sum(each['failed'] for each in broken), 'line')} failed:"
+        errors = ((folder / each["job"]).with_suffix(".errors.jsonl") for each in broken)
+        yield from (f"  {times} x {reason}" for reason, times in list_common_reasons(*errors))
 
 
 def make_table(heads: Sequence[str], text: int = 2) -> Table:

@@ -230,10 +230,11 @@ def replace_file(new: BinaryIO, temp: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
-def list_common_reasons(errors: Path, read: int = 1000) -> list[tuple[str, int]]:
-    """Count the reasons of the first `read` error records, the most common first."""
+def list_common_reasons(*errors: Path, read: int = 1000) -> list[tuple[str, int]]:
+    """Count the reasons of the first `read` error records of each file, the most common first."""
     found: Counter[str] = Counter()
-    with errors.open(encoding="utf-8") as lines:
-        for line in islice(lines, read):
-            found[str(json.loads(line)["error"]["message"])[:200]] += 1
+    for path in filter(Path.exists, errors):
+        with path.open(encoding="utf-8") as lines:
+            for line in islice(lines, read):
+                found[str(json.loads(line)["error"]["message"])[:200]] += 1
     return found.most_common()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlxrun.cli.chat.conversation import Conversation
-from mlxrun.cli.chat.session import ChatSession
+from mlxrun.cli.chat.session import END, HELP, ChatSession
 from mlxrun.cli.server_client import AnswerDelta, ClientError, ServerClient
 from mlxrun.core.terminal import open_console
 
@@ -121,6 +122,23 @@ def test_commands(tmp_path: Path) -> None:
     assert "did you mean 'save'?" in shown and "the server has no model x" in shown
     assert "temperature=0.5, model=large" in shown and "this is not YAML" in shown
     assert "none.json cannot be read" in shown
+
+
+def test_the_help_lists_what_is_understood() -> None:
+    session = ChatSession(ScriptedClient(), open_console(io.StringIO()), Conversation())
+    listed = set(re.findall(r"(?<!\w)/(\w+)", HELP))
+    assert listed == {*session._list_commands(), *END}
+
+
+def test_an_answer_that_was_cut_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    """Apart from the answer, with what sets the limit."""
+    parts = [AnswerDelta("one two"), AnswerDelta(cut=True), AnswerDelta(usage=USAGE)]
+    shown, _ = talk(ScriptedClient(parts), "count")
+    assert shown == "one two\n"
+    said = capsys.readouterr().err
+    assert said == "the answer was cut at its maximum number of tokens (3); /set max_tokens=N sets it\n"
+    talk(ScriptedClient([AnswerDelta("one")]), "count")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_field_that_no_request_has_is_not_set() -> None:

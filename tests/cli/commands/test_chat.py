@@ -8,6 +8,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,38 @@ def test_a_server_is_used_where_there_is_one(
     with pytest.raises(ClientError, match="does not answer"):
         client.list_models()
     assert main(["chat", "--url", "http://127.0.0.1:9", "-p", "a"]) == 1
+
+
+def test_one_question_has_a_limit_of_tokens(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was given, else the config's in this process, else one that leaves room in a server's context."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert main(["chat", "-p", "2 + 3?", "--set", "sampling.max_tokens=1"]) == 0
+    assert "cut at its maximum number of tokens (1); --max-tokens N sets it" in capsys.readouterr().err
+    sent: list[Any] = []
+    stream = ServerClient.stream
+
+    def record(self: ServerClient, messages: Any, fields: Any) -> Any:
+        sent.append(dict(fields))
+        return stream(self, messages, fields)
+
+    monkeypatch.setattr(ServerClient, "stream", record)
+    with run_local_server(Config()) as url:
+        for given in ([], ["--max-tokens", "2"]):
+            assert main(["chat", "-p", "2 + 3?", "--url", url, *given]) == 0
+    assert sent == [{"max_tokens": 1024}, {"max_tokens": 2}]
+    assert main(["chat", "-p", "a", "--max-tokens", "0"]) == 2
+
+
+def test_a_file_that_the_model_takes_not_is_refused_before_it_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    (tmp_path / "a.wav").write_bytes(b"RIFF")
+    assert main(["chat", "-p", f"What is in {tmp_path}/a.wav"]) == 1
+    said = capsys.readouterr().err
+    assert "a.wav: the model 'embedded' does not accept audio" in said and "loading" not in said
 
 
 def test_what_prevents_the_server_is_raised() -> None:

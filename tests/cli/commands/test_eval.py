@@ -11,6 +11,8 @@ import pytest
 from mlxrun.cli.main import main
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import ModelLoadError
+from mlxrun.evals.reports.page import render_markdown
+from mlxrun.evals.reports.report_runs import read_runs
 from tests.helpers.batch_fakes import FakeClient
 from tests.helpers.suite_files import read_cells, write_suite
 from tests.helpers.tokenizers import FakeModelInfo
@@ -159,8 +161,20 @@ def test_a_model_that_cannot_be_loaded(
     out, err = capsys.readouterr()
     assert out.splitlines()[1].split()[-1] == "failed" and "4 cells: 2 done, 2 failed" in out
     assert "other/cities/seed-0: failed: the weights are damaged" in err.splitlines()
+    assert out.splitlines()[-1] == "2 cells failed: the weights are damaged"
     assert "continues from here" not in err and "0 of 3 lines" not in err
     assert len(fake_engine) == 2
+
+
+def test_lines_that_all_failed_have_their_reason_in_the_summary(
+    tmp_path: Path, fake_engine: list[Config], capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = write_suite(tmp_path, SUITE.replace("{{ area }}", "LONG {{ area }}"))
+    assert main(["eval", str(suite), "--only", "tiny/areas"]) == 1
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2] == "1 line failed:" and out[-1].startswith("  1 x the engine got ")
+    page = render_markdown(read_runs([tmp_path / "suite.out"]))
+    assert "The most frequent reason (1 line): the engine got " in page
 
 
 def test_mistakes_are_found_before_anything_is_loaded(

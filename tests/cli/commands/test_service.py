@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxrun.cli.commands.service import Service, find_program, make_service_file
+from mlxrun.cli.commands.service import Service, find_program, make_path, make_service_file
 from mlxrun.cli.main import main
 
 FAKE = (
@@ -63,6 +63,27 @@ def test_a_service_of_systemd(
     assert main(["service", "uninstall", "--name", "prod"]) == 0
     assert read_log(place)[-1] == f"systemctl --user disable --now {unit_name}"
     assert not list((place / ".config/systemd/user").iterdir())
+
+
+def test_the_path_of_a_service_is_not_that_of_the_shell(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the system's folders, and before them the compiler's where that is in another one."""
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setenv("XDG_SESSION_ID", "7")
+    system = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+    for folder, wanted in (("", system), ("conda", f"{place}/conda:{system}")):
+        if folder:
+            (place / folder).mkdir()
+            (place / folder / "g++").write_text("#!/bin/sh\n")
+            (place / folder / "g++").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{place}/bin:{place}/{folder or 'none'}")
+        assert main(["service", "install", "--print"]) == 0
+        unit = capsys.readouterr().out
+        assert f'Environment="PATH={wanted}"\n' in unit and "SESSION_ID" not in unit
+        (start,) = (line for line in unit.splitlines() if line.startswith("ExecStart="))
+        assert Path(start.partition('"')[2].partition('"')[0]).is_absolute()
+    assert make_path("/usr/bin/g++") == system
 
 
 def test_a_service_of_launchd(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

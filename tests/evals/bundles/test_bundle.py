@@ -198,7 +198,10 @@ async def test_tools_travel_and_those_of_somebody_else_do_not_run(tmp_path: Path
     bench = AgentBench(job, script=answer_in_turn(call("add", number=2), "Two."))
     await bench.run()
     path = write_bundle(job, tmp_path / "run.tar.gz")
-    with pytest.raises(JobError, match="its lines have tools, which would run"), open_bundle(path):
+    with (
+        pytest.raises(JobError, match="its lines have tools, which would run"),
+        open_bundle(path, None, []),
+    ):
         pass
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path / "there", filter="data")

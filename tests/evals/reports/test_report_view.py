@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -70,6 +71,16 @@ async def test_answers_that_could_not_be_scored(tmp_path: Path) -> None:
     runs = await read_lines(tmp_path, [*chats(3), chat("j", "x", {"match": "judge"})])
     assert read_lead(runs).startswith("75.0 % of 4 lines")
     assert read_lead(runs).endswith(" None failed, was cut or is empty. 1 answer could not be scored.")
+
+
+async def test_lines_that_all_failed_say_why_at_the_top(tmp_path: Path) -> None:
+    """The most frequent reason, of one run and over several."""
+    bad = [chat("a", "LONG"), chat("b", "LONG"), "no JSON"]
+    runs = await read_lines(tmp_path, bad)
+    lead = read_lead(runs)
+    assert "3 failed. The most frequent reason (2 lines): " in lead
+    many = replace(runs, runs=[*runs.runs, *runs.runs])
+    assert "6 lines failed. The most frequent reason (4 lines): " in read_lead(many)
 
 
 async def test_two_runs(tmp_path: Path) -> None:

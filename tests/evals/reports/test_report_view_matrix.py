@@ -65,9 +65,9 @@ async def test_the_score_over_all_seeds_is_on_the_page_and_in_markdown(tmp_path:
     matrix = build_matrix(runs)
     assert matrix is not None
     ((_, (cell,)),) = matrix.rows
-    assert cell is not None and cell.notes == ["all seeds: 0.0 % [0.0, 86.1] (seeds ± 0.0)"]
+    assert cell is not None and cell.notes == ["all seeds: 0.0 % [0.0, 86.1] (seeds ± 0.0, pass@2 0.0 %)"]
     for page in (render_page(runs), render_markdown(runs)):
-        assert "all seeds: 0.0 %" in page and "(seeds ± 0.0)" in page
+        assert "all seeds: 0.0 %" in page and "(seeds ± 0.0, pass@2 0.0" in page
 
 
 async def test_answers_that_could_not_be_scored_are_no_score_of_zero(tmp_path: Path) -> None:

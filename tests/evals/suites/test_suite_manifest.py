@@ -147,9 +147,10 @@ def test_the_matrix_has_a_row_of_all_seeds_after_theirs() -> None:
     scores, names = make_scores(0.5, [0.4, 0.6]), ("seed-1,k-2", "seed-2,k-2", "seed-3")
     records = [{**RECORD, "model": "a", "variant": name, "scores": scores, "name": name} for name in names]
     pool = {"cells": [*names[:2]], "share": 0.625, "interval": [0.55, 0.7], "seed_deviation": 0.0123}
+    pool["scores"] = {"pass@2": 0.75, "pass^2": 0.5, "majority": 0.6}
     stream = io.StringIO()
     print_matrix(records, stream, [pool])
     rows = [line.split("  ") for line in stream.getvalue().splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert [row[1] for row in cells] == ["variant", *names[:2], "all seeds,k-2", names[2]]
-    assert cells[3][2] == "62.5 % [55.0, 70.0] (seeds ± 1.2)"
+    assert cells[3][2] == "62.5 % [55.0, 70.0] (seeds ± 1.2, pass@2 75.0 %)"

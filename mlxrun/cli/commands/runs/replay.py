@@ -14,6 +14,7 @@ import click
 from mlxrun.cli.options import list_first, say
 from mlxrun.cli.run_setup import (
     MODEL_HELP,
+    end_runs,
     make_run_setup,
     report_machine,
     report_problems,
@@ -46,8 +47,8 @@ again to continue. The new output is a run like any other: mlxrun compare RUN NE
 
 \b
 Exit codes: 0 all records are equal, byte for byte; 1 some differ, and the first difference of each is printed
-(without engine.reproducible that may be); 2 it cannot be run here, or its records are
-missing or were edited; 3 engine; 130 interrupted.
+(without engine.reproducible that may be); 2 it cannot be run here, its records are missing or were edited,
+or runs of a bundle were left out (they have tools or code of their model); 3 engine; 130 interrupted.
 """
 
 
@@ -73,9 +74,9 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
     from mlxrun.jobs.run.job_run import JobOptions
 
     with ExitStack() as stack:
-        bundled = is_bundle(run)
+        bundled, left_out = is_bundle(run), list[str]()
         runs = (
-            stack.enter_context(open_bundle(run, run.with_name(run.name.removesuffix(SUFFIX))))
+            stack.enter_context(open_bundle(run, run.with_name(run.name.removesuffix(SUFFIX)), left_out))
             if bundled
             else open_runs(run)
         )
@@ -84,7 +85,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
         # The cache of a single replay is beside its output, so that it is there if it is continued.
         cache = Path(stack.enter_context(TemporaryDirectory())) if len(runs) > 1 else None
         replay = _Replay(output, model, JobOptions(fresh=fresh, mixed=mixed), bundled, cache)
-        return 0 if all(run_async(run_by_engine(runs, replay.run))) else 1
+        return end_runs(run_async(run_by_engine(runs, replay.run)), left_out)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import click
 from mlxrun.cli.options import list_first, say
 from mlxrun.cli.run_setup import (
     MODEL_HELP,
+    end_runs,
     make_run_setup,
     report_machine,
     report_problems,
@@ -49,7 +50,8 @@ as wrong, unless --strict is given. With it, all must be equal on a machine like
 
 \b
 Exit codes: 0 verified; 1 something was changed, or a line came out differently; 2 it cannot be verified here
-(no run, another model, usage); 3 engine; 130 interrupted.
+(no run, another model, usage), or runs of a bundle were left out (they have tools or code of their model);
+3 engine; 130 interrupted.
 """
 
 
@@ -71,9 +73,10 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str |
         raise click.UsageError("give one of --sample and --all")
     count = None if is_all else sample or DEFAULT_SAMPLE
     verify = partial(_verify, sample=count, seed=seed, model=model, strict=strict)
-    with open_bundle(run) if is_bundle(run) else nullcontext(open_runs(run)) as runs:
-        good = run_async(run_by_engine(runs, verify))
-    return 0 if all(good) else 1
+    left_out: list[str] = []
+    opened = open_bundle(run, None, left_out) if is_bundle(run) else nullcontext(open_runs(run))
+    with opened as runs:
+        return end_runs(run_async(run_by_engine(runs, verify)), left_out)
 
 
 async def _verify(

@@ -15,6 +15,7 @@ from tests.helpers.suite_files import CAPITALS, write_suite
 
 pytestmark = pytest.mark.thorough
 
+RUNS = (("plain", 3), ("trusting", 4))
 Prints = pytest.CaptureFixture[str]
 
 
@@ -74,6 +75,26 @@ def test_a_bundle_is_not_changed(tmp_path: Path, fake_engine: list[Any], capsys:
     path.write_bytes(data)
     assert main(["verify", str(path)]) == 2
     assert str(path) in capsys.readouterr().err and list(path.parent.iterdir()) == [path]
+
+
+def test_runs_that_would_execute_foreign_code_are_left_out(
+    tmp_path: Path, fake_engine: list[Any], capsys: Prints
+) -> None:
+    """And named; the others are verified and replayed. One of which nothing is left is refused."""
+    (tmp_path / "here").mkdir()
+    plain, trusting = (write_job(tmp_path / "here", chats(count), f"{name}.jsonl") for name, count in RUNS)
+    assert main(["batch", str(plain)]) == 0
+    trust = ("--model", "org/model", "--set", "model.trust_remote_code=true")
+    assert main(["batch", str(trusting), *trust]) == 0
+    path = tmp_path / "both.tar.gz"
+    assert main(["bundle", str(tmp_path / "here"), "-o", str(path)]) == 0
+    shutil.rmtree(tmp_path / "here")
+    capsys.readouterr()
+    for command, done in (("verify", "3 equal, 0 different"), ("replay", "3 of 3 records equal")):
+        assert main([command, str(path)]) == 2
+        lines = capsys.readouterr().out.splitlines()
+        assert done in lines[-2] and lines[-1].startswith(f"left out: {path}: ")
+        assert "trusting" in lines[-1] and "its config has model.trust_remote_code" in lines[-1]
 
 
 def test_functions_of_a_bundle_are_not_called(
