@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -24,6 +24,8 @@ from mlxrun.jobs.records.run_paths import JobPaths
 MOST_KEPT = 4  # reports, of which each may have some megabytes
 DAMAGED = "damaged"  # the state of a run whose manifest cannot be read
 FAILED = "failed"  # of a suite with cells that could not run
+# What files with values of other kinds raise where they are shown.
+DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, OSError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,32 +96,27 @@ class RunPages:
         found += [self._describe_suite(folder, cells) for folder, cells in suites.items()]
         return sorted(found, key=lambda run: (run.time, run.key), reverse=True)
 
-    def compute_digest(self, keys: Sequence[str]) -> str:
-        """Compute a digest that changes with what `render` returns. NotFound for a run that is not there."""
-        return self._digest(self.list_runs(), keys)
+    def render(self, keys: Sequence[str], known: Container[str] = ()) -> tuple[str, str]:
+        """Render the report of the runs with these keys; without keys, the index. Returns the digest of what
+        the page shows, and the page, which is empty if the digest is one of `known`. NotFound for a run that
+        is not there, JobError for one that cannot be read."""
+        from mlxrun.evals.reports.page import render_index
 
-    def render(self, keys: Sequence[str]) -> str:
-        """Render the report of the runs with these keys; without keys, the index. NotFound for a run that is
-        not there, JobError for one that cannot be read."""
-        from mlxrun.evals.reports.page import render_index, render_page
-        from mlxrun.evals.reports.report_runs import read_runs
-
+        listed = self.list_runs()
+        chosen = _find(listed, keys)
+        digest = _hash([self._list_facts(run) for run in chosen] if keys else listed)
+        if digest in known:
+            return digest, ""
+        if not keys:
+            return digest, render_index(listed, self._folder.name, digest)
         with self._lock:  # a second request for a page waits for the first
-            listed = self.list_runs()
-            digest, kept = self._digest(listed, keys), self._kept.pop(tuple(keys), None)
-            if not keys:
-                return render_index(listed, self._folder.name, digest)
+            kept = self._kept.pop(tuple(keys), None)
             if kept is None or kept[0] != digest:
-                chosen = _find(listed, keys)
-                runs = read_runs([run.path for run in chosen])
-                kept = digest, render_page(runs, digest=digest, is_live=any(map(_is_running, chosen)))
+                kept = digest, _render_report(chosen, digest)
             self._kept[tuple(keys)] = kept
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-            return kept[1]
-
-    def _digest(self, listed: Sequence[ListedRun], keys: Sequence[str]) -> str:
-        return _hash([self._list_facts(run) for run in _find(listed, keys)] if keys else listed)
+            return kept
 
     def _find_suites(self) -> Iterator[Path]:
         for folder, names, files in os.walk(self._folder):
@@ -147,7 +144,7 @@ class RunPages:
                 _format_score(run.manifest),
                 str(last.get("ended") or last.get("started") or ""),
             )
-        except (JobError, LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
+        except (JobError, *DAMAGE) as error:
             return ListedRun(key, name, out, DAMAGED, note=f"the manifest is damaged: {error}")
 
     def _describe_suite(self, folder: Path, cells: Sequence[ListedRun]) -> ListedRun:
@@ -180,6 +177,18 @@ class RunPages:
             paths = JobPaths(self._folder, out)
             yield from map(_get_stamp, (paths.out, paths.errors, paths.manifest, paths.timings))
         yield _get_stamp(run.path / SUITE_NAME)
+
+
+def _render_report(chosen: Sequence[ListedRun], digest: str) -> str:
+    from mlxrun.evals.reports.page import render_page
+    from mlxrun.evals.reports.report_runs import read_runs
+
+    try:
+        runs = read_runs([run.path for run in chosen])
+        return render_page(runs, digest=digest, is_live=any(map(_is_running, chosen)))
+    except DAMAGE as error:
+        names = ", ".join(run.key for run in chosen)
+        raise JobError(f"{names}: a manifest or a record is damaged: {error!r}") from error
 
 
 def _read_records(folder: Path) -> tuple[list[dict[str, Any]], str]:
