@@ -70,6 +70,7 @@ class RunPages:
         self._folder = folder.absolute()
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()
+        self._known: dict[Path, tuple[object, ListedRun]] = {}
 
     @property
     def policy(self) -> str:
@@ -125,6 +126,15 @@ class RunPages:
             names[:] = [name for name in names if not name.endswith(RUN_SUFFIX)]
 
     def _describe(self, out: Path, name: str) -> ListedRun:
+        """Describe a run: anew if its files have changed, if it runs, or if it could not be read."""
+        folder = out.with_name(out.name + RUN_SUFFIX)
+        stamps = [_get_stamp(folder / each) for each in ("manifest.json", "status.json")]
+        known = self._known.get(out)
+        if known is None or known[0] != stamps or known[1].state in (RUNNING, DAMAGED):
+            known = self._known[out] = stamps, self._read(out)
+        return replace(known[1], name=name)
+
+    def _read(self, out: Path) -> ListedRun:
         key = _make_key(out.relative_to(self._folder))
         try:
             run = RunFolder.open(out)
@@ -134,7 +144,7 @@ class RunPages:
             last = times[-1] if times else {}
             return ListedRun(
                 key,
-                name,
+                "",
                 out,
                 state,
                 str(model.get("name") or model.get("path")),
@@ -145,7 +155,7 @@ class RunPages:
                 str(last.get("ended") or last.get("started") or ""),
             )
         except (JobError, *DAMAGE) as error:
-            return ListedRun(key, name, out, DAMAGED, note=f"the manifest is damaged: {error}")
+            return ListedRun(key, "", out, DAMAGED, note=f"the manifest is damaged: {error}")
 
     def _describe_suite(self, folder: Path, cells: Sequence[ListedRun]) -> ListedRun:
         path = folder.relative_to(self._folder)

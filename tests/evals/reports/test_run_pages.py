@@ -12,6 +12,7 @@ import pytest
 from mlxrun.core.errors import JobError, NotFound
 from mlxrun.evals.reports import page
 from mlxrun.evals.reports.run_pages import DAMAGED, RunPages
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.evals.reports.test_page import find_dangers
 from tests.helpers.batch_fakes import chats
 from tests.helpers.report_jobs import mixed_lines, run_lines, write_suite
@@ -97,6 +98,23 @@ async def test_a_request_lists_the_folder_once(tmp_path: Path, monkeypatch: pyte
         assert html and pages.render(keys, [digest]) == (digest, "")
         assert pages.render(keys, ["another"]) == (digest, html)
     assert len(walks) == 6
+
+
+async def test_manifests_are_read_again_only_when_they_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of thousands of runs in a folder, most are finished."""
+    bench, read = await run_lines(tmp_path, chats(2)), list[Path]()
+    real = RunFolder.open.__func__
+    monkeypatch.setattr(RunFolder, "open", classmethod(lambda cls, out: read.append(out) or real(cls, out)))
+    pages = RunPages(tmp_path)
+    before = pages.list_runs()
+    assert pages.list_runs() == before and len(read) == 1
+    await bench.run(fresh=True, limit=1)
+    read.clear()
+    assert pages.list_runs()[0].state == "limited" and len(read) == 1
+    bench.paths.manifest.unlink()
+    assert [pages.list_runs()[0].state for _ in range(2)] == [DAMAGED] * 2
 
 
 async def test_only_runs_of_the_folder_are_shown(tmp_path: Path) -> None:
