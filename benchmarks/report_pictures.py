@@ -73,7 +73,7 @@ async def _make_pictures(browser: str, scratch: Path) -> None:
         subprocess.run([*MODULE, *command], cwd=folder, check=True)
     for run in ("suite.yaml", "vision.jsonl"):
         subprocess.run([*MODULE, "report", run], cwd=folder, check=True)
-    (folder / "index.html").write_text(RunPages(folder).render([]), encoding="utf-8")
+    (folder / "index.html").write_text(RunPages(folder).render([])[1], encoding="utf-8")
     await take_pictures(browser, folder, IMAGES)
 
 

@@ -72,6 +72,8 @@ async def run_on_ray(
     from mlxrun.jobs.run.progress import pluralize
 
     config = loaded.config
+    if config.batch.user_model is not None:
+        raise ConfigError("batch.user_model: workers on Ray have one model each; run this job without --ray")
     job = RayJob(address, config, load_worker_configs(loaded, sets), paths.job, paths.cache, mixed)
     count = job.connect()
     try:

@@ -62,6 +62,7 @@ def judge_fit(config: Config, wanted: WantedRows) -> FitReport:
 
 
 MODEL_HELP = "Where the model's files are now, as model.path. Default: where they were."
+USER_MODEL_HELP = "The same of the model that plays the user, where that is another one."
 
 
 def report_machine(run: RunFolder) -> list[str]:
@@ -106,23 +107,28 @@ def report_progress(run: RunFolder) -> int:
 
 
 def make_run_setup(
-    run: RunFolder, model: str | None, choose_engine_config: Callable[[Config], Config]
+    run: RunFolder,
+    model: str | None,
+    user_model: str | None,
+    choose_engine_config: Callable[[Config], Config],
 ) -> JobSetup:
     """Make the setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are
-    not those of the run. `model`: replaces the recorded model.path. The model keeps its name in the run,
-    which is in the records."""
+    not those of the run. `model`, `user_model`: replace the recorded model.path and batch.user_model. The
+    model keeps its name in the run, which is in the records."""
     from mlxrun.config.setting_fields import hash_config
     from mlxrun.evals.replay import check_model, rebuild_config
-    from mlxrun.jobs.lines.line_keys import collect_settings
 
     config = rebuild_config(run)
     if model is not None:
         config = replace(config, model=replace(config.model, path=model))
+    if user_model is not None and config.batch.user_model is not None:
+        config = replace(config, batch=replace(config.batch, user_model=user_model))
     set_up_logging(config.log)
     name = run.manifest["model"].get("name")  # missing in runs of versions before it was recorded
     model_info, preparer = load_preparer(config, run.paths.job.parent, weights=True, name=name)
-    check_model(run, collect_settings(config, model_info), config.model.path)
-    return _make_setup(config, hash_config(config), model_info, preparer, choose_engine_config)
+    setup = _make_setup(config, hash_config(config), model_info, preparer, choose_engine_config)
+    check_model(run, setup.collect_settings(), config.model.path)
+    return setup
 
 
 async def run_by_engine(
@@ -188,17 +194,46 @@ def _make_setup(
     preparer: LinePreparer,
     choose_engine_config: Callable[[Config], Config],
 ) -> JobSetup:
+    from mlxrun.config.setting_fields import hash_config
     from mlxrun.engine.client import EngineClient
+    from mlxrun.jobs.agents.agent_settings import make_user_config
     from mlxrun.jobs.run.job_run import JobSetup
     from mlxrun.model.load.model_info import log_weights
     from mlxrun.model.machine.device import describe_device
 
-    async def start() -> EngineClient:
-        log_weights(config.model, model_info.folder)
-        return await EngineClient.start(choose_engine_config(config), model_info)
-
     device = partial(describe_device, config.engine)
-    return JobSetup(config, digest, model_info, preparer, start, device)
+    user_config, user = make_user_config(config), None
+    infos = [model_info]
+
+    async def start(at: int) -> EngineClient:
+        own = config if at == 0 or user_config is None else user_config
+        log_weights(own.model, infos[at].folder)
+        if len(infos) > 1:
+            own = share_memory_limit(own, infos[at], infos[1 - at])
+        return await EngineClient.start(choose_engine_config(own), infos[at])
+
+    if user_config is not None:
+        info, user_preparer = load_preparer(user_config, preparer.folder or Path(), weights=True)
+        infos.append(info)
+        user = JobSetup(user_config, hash_config(user_config), info, user_preparer, partial(start, 1), device)
+    return JobSetup(config, digest, model_info, preparer, partial(start, 0), device, user=user)
+
+
+def share_memory_limit(config: Config, own: Any, other: Any) -> Config:
+    """Return the config of an engine beside that of another model. They share the memory in proportion to
+    their files. With engine.reproducible they do so only if the config has a limit, as the form of quantized
+    weights follows from it."""
+    from mlxrun.model.load.model_files import count_file_bytes
+    from mlxrun.model.machine.device import get_memory_limit
+
+    limit = config.scheduler.memory_limit
+    if limit is None and not config.engine.reproducible:
+        limit = get_memory_limit()
+    if not limit:
+        return config
+    sizes = [count_file_bytes(each.folder) for each in (own, other)]
+    share = max(1, limit * sizes[0] // (sum(sizes) or 1))
+    return replace(config, scheduler=replace(config.scheduler, memory_limit=share))
 
 
 async def load_engine(config: Config) -> LoadedEngine:

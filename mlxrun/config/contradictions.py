@@ -30,6 +30,11 @@ def check_draft_path(config: Config) -> str | None:
     return None if config.model.draft is None else find_path_problem(config.model.draft)
 
 
+@reads("batch.user_model")
+def check_user_path(config: Config) -> str | None:
+    return None if config.batch.user_model is None else find_path_problem(config.batch.user_model)
+
+
 def find_path_problem(path: str) -> str | None:
     """What is wrong with a model's path; None if nothing is."""
     if path.endswith(".gguf"):

@@ -244,6 +244,9 @@ class BatchSettings:
     keep_awake: Literal["auto", "always", "never"] = "auto"
     """Keep the machine awake while `mlxrun batch` or `mlxrun eval` runs; the display may go dark. `auto`: on
     macOS, by caffeinate. `always`: on Linux too, by systemd-inhibit, where there is one."""
+    user_model: str | None = None
+    """The model that plays the user in conversations whose lines have one, as in `model.path`. null: that of
+    the job. docs/agent-evals.md says more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from mlxrun.core.text_files import check_encoding, is_stream, read_regular
 ENV_PREFIX = "MLXRUN_"
 PATH_KEYS = ("model.adapter", "model.chat_template", "server.data_path")
 PATH_MAPPINGS = ("model.adapters", "server.tls")  # from names to paths
-MODEL_PATHS = ("model.path", "model.draft")  # each a path, "embedded" or a hub id
+MODEL_PATHS = ("model.path", "model.draft", "batch.user_model")  # each a path, "embedded" or a hub id
 EMBEDDED = "embedded"
 MAX_FILES = 100  # that one file extends, each as often as it is named
 _FILE = "file:"

@@ -1,4 +1,5 @@
-"""Starts modules of this package as processes, and measures the time in which this process ran.
+"""Starts modules of this package as processes, ends what they have started, and measures the time in which
+this process ran.
 
 SIGSTOP, Ctrl-Z or a paused container suspends a process. A time limit must not count that time: the process
 would fail work as soon as it goes on. (While the machine sleeps, the monotonic clock stands still too.)
@@ -10,10 +11,12 @@ readings does not count.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,31 @@ def start_module(
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
         **options,
     )
+
+
+MARK = "MLXRUN_CHILD"  # a variable of the environment, which processes inherit
+_ROUNDS = 20  # looks for marked processes, as one that is found may just have started another
+
+
+def end_marked(mark: str) -> None:
+    """Kill all other processes whose environment has this value of MARK: what a marked process has started,
+    also in sessions of its own. Nothing is found without /proc, and no process that began with an empty
+    environment."""
+    for _ in range(_ROUNDS):
+        found = [pid for pid in _list_marked(mark) if pid != os.getpid()]
+        if not found:
+            return
+        for pid in found:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _list_marked(mark: str) -> Iterator[int]:
+    wanted = f"{MARK}={mark}".encode()
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # of another user, or ended
+            if wanted in path.read_bytes().split(b"\0"):
+                yield int(path.parent.name)
 
 
 GAP = 1.0  # seconds between two readings that a busy machine may cause; a longer time was a suspension

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import codecs
 import errno
+import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 MAX_TEXT = 1 << 20  # bytes of a config, a suite or a template, whose parsers take seconds for a megabyte
 _KINDS = (
@@ -30,7 +32,7 @@ _MARKS = (
 )
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading. OSError if it is not a regular file; the system refuses folders."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -61,6 +63,12 @@ def read_regular(path: Path, most: int = MAX_TEXT, *, streams: bool = False) -> 
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
     return data
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. OSError if it is not a regular file."""
+    with open_regular(path) as file:
+        return json.loads(file.read())
 
 
 def check_encoding(start: bytes) -> None:

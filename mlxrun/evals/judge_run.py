@@ -22,7 +22,7 @@ from mlxrun.evals.rescoring import check_run, rescore
 from mlxrun.evals.run_folders.run_folder import RUNNING, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import NO_SCORERS, JobLine
-from mlxrun.jobs.lines.line_keys import collect_settings, digest_settings
+from mlxrun.jobs.lines.line_keys import digest_settings
 from mlxrun.jobs.records.output_records import read_talk
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 from mlxrun.jobs.run.job_run import JobOptions, JobRun, JobSetup
@@ -65,7 +65,7 @@ async def run_judge(
     if run.state == RUNNING:
         raise JobError(f"{run.name}: its job is running; wait for it before its answers are judged")
     job = await asyncio.to_thread(_write_job, run, judge)
-    setup = replace(setup, evals=NO_SCORERS)
+    setup = replace(setup, evals=NO_SCORERS, user=None)
     fresh = _has_other_settings(job, setup)
     if fresh:
         say("the judge's model or settings have changed; it judges all answers again")
@@ -97,7 +97,7 @@ def _has_other_settings(job: JobPaths, setup: JobSetup) -> bool:
     if not job.has_answers() or not job.manifest.exists():
         return False
     known = RunFolder.open(job.out).manifest["settings"]
-    return digest_settings(known) != digest_settings(collect_settings(setup.config, setup.model_info))
+    return digest_settings(known) != digest_settings(setup.collect_settings())
 
 
 def _write_job(run: RunFolder, judge: Judge) -> JobPaths:

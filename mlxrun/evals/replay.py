@@ -27,6 +27,7 @@ from mlxrun.config.setting_fields import build_config, hash_config, to_plain
 from mlxrun.config.settings import Config, EngineSettings
 from mlxrun.core.errors import JobError
 from mlxrun.core.field_errors import get_json_type
+from mlxrun.core.text_files import open_regular
 from mlxrun.evals.run_folders.moved_paths import find_moved_paths
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder
 from mlxrun.evals.run_folders.run_line import RunLine
@@ -255,14 +256,14 @@ def _find_records(path: Path) -> Iterator[tuple[str, tuple[Path, int]]]:
     if not path.exists():
         return
     offset = 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for data in file:
             yield json.loads(data)["custom_id"], (path, offset)
             offset += len(data)
 
 
 def _read_record(path: Path, offset: int) -> dict[str, Any]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(offset)
         record: dict[str, Any] = json.loads(file.readline())
     return record

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import open_regular
 from mlxrun.evals.run_folders.run_folder import DONE as DONE_RUN
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.run_folders.run_folder_records import RunProblem
@@ -101,7 +102,7 @@ def _check_number(run: RunFolder) -> None:
 def _count_records(path: Path) -> int:
     if not path.exists():
         return 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return sum(1 for _ in file)
 
 

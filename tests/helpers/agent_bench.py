@@ -7,14 +7,16 @@ import json
 import random
 import textwrap
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mlxrun.api.parsers.registry import detect_formats
+from mlxrun.config.setting_fields import hash_config
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.request import FinishReason, Request, TokenEvent
+from mlxrun.jobs.agents.agent_settings import make_user_config
 from mlxrun.jobs.run.job_run import JobSetup
 from mlxrun.jobs.run.line_answerer import LinePreparer
 from tests.helpers.batch_fakes import Bench, FakeClient, chat, make_config, read
@@ -79,27 +81,35 @@ class ScriptedEngine(FakeClient):
 @dataclass
 class AgentBench(Bench):
     """Runs a job of conversations. `script`: the answers; `waits`: as in FakeClient, of prompts; `prompts`:
-    of the last run, in order."""
+    of the last run, in order; `user`: the name of a model that plays the user, and `user_prompts` its own."""
 
     config: Config = field(default_factory=make_config)
     model_info: FakeModelInfo = field(default_factory=lambda: FakeModelInfo(chat_template=TEMPLATE))
     script: AnswerScript = answer_in_turn("hello")
     waits: Callable[[str], bool] = lambda prompt: False
     prompts: list[str] = field(default_factory=list)
+    user: str | None = None
+    user_prompts: list[str] = field(default_factory=list)
 
     def make_setup(self) -> JobSetup:
-        client = ScriptedEngine(self.model_info)
-        self.prompts.clear()
-        client.script, client.prompts, client.waits = self.script, self.prompts, self.waits
+        self.config = replace(self.config, batch=replace(self.config.batch, user_model=self.user))
+        self.client, user = self._make_engine(self.model_info, self.prompts), None
+        if (config := make_user_config(self.config)) is not None:
+            info = replace(self.model_info, digests={**self.model_info.digests, "model": str(self.user)})
+            user = self._build(config, info, self._make_engine(info, self.user_prompts))
+        return replace(self._build(self.config, self.model_info, self.client), evals=self.evals, user=user)
+
+    def _make_engine(self, info: FakeModelInfo, prompts: list[str]) -> ScriptedEngine:
+        client = ScriptedEngine(info)
+        prompts.clear()
+        client.script, client.prompts, client.waits = self.script, prompts, self.waits
         client.pause = self.client.pause
-        self.client = client
-        formats = detect_formats(TEMPLATE, self.model_info.tokenizer, self.config.parsers)
-        setup = super().make_setup()
-        preparer = LinePreparer(self.model_info, self.config, self.job.parent, formats=formats)
-        return JobSetup(
-            *(setup.config, setup.config_hash, setup.model_info, preparer, client.start, setup.device),
-            evals=self.evals,
-        )
+        return client
+
+    def _build(self, config: Config, info: FakeModelInfo, client: ScriptedEngine) -> JobSetup:
+        formats = detect_formats(TEMPLATE, info.tokenizer, config.parsers)
+        preparer = LinePreparer(info, config, self.job.parent, formats=formats)
+        return JobSetup(config, hash_config(config), info, preparer, client.start, lambda: self.device)
 
     def read_record(self) -> dict[str, Any]:
         """The record of the only line, answered or failed."""
@@ -114,12 +124,21 @@ class AgentSuiteBench(SuiteBench):
     script: AnswerScript = answer_in_turn("hello")
     prompts: list[str] = field(default_factory=list)
 
+    model_prompts: dict[str, list[str]] = field(default_factory=dict)  # prompts by model.path, of all starts
+
     def _load(self, config: Config) -> Any:
-        return FakeModelInfo(chat_template=TEMPLATE)
+        digests = {**FakeModelInfo().digests, "model": config.model.path}
+        return FakeModelInfo(chat_template=TEMPLATE, digests=digests)
 
     async def _start(self, config: Config, info: Any, cache: Path) -> Any:
-        client = ScriptedEngine(info)
-        client.script, client.prompts = self.script, self.prompts
+        client, own = ScriptedEngine(info), self.model_prompts.setdefault(config.model.path, [])
+        self.loads[config.model.path] += 1
+
+        def script(prompt: str) -> str:
+            own.append(prompt)
+            return self.script(prompt)
+
+        client.script, client.prompts = script, self.prompts
         return client
 
 

@@ -18,7 +18,7 @@ import click
 from mlxrun.cli.commands.job import make_row_report
 from mlxrun.cli.long_runs import keep_awake, raise_open_files
 from mlxrun.cli.options import add_config_options, list_first, load_command_config, say
-from mlxrun.cli.run_setup import read_model
+from mlxrun.cli.run_setup import read_model, share_memory_limit
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_line
 
@@ -252,7 +252,7 @@ class _EvalCommand:
         from mlxrun.jobs.run.stop_signals import StopSignals
 
         manifest = SuiteManifest(self.folder, self.jobs.file, self.cells)
-        setup = SuiteSetup(_load_model_info, _start_engine, _describe_device)
+        setup = SuiteSetup(_load_model_info, _start_engine, _describe_device, share_memory_limit)
         options, stop = JobOptions(**flags), StopSignals(say)
         run = SuiteRun(self.folder, self.chosen, self.jobs, manifest, setup, options, say, stop)
         code = await run.run()

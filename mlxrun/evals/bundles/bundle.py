@@ -23,7 +23,8 @@ from mlxrun.evals.replay import find_job, rebuild_config
 from mlxrun.evals.run_folders.run_folder import DONE, RunFolder, open_runs
 from mlxrun.evals.run_folders.run_folder_paths import SUITE_NAME, find_cell
 from mlxrun.evals.suites.suite_manifest import read_suite_manifest
-from mlxrun.jobs.agents.agent_settings import parse_agent
+from mlxrun.jobs.agents.agent_settings import LineAgent, parse_agent
+from mlxrun.jobs.agents.tool_process import compute_digest
 from mlxrun.jobs.agents.tool_session import list_tool_paths
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.lines.line_keys import find_local_images
@@ -32,6 +33,7 @@ from mlxrun.jobs.records.manifest_checks import list_versions
 from mlxrun.jobs.records.run_paths import JobPaths, wrap_write_errors
 
 SUFFIX = ".tar.gz"
+_OF_TOOLS = ("tools", "mcp", "files", "folder", "digests")
 FILES = "files"  # the folder of the runs in a bundle
 
 
@@ -101,8 +103,10 @@ def _list_media(run: RunFolder) -> Iterator[Path]:
     seen: set[str] = set()
     for line in run.read_lines():
         body = line.line.body if isinstance(line.line, JobLine) else {}
-        if isinstance(line.line, JobLine) and line.line.agent is not None:
-            yield from list_tool_paths(parse_agent(line.line.agent), folder)
+        agent = line.line.agent if isinstance(line.line, JobLine) else None
+        if agent is not None and (tools := repr([agent.get(key) for key in _OF_TOOLS])) not in seen:
+            seen.add(tools)
+            yield from _list_tool_files(run, parse_agent(agent), folder)
         for name in [each for each in find_local_images(body) if each not in seen]:
             seen.add(name)
             path = folder / name
@@ -112,6 +116,14 @@ def _list_media(run: RunFolder) -> Iterator[Path]:
                 where = "by an absolute path" if os.path.isabs(name) else "outside media.roots"
                 raise JobError(f"{run.name}: line {line.id!r} names {name!r} {where}, which cannot travel")
             yield path
+
+
+def _list_tool_files(run: RunFolder, agent: LineAgent, folder: Path) -> Iterator[Path]:
+    """The files of tools. JobError for one that is not as it was when the job was made."""
+    for name, digest in agent.digests.items():
+        if compute_digest(folder / agent.folder / name) != digest:
+            raise JobError(f"{run.name}: {name}, a file of its tools, has changed since the run, or is gone")
+    yield from list_tool_paths(agent, folder)
 
 
 def _list_suite_files(folder: Path) -> Iterator[Path]:

@@ -35,8 +35,7 @@ def _render_lines(name: str, runs: Sequence[RunFolder]) -> Iterator[str]:
     for run in runs:
         yield _render_run(run)
     yield "\n## Models and machine\n"
-    models = dict.fromkeys(_describe_model(run.manifest) for run in runs)
-    yield from models
+    yield from dict.fromkeys(text for run in runs for text in _describe_models(run.manifest))
     device = runs[0].manifest.get("device") or {}
     facts = ", ".join(f"{key} {device[key]}" for key in _FACTS if device.get(key) is not None)
     yield make_line(
@@ -62,7 +61,11 @@ def _render_run(run: RunFolder) -> str:
     return "| " + " | ".join(make_line(str(each)).replace("|", "\\|") for each in (*cells, *more)) + " |"
 
 
-def _describe_model(manifest: Mapping[str, Any]) -> str:
-    model, config = manifest["model"], manifest["config"]["model"]
+def _describe_models(manifest: Mapping[str, Any]) -> Iterator[str]:
+    """The model, and the one that plays the user."""
+    model, user, config = manifest["model"], manifest.get("user_model"), manifest["config"]["model"]
     revision = f" at {config['revision']}" if config.get("revision") else ""
-    return make_line(f"- {model['path']}{revision}, files with the digest {model['fingerprint']}")
+    yield make_line(f"- {model['path']}{revision}, files with the digest {model['fingerprint']}")
+    if user is not None:
+        text = f"- of the simulated user (--user-model): {user['path']}"
+        yield make_line(f"{text}, files with the digest {user['fingerprint']}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -24,6 +24,8 @@ from mlxrun.jobs.records.run_paths import JobPaths
 MOST_KEPT = 4  # reports, of which each may have some megabytes
 DAMAGED = "damaged"  # the state of a run whose manifest cannot be read
 FAILED = "failed"  # of a suite with cells that could not run
+# What files with values of other kinds raise where they are shown.
+DAMAGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, OSError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class RunPages:
         self._folder = folder.absolute()
         self._lock = Lock()
         self._kept: OrderedDict[tuple[str, ...], tuple[str, str]] = OrderedDict()
+        self._known: dict[Path, tuple[object, ListedRun]] = {}
 
     @property
     def policy(self) -> str:
@@ -94,32 +97,27 @@ class RunPages:
         found += [self._describe_suite(folder, cells) for folder, cells in suites.items()]
         return sorted(found, key=lambda run: (run.time, run.key), reverse=True)
 
-    def compute_digest(self, keys: Sequence[str]) -> str:
-        """Compute a digest that changes with what `render` returns. NotFound for a run that is not there."""
-        return self._digest(self.list_runs(), keys)
+    def render(self, keys: Sequence[str], known: Container[str] = ()) -> tuple[str, str]:
+        """Render the report of the runs with these keys; without keys, the index. Returns the digest of what
+        the page shows, and the page, which is empty if the digest is one of `known`. NotFound for a run that
+        is not there, JobError for one that cannot be read."""
+        from mlxrun.evals.reports.page import render_index
 
-    def render(self, keys: Sequence[str]) -> str:
-        """Render the report of the runs with these keys; without keys, the index. NotFound for a run that is
-        not there, JobError for one that cannot be read."""
-        from mlxrun.evals.reports.page import render_index, render_page
-        from mlxrun.evals.reports.report_runs import read_runs
-
+        listed = self.list_runs()
+        chosen = _find(listed, keys)
+        digest = _hash([self._list_facts(run) for run in chosen] if keys else listed)
+        if digest in known:
+            return digest, ""
+        if not keys:
+            return digest, render_index(listed, self._folder.name, digest)
         with self._lock:  # a second request for a page waits for the first
-            listed = self.list_runs()
-            digest, kept = self._digest(listed, keys), self._kept.pop(tuple(keys), None)
-            if not keys:
-                return render_index(listed, self._folder.name, digest)
+            kept = self._kept.pop(tuple(keys), None)
             if kept is None or kept[0] != digest:
-                chosen = _find(listed, keys)
-                runs = read_runs([run.path for run in chosen])
-                kept = digest, render_page(runs, digest=digest, is_live=any(map(_is_running, chosen)))
+                kept = digest, _render_report(chosen, digest)
             self._kept[tuple(keys)] = kept
             if len(self._kept) > MOST_KEPT:
                 self._kept.popitem(last=False)
-            return kept[1]
-
-    def _digest(self, listed: Sequence[ListedRun], keys: Sequence[str]) -> str:
-        return _hash([self._list_facts(run) for run in _find(listed, keys)] if keys else listed)
+            return kept
 
     def _find_suites(self) -> Iterator[Path]:
         for folder, names, files in os.walk(self._folder):
@@ -128,6 +126,15 @@ class RunPages:
             names[:] = [name for name in names if not name.endswith(RUN_SUFFIX)]
 
     def _describe(self, out: Path, name: str) -> ListedRun:
+        """Describe a run: anew if its files have changed, if it runs, or if it could not be read."""
+        folder = out.with_name(out.name + RUN_SUFFIX)
+        stamps = [_get_stamp(folder / each) for each in ("manifest.json", "status.json")]
+        known = self._known.get(out)
+        if known is None or known[0] != stamps or known[1].state in (RUNNING, DAMAGED):
+            known = self._known[out] = stamps, self._read(out)
+        return replace(known[1], name=name)
+
+    def _read(self, out: Path) -> ListedRun:
         key = _make_key(out.relative_to(self._folder))
         try:
             run = RunFolder.open(out)
@@ -137,7 +144,7 @@ class RunPages:
             last = times[-1] if times else {}
             return ListedRun(
                 key,
-                name,
+                "",
                 out,
                 state,
                 str(model.get("name") or model.get("path")),
@@ -147,8 +154,8 @@ class RunPages:
                 _format_score(run.manifest),
                 str(last.get("ended") or last.get("started") or ""),
             )
-        except (JobError, LookupError, TypeError, AttributeError, ValueError, OverflowError) as error:
-            return ListedRun(key, name, out, DAMAGED, note=f"the manifest is damaged: {error}")
+        except (JobError, *DAMAGE) as error:
+            return ListedRun(key, "", out, DAMAGED, note=f"the manifest is damaged: {error}")
 
     def _describe_suite(self, folder: Path, cells: Sequence[ListedRun]) -> ListedRun:
         path = folder.relative_to(self._folder)
@@ -180,6 +187,18 @@ class RunPages:
             paths = JobPaths(self._folder, out)
             yield from map(_get_stamp, (paths.out, paths.errors, paths.manifest, paths.timings))
         yield _get_stamp(run.path / SUITE_NAME)
+
+
+def _render_report(chosen: Sequence[ListedRun], digest: str) -> str:
+    from mlxrun.evals.reports.page import render_page
+    from mlxrun.evals.reports.report_runs import read_runs
+
+    try:
+        runs = read_runs([run.path for run in chosen])
+        return render_page(runs, digest=digest, is_live=any(map(_is_running, chosen)))
+    except DAMAGE as error:
+        names = ", ".join(run.key for run in chosen)
+        raise JobError(f"{names}: a manifest or a record is damaged: {error!r}") from error
 
 
 def _read_records(folder: Path) -> tuple[list[dict[str, Any]], str]:

@@ -28,7 +28,10 @@ def find_moved_paths(config: Config, manifest: Mapping[str, Any], folder: Path) 
     moved: dict[str, Any] = {name: find(path) for name, path in found.items() if path is not None}
     moved["adapters"] = {name: find(path) for name, path in model.adapters.items()}
     roots = tuple(find(root) for root in config.media.roots)
-    return replace(config, model=replace(model, **moved), media=replace(config.media, roots=roots))
+    user = config.batch.user_model
+    batch = config.batch if user is None else replace(config.batch, user_model=find(user))
+    media = replace(config.media, roots=roots)
+    return replace(config, model=replace(model, **moved), media=media, batch=batch)
 
 
 def find_moved(path: str, recorded: Path, folder: Path) -> str:

@@ -16,13 +16,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.run_folders.run_folder_paths import (
-    find_output,
-    find_outputs,
-    find_paths,
-    read_json,
-    read_manifest,
-)
+from mlxrun.core.text_files import read_json
+from mlxrun.evals.run_folders.run_folder_paths import find_output, find_outputs, find_paths, read_manifest
 from mlxrun.evals.run_folders.run_folder_records import OnProblem, RecordPlace, RecordTable, RunProblem
 from mlxrun.evals.run_folders.run_line import RunLine
 from mlxrun.jobs.lines.job_file import BadLine, JobLine, RawLine, open_job, parse_line, read_lines
@@ -165,10 +160,9 @@ class _LineReader:
         paths, total = self.run.paths, 0
         is_same = self._check_job()
         with ExitStack() as files:
-            outputs = [
-                files.enter_context(path.open("rb")) if path.exists() else None
-                for path in (paths.out, paths.errors)
-            ]
+            outputs = [self.table.open(path) for path in (paths.out, paths.errors)]
+            for file in filter(None, outputs):
+                files.enter_context(file)
             for custom_id, number, line, place in self._match_lines():
                 total += 1
                 yield RunLine(custom_id, number, line, _read_record(outputs, place))

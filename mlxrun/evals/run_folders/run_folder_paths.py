@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
-from mlxrun.core.text_files import open_regular
+from mlxrun.core.text_files import read_json
 from mlxrun.jobs.records.manifest import FORMAT
 from mlxrun.jobs.records.run_paths import JobPaths
 
@@ -18,7 +17,7 @@ SUITE_NAME = "suite.json"
 _NEEDED = ("settings", "model", "versions", "input", "output", "counts", "runs")
 # The keys whose values are objects; those in _NULLABLE may be null or missing.
 _OBJECTS = ("settings", "model", "versions", "input", "output", "counts")
-_NULLABLE = ("config", "device", "scores", "tokens", "cache")
+_NULLABLE = ("config", "device", "scores", "tokens", "cache", "user_model")
 
 
 def find_output(path: Path) -> Path:
@@ -100,12 +99,6 @@ def _is_run_folder(path: Path) -> bool:
     if not path.name.endswith(RUN_SUFFIX) or not path.is_dir():
         return False
     return path.name.endswith(".jsonl" + RUN_SUFFIX) or (path / "manifest.json").is_file()
-
-
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run or a suite. OSError if it is not a regular file: a FIFO would block."""
-    with open_regular(path) as file:
-        return json.loads(file.read())
 
 
 def read_manifest(out: Path) -> dict[str, Any]:

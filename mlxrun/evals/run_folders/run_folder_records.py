@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from mlxrun.core.text_files import open_regular
 from mlxrun.jobs.lines.line_keys import digest_settings, digest_short
 from mlxrun.jobs.records.journal import Journal
 from mlxrun.jobs.records.output_records import ID_PREFIX, parse_record
@@ -73,10 +74,11 @@ class RecordTable:
         """Read the journal and both outputs. Of the output, only records that do not fit are parsed."""
         has_journal = self._read_journal()
         for path, failed in ((self.paths.out, False), (self.paths.errors, True)):
-            if not path.exists():
+            file = self.open(path)
+            if file is None:
                 continue
             offset = 0
-            with path.open("rb") as file:
+            with file:
                 for number, data in enumerate(file, 1):
                     if data.endswith(b"\n") or self.finished:
                         self._add(data, RecordPlace(failed, number, offset), has_journal)
@@ -85,6 +87,16 @@ class RecordTable:
             path = self.paths.errors if claim.state == "failed" else self.paths.out
             text = f"has no record here, but {self.paths.journal.name} names it as {claim.state}"
             self.on_problem(RunProblem("incomplete", path, text, id=claim.custom_id))
+
+    def open(self, path: Path) -> BinaryIO | None:
+        """Open an output; None if it is not there, or cannot be read, which is a problem."""
+        try:
+            return open_regular(path)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self.on_problem(RunProblem("edited", path, f"cannot be read: {error.strerror}"))
+            return None
 
     def pop(self, key: str, number: int) -> RecordPlace | None:
         """Return the place of the record of line `number`, and remove it from the table. The record of a

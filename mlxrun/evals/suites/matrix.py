@@ -30,6 +30,7 @@ LoadModelConfig = Callable[[Path | None, Sequence[tuple[ConfigNode, Path]]], Loa
 Settings = dict[str, Any]
 _ENGINE_SECTIONS = ("model", "engine", "scheduler", "cache", "media")
 _BUILT_IN = LoadedConfig(Config(), {}, hash_config(Config()), None)
+_USER = "batch.user_model"
 _LONGEST = 40  # characters of a value in the name of a folder
 
 
@@ -64,9 +65,11 @@ class Cell:
 
 
 def compute_engine_key(config: Mapping[str, Any]) -> str:
-    """Digest the parts of a config (as plain values) on which an engine depends."""
+    """Digest the parts of a config (as plain values) on which an engine depends, and the one beside it of a
+    simulated user."""
     plain = {**config, "media": {**config["media"], "roots": []}}
-    return hashlib.sha256(dump_canonical([plain[name] for name in _ENGINE_SECTIONS])).hexdigest()
+    parts = [*(plain[name] for name in _ENGINE_SECTIONS), config["batch"].get("user_model")]
+    return hashlib.sha256(dump_canonical(parts)).hexdigest()
 
 
 def build_cells(file: SuiteFile, load: LoadModelConfig) -> list[Cell]:
@@ -80,9 +83,10 @@ def build_cells(file: SuiteFile, load: LoadModelConfig) -> list[Cell]:
             _load_config(file, model, {}, load)
         for task, chosen in _list_combinations(file):
             of_config = {key: at for key, at in chosen.items() if not _is_of_task(key)}
-            key = repr(of_config)
+            user = file.tree.find(("tasks", task, "agent", "user", "model"))
+            key = repr((of_config, user and user.value))
             if key not in configs:
-                configs[key] = _load_config(file, model, of_config, load) if model else _BUILT_IN
+                configs[key] = _load_config(file, model, of_config, load, user) if model else _BUILT_IN
             cells += _build_seeds(file, model, task, chosen, configs[key], names)
     return cells
 
@@ -103,6 +107,8 @@ def _concerns(key: str, task: SuiteTask) -> bool:
     """Whether a key of `vary` changes anything in a task."""
     if key == "prompt":
         return bool(task.prompts)
+    if key == _USER:
+        return task.has_user
     if key in TASK_KEYS:
         return task.few_shot is not None
     if task.is_perplexity:
@@ -111,9 +117,14 @@ def _concerns(key: str, task: SuiteTask) -> bool:
 
 
 def _load_config(
-    file: SuiteFile, model: str, chosen: Mapping[str, int], load: LoadModelConfig
+    file: SuiteFile,
+    model: str,
+    chosen: Mapping[str, int],
+    load: LoadModelConfig,
+    user: ConfigNode | None = None,
 ) -> LoadedConfig:
-    """The config of a model with values of `vary`; the built-in one if it has problems, which are added."""
+    """The config of a model with values of `vary`; the built-in one if it has problems, which are added.
+    `user`: the model that plays the user of a task."""
     given = file.suite.models[model]
     own = file.tree.find(("models", model, "set"))
     varied = {}
@@ -121,7 +132,8 @@ def _load_config(
         keys = file.find("vary", key)
         value = keys.value[position]
         varied[key] = ConfigNode(value.value, value.origin, keys.key_origin)
-    layers = [_build_layer(own.value if own and own.value else {}), _build_layer(varied)]
+    of_user = {} if user is None or user.value is None else {_USER: user}
+    layers = [_build_layer(each) for each in ((own and own.value) or {}, of_user, varied)]
     path = None if given.config is None else file.folder / Path(given.config).expanduser()
     if path is not None and not path.is_file():
         file.report(("models", model, "config"), f"{path}: there is no such file")
@@ -169,10 +181,12 @@ def _build_seeds(
     own = (loaded.config.sampling.seed or 0,)
     seeds: Sequence[int] = suite.seeds or own
     for seed in seeds[:1] if task.choices or task.is_perplexity else seeds:
-        config, digest = loaded.config, loaded.digest
+        config = loaded.config
+        if not task.has_user:
+            config = replace(config, batch=replace(config.batch, user_model=None))
         if suite.seeds:
             config = replace(config, sampling=replace(config.sampling, seed=seed))
-            digest = hash_config(config)
+        digest = loaded.digest if config == loaded.config else hash_config(config)
         variant = ",".join([f"seed-{seed}", *(names[key][at] for key, at in chosen.items())])
         yield Cell(model, task_name, variant, {"seed": seed, **values}, config, digest, task)
 

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
+from mlxrun.core.text_files import read_json
 from mlxrun.evals.comparisons.pairing import remove_seed
 from mlxrun.evals.run_folders.run_folder import LIMITED
-from mlxrun.evals.run_folders.run_folder_paths import find_cell, read_json
+from mlxrun.evals.run_folders.run_folder_paths import find_cell
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.seed_pool import pool_seeds
 from mlxrun.evals.suites.suite_file import SuiteFile

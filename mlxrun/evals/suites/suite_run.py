@@ -26,6 +26,7 @@ from mlxrun.evals.suites.cell_jobs import CellJobs
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_manifest import CHANGED, SuiteManifest, count_first_lines
 from mlxrun.evals.suites.task_template import parse_task_judge
+from mlxrun.jobs.agents.agent_settings import make_user_config
 from mlxrun.jobs.lines.job_check import make_eval_reader
 from mlxrun.jobs.records.run_paths import JobPaths, lock_folder, wrap_write_errors
 from mlxrun.jobs.run.job_cache import delete_cache
@@ -46,22 +47,37 @@ StartEngine = Callable[[], Coroutine[Any, Any, "EngineClient"]]
 class SuiteSetup:
     """What a suite runs on. `load`: reads a model without its weights, and blocks; `start`: loads the
     weights, and gets the model and a folder for its prefix cache; `device`: describes the machine as an
-    engine with the config uses it."""
+    engine with the config uses it; `share`: gives the first of two models its part of the memory."""
 
     load: Callable[[Config], ModelInfo]
     start: Callable[[Config, ModelInfo, Path], Coroutine[Any, Any, EngineClient]]
     device: Callable[[Config], Mapping[str, Any]]
+    share: Callable[[Config, ModelInfo, ModelInfo], Config] = lambda config, own, other: config
 
 
 @dataclass(slots=True)
 class SharedEngine:
-    """The engine of several jobs. The first of them that needs it starts it, at most once. `seconds`: how
-    long the start took."""
+    """The engine of several jobs, and the one of the model that plays the user. The first job that needs it
+    starts it, at most once."""
 
     clock: Callable[[], float] = time.monotonic
-    seconds: float = 0.0
+    _seconds: float = 0.0
     _client: EngineClient | None = None
     _error: MlxrunError | None = None
+    _user: SharedEngine | None = None
+
+    @property
+    def seconds(self) -> float:
+        """How long the starts took."""
+        return self._seconds + (0 if self._user is None else self._user.seconds)
+
+    def share(self, setup: JobSetup) -> JobSetup:
+        """Return the setup of a job that uses this engine, and leaves it open."""
+        user = setup.user
+        if user is not None:
+            self._user = self._user or SharedEngine(self.clock)
+            user = self._user.share(user)
+        return replace(setup, start=partial(self.start, setup.start), keep_engine=True, user=user)
 
     async def start(self, begin: StartEngine) -> EngineClient:
         """Return the engine, which `begin` starts if there is none. A failed start is not repeated: its error
@@ -72,7 +88,7 @@ class SharedEngine:
             begun = self.clock()
             try:
                 self._client = await begin()
-                self.seconds = self.clock() - begun
+                self._seconds = self.clock() - begun
             except MlxrunError as error:
                 self._error = error
                 raise
@@ -82,6 +98,8 @@ class SharedEngine:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+        if self._user is not None:
+            await self._user.close()
 
 
 @dataclass(slots=True)
@@ -156,8 +174,10 @@ class SuiteRun:
     async def _run_group(self, cells: Sequence[Cell]) -> None:
         first = cells[0]
         cache = self.folder / "cache" / first.engine_key[:16]
+        user_config = make_user_config(first.config)
+        configs = [first.config] if user_config is None else [first.config, user_config]
         try:
-            info = await self.stop.run(asyncio.to_thread(self.setup.load, first.config))
+            infos = [await self.stop.run(asyncio.to_thread(self.setup.load, each)) for each in configs]
         except Interrupted:
             raise
         except MlxrunError as error:
@@ -165,25 +185,32 @@ class SuiteRun:
                 self._record_failure(cell, error)
             return
 
-        async def begin() -> EngineClient:
-            self.manifest.count_load(list(dict.fromkeys(cell.model for cell in cells)))
-            return await self.setup.start(first.config, info, cache)
+        async def begin(at: int) -> EngineClient:
+            config, info = configs[at], infos[at]
+            if at == 0:
+                self.manifest.count_load(list(dict.fromkeys(cell.model for cell in cells)))
+            if len(infos) > 1:
+                config = self.setup.share(config, info, infos[1 - at])
+            return await self.setup.start(config, info, cache)
 
-        engine = SharedEngine(self.clock)
+        engine, starts = SharedEngine(self.clock), [partial(begin, at) for at in range(len(infos))]
         try:
             for cell in cells:
-                await self._run_cell(cell, info, engine, partial(engine.start, begin))
+                await self._run_cell(cell, engine, list(zip(infos, starts, strict=True)))
             if all(self.manifest.records[cell.name]["state"] == "done" for cell in cells):
                 await asyncio.to_thread(delete_cache, cache)
         finally:
             await self.stop.run_cleanup(engine.close())
             gc.collect()  # the weights must be gone before those of the next model are loaded
 
-    async def _run_cell(self, cell: Cell, info: ModelInfo, engine: SharedEngine, start: StartEngine) -> None:
+    async def _run_cell(
+        self, cell: Cell, engine: SharedEngine, models: Sequence[tuple[ModelInfo, StartEngine]]
+    ) -> None:
+        """Run a cell. `models`: its own, then the one that plays the user if there is one."""
         begun = self.clock() - engine.seconds  # the loading of weights is not the cell's time
         self.manifest.update(cell, state="running", error=None)
         try:
-            setup = self._make_setup(cell, info, start)
+            setup = engine.share(self._make_setup(cell, models))
             paths = self._paths[cell.name]
 
             def say(text: str) -> None:
@@ -206,22 +233,16 @@ class SuiteRun:
         else:
             self._record_outcome(cell, outcome, self._add_seconds(cell, begun + engine.seconds))
 
-    def _make_setup(self, cell: Cell, info: ModelInfo, start: StartEngine) -> JobSetup:
-        config = self.jobs.add_image_folder(cell)
-        digest = cell.config_hash if config is cell.config else hash_config(config)
-        formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
-        folder = self._paths[cell.name].job.parent
-        preparer = LinePreparer(info, config, folder, formats=formats)
-        return JobSetup(
-            config,
-            digest,
-            info,
-            preparer,
-            start,
-            partial(self.setup.device, config),
-            keep_engine=True,
-            evals=make_eval_reader(self._paths[cell.name].job),
-        )
+    def _make_setup(self, cell: Cell, models: Sequence[tuple[ModelInfo, StartEngine]]) -> JobSetup:
+        own, job = self.jobs.add_image_folder(cell), self._paths[cell.name].job
+        configs, setups = [own, make_user_config(own)][: len(models)], list[JobSetup]()
+        for config, (info, start) in zip(configs, models, strict=True):
+            assert config is not None, "only a config with a user has a second model"
+            formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
+            preparer = LinePreparer(info, config, job.parent, formats=formats)
+            device = partial(self.setup.device, config)
+            setups.append(JobSetup(config, hash_config(config), info, preparer, start, device))
+        return replace(setups[0], evals=make_eval_reader(job), user=next(iter(setups[1:]), None))
 
     def _add_seconds(self, cell: Cell, begun: float) -> float:
         earlier = self.manifest.records[cell.name]["seconds"] or 0.0

@@ -135,6 +135,11 @@ class SuiteTask:
         return self.expected if isinstance(self.expected, str) else None
 
     @property
+    def has_user(self) -> bool:
+        """Whether a model plays the user."""
+        return self.agent is not None and self.agent.user is not None
+
+    @property
     def is_perplexity(self) -> bool:
         """Whether the texts of the prompts are measured, and nothing is generated."""
         return self.match == PERPLEXITY

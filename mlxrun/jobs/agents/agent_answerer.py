@@ -36,11 +36,12 @@ GREETING = "Hello, how can I help you?"  # templates want a user's message first
 @dataclass(slots=True)
 class AgentAnswerer:
     """Answers lines with a tool loop, and passes on all others. `below`: answers single requests; `folder`:
-    of the job."""
+    of the job; `user`: answers as the simulated user, if that has a model of its own."""
 
     below: Answerer
     turns: TurnJournal
     folder: Path
+    user: Answerer | None = None
 
     @property
     def answers(self) -> PartialAnswers:
@@ -105,7 +106,8 @@ class AgentConversation:
         loop = self.agent.loop
         messages = [*self.line.body["messages"], *self.transcript]
         suffix = f"#{self.turns}" if self.turns else ""  # the first answer is that of a line without tools
-        found = await self._generate("answer", {**self.line.body, "messages": messages}, suffix)
+        body = {**self.line.body, "messages": messages}
+        found = await self._generate("answer", self.answerer.below, body, suffix)
         if "ended" in found:
             return str(found["ended"])
         self.body, self.turns = found["body"], self.turns + 1
@@ -135,7 +137,7 @@ class AgentConversation:
         self.seconds += step["seconds"]
         return step
 
-    async def _generate(self, kind: str, body: Json, suffix: str) -> Json:
+    async def _generate(self, kind: str, answerer: Answerer, body: Json, suffix: str) -> Json:
         """A step with the response `body` of a request, or with why the conversation `ended` before it."""
         line = replace(self.line, body=body, custom_id=self.line.custom_id + suffix)
 
@@ -144,7 +146,7 @@ class AgentConversation:
             with suppress(TimeoutError):
                 async with asyncio.timeout(limit):
                     try:
-                        found = await self.answerer.below.answer(line, self.key, self.tokens)
+                        found = await answerer.answer(line, self.key, self.tokens)
                         self.answerer.answers.remove_line(self.key)  # the next answer has other tokens
                         return {"body": found}
                     except PromptTooLong:
@@ -178,9 +180,11 @@ class AgentConversation:
         """Add the reply of the simulated user. Returns why the conversation ended, or None."""
         messages = [{"role": "system", "content": user.prompt}, {"role": "user", "content": GREETING}]
         messages += _turn_around([*self.line.body["messages"], *self.transcript])
-        given: Json = {key: self.line.body[key] for key in ("model", "seed") if key in self.line.body}
+        own = self.answerer.user  # to whom the agent's adapters are unknown
+        names = ("model", "seed") if own is None else ("seed",)
+        given: Json = {key: self.line.body[key] for key in names if key in self.line.body}
         body = {**given, **user.generation, "messages": messages}
-        found = await self._generate("user", body, f"#user{self.turns}")
+        found = await self._generate("user", own or self.answerer.below, body, f"#user{self.turns}")
         if "ended" in found:
             return str(found["ended"])
         text = found["body"]["choices"][0]["message"].get("content") or ""

@@ -11,6 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Annotated, Any
 
 from mlxrun.config.setting_annotations import Range
+from mlxrun.config.settings import Config, ModelSettings, SamplingSettings
 from mlxrun.core.field_errors import get_json_type, suggest
 
 CHAT = "/v1/chat/completions"
@@ -23,10 +24,12 @@ class SimulatedUser:
 
     prompt: str
     """Its system message: who it is, what it wants, and when it says `stop`. A template."""
+    model: str | None = None
+    """The model, as in `model.path` of a config, relative to the suite. null: that of the cell."""
     stop: str = "###STOP###"
     """Text in its answer that ends the conversation."""
     generation: dict[str, Any] = field(default_factory=dict)
-    """Fields of its requests, such as `max_tokens`, or `model` for an adapter."""
+    """Fields of its requests, such as `max_tokens`, or `model` for an adapter of the cell's model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class AgentLoop:
     sandbox: bool | tuple[str, ...] = False
     """Whether tools run in bubblewrap, without network and files. A list has the files and folders, relative
     to the suite, that they may read besides their own."""
+    files: tuple[str, ...] = ()
+    """Files and folders, relative to the suite, that the tools read. Like the modules of the suite's folder
+    that a tool imports, they have checksums in the lines, and are in a bundle."""
     replay: bool | None = None
     """Whether a resumed conversation makes its earlier calls again, for tools that keep more than `state`.
     null: with an MCP server only."""
@@ -67,8 +73,10 @@ class AgentLoop:
         return bool(self.tools) or self.mcp is not None
 
     def dump(self) -> dict[str, Any]:
-        """Dump the keys that do not have their default, as a line has them."""
+        """Dump the keys that do not have their default, as a line has them: the config names models."""
         given = {key: each for key, each in asdict(self).items() if getattr(self, key) != _DEFAULTS[key]}
+        if self.user is not None:
+            given["user"] = {key: each for key, each in given["user"].items() if key != "model"}
         return {key: list(each) if isinstance(each, tuple) else each for key, each in given.items()}
 
 
@@ -87,6 +95,8 @@ _DEFAULTS = {
     for each in fields(AgentLoop)
 }
 _TEXTS = (list, "a list of texts and objects")
+_PATHS = (list, "a list of paths")
+_LISTS = ("tools", "sandbox", "files")
 _COUNT = (int, "an integer from 1 on")
 _KINDS: dict[str, tuple[Any, str]] = {
     "tools": _TEXTS,
@@ -96,6 +106,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "call_seconds": _COUNT,
     "state": (dict, "an object"),
     "sandbox": (bool | list, "true, false or a list of paths"),
+    "files": _PATHS,
     "replay": (bool, "true or false"),
     "user": (dict, "an object"),
     "folder": (str, "a folder"),
@@ -119,16 +130,33 @@ def parse_agent(value: Any) -> LineAgent:
             if "function" not in tool:
                 raise ValueError("agent.tools: a tool needs `function`")
     if "user" in found:
+        if isinstance(found["user"], dict) and "model" in found["user"]:
+            raise ValueError("agent.user.model: a line names no model; give the config `batch.user_model`")
         user = _check_keys(found["user"], _USER_KINDS, "agent.user")
         if not user.get("prompt") or not user.get("stop", "-"):
             raise ValueError("agent.user needs a `prompt`, and its `stop` is not empty")
         found["user"] = SimulatedUser(**user)
-    lists = {key: tuple(found[key]) for key in ("tools", "sandbox") if isinstance(found.get(key), list)}
+    lists = {key: tuple(found[key]) for key in _LISTS if isinstance(found.get(key), list)}
+    for key in ("files", "sandbox"):
+        if not all(isinstance(each, str) for each in lists.get(key, ())):
+            raise ValueError(f"agent.{key} must be a list of paths")
     extra = {key: found.pop(key) for key in ("folder", "digests") if key in found}
     agent = LineAgent(replace(AgentLoop(), **{**found, **lists}), **extra)
     if not agent.loop.has_tools and agent.loop.user is None:
         raise ValueError("agent needs `tools`, `mcp` or `user`")
     return agent
+
+
+def make_user_config(config: Config) -> Config | None:
+    """Make the config of a model of its own that plays the user; None if there is none. Of the job's config
+    it has how the engine computes, the form of weights in memory, and the seed."""
+    if config.batch.user_model is None:
+        return None
+    own, batch = config.model, replace(config.batch, user_model=None)
+    model = ModelSettings(path=config.batch.user_model, dtype=own.dtype, dequantize=own.dequantize)
+    sampling = SamplingSettings(seed=config.sampling.seed)
+    engine = {name: getattr(config, name) for name in ("engine", "scheduler", "cache", "media", "log")}
+    return replace(Config(), model=model, sampling=sampling, batch=batch, **engine)
 
 
 def check_agent_line(value: Any, url: str, body: Mapping[str, Any]) -> dict[str, Any]:

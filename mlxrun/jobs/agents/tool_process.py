@@ -17,12 +17,15 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.validators import validator_for
 
+import mlxrun
 from mlxrun.core.errors import JobError
+from mlxrun.core.processes import MARK
 from mlxrun.jobs.agents.tool_functions import STATE, ToolFunction, load_functions
 from mlxrun.jobs.scoring.answer_values import find_schema_problem
 
@@ -63,14 +66,27 @@ _opened: list[list[ToolSource] | JobError] = []
 
 
 def describe_tools(place: Json) -> Json:
-    """Return `tools`, as a chat request offers them; or `failure`, why there are none."""
+    """Return `tools`, as a chat request offers them, and `modules`, the files in the folder that they import;
+    or `failure`, why there are none."""
     try:
         tools = [schema for source in _open(place) for schema in source.list_schemas()]
     except JobError as error:
         return {"failure": str(error)}
     names = [each["function"]["name"] for each in tools]
     twice = next((name for name in names if names.count(name) > 1), None)
-    return {"failure": f"there are two tools with the name {twice!r}"} if twice else {"tools": tools}
+    if twice:
+        return {"failure": f"there are two tools with the name {twice!r}"}
+    return {"tools": tools, "modules": _list_modules(Path(place["folder"]))}
+
+
+def _list_modules(folder: Path) -> list[str]:
+    """The files in `folder` that were imported, but for those of installed packages."""
+    installed = (Path(sys.prefix), Path(sys.base_prefix), Path(mlxrun.__file__).parent)
+    places = (vars(each).get("__file__") for each in list(sys.modules.values()) if type(each) is ModuleType)
+    paths = {Path(each) for each in places if isinstance(each, str)}
+    inside = (each for each in paths if each.is_relative_to(folder))
+    own = (each for each in inside if not any(map(each.is_relative_to, installed)))
+    return sorted(each.relative_to(folder).as_posix() for each in own)
 
 
 def call_tool(place: Json, schema: Json, name: str, arguments: Json, state: Json) -> Json:
@@ -229,8 +245,10 @@ class _McpTools:
 
 
 def _list_variables() -> dict[str, str]:
-    """The environment of a server: without what is secret, but with the programs of this environment."""
-    return {"PATH": os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", os.defpath)])}
+    """The environment of a server: without what is secret, but with the programs of this environment, and the
+    mark by which it is ended."""
+    path = os.pathsep.join([str(Path(sys.prefix, "bin")), os.environ.get("PATH", os.defpath)])
+    return {"PATH": path, MARK: os.environ.get(MARK, "")}
 
 
 def _describe(error: BaseException) -> str:

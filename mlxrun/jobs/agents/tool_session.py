@@ -7,7 +7,7 @@ Tools that keep more than the state are called again in it, so that it knows wha
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -29,6 +29,7 @@ from mlxrun.jobs.scoring.scorer_process import (
 Json = dict[str, Any]
 P = ParamSpec("P")
 T = TypeVar("T")
+MOST_FILES = 1000  # of `agent.files`
 MEMORY = 8_000_000_000  # bytes of the process of the tools
 TOOLS = Lane("tools", 32)  # calls that wait at the same time
 _MODULE = "mlxrun.jobs.agents.tool_process"
@@ -44,7 +45,8 @@ class ToolSession:
     def __init__(self, agent: LineAgent, folder: Path) -> None:
         loop, place = agent.loop, (folder / agent.folder).resolve()
         self._place = asdict(ToolPlace(list(loop.tools), loop.mcp, str(place), dict(agent.digests)))
-        prefix = build_sandbox(place, list_tool_files(agent, place), loop.sandbox) if loop.sandbox else ()
+        files = [*list_tool_files(agent, place), *loop.files]
+        prefix = build_sandbox(place, files, loop.sandbox) if loop.sandbox else ()
         setup = f"{_MODULE}:describe_tools", self._place
         self._pool = ScorerPool(ScorerLimits(loop.call_seconds, MEMORY), prefix, setup)
         self._repeats = loop.repeats_calls
@@ -54,6 +56,11 @@ class ToolSession:
         """Return the tools as a chat request offers them. This blocks."""
         tools: list[Json] = self._ask("describe_tools")["tools"]
         return tools
+
+    def list_modules(self) -> list[str]:
+        """List the files beside the tools that they import. This blocks."""
+        modules: list[str] = self._ask("describe_tools")["modules"]
+        return modules
 
     def note(self, call: Json, state: Json, step: Json) -> None:
         """Note an earlier call and its result. `state`: the state before it."""
@@ -106,18 +113,34 @@ class ToolSession:
 
 
 def list_tool_files(agent: LineAgent, folder: Path) -> list[str]:
-    """List the files in `folder` that the tools name: those of functions, and words of the server's
-    command."""
+    """List the files in `folder` that the tools name: those of functions, words of the server's command, and
+    those with a digest."""
     loop = agent.loop
     places = [each if isinstance(each, str) else str(each["function"]) for each in loop.tools]
-    names = [each.rpartition(":")[0] for each in places] + (loop.mcp or "").split()
+    names = [each.rpartition(":")[0] for each in places] + (loop.mcp or "").split() + [*agent.digests]
     return [name for name in dict.fromkeys(names) if name and (folder / name).is_file()]
 
 
 def list_tool_paths(agent: LineAgent, folder: Path) -> list[Path]:
-    """List the paths of these files. `folder`: of the job."""
+    """List the paths of these files, and of those in `agent.files`. `folder`: of the job. RequestError as
+    `_list_named_files`."""
     place = Path(os.path.normpath(folder / agent.folder))
-    return [place / name for name in list_tool_files(agent, place)]
+    names = [*list_tool_files(agent, place), *_list_named_files(agent.loop, place)]
+    return [place / name for name in dict.fromkeys(names)]
+
+
+def _list_named_files(loop: AgentLoop, folder: Path) -> Iterator[str]:
+    """The files of `agent.files`, in folders too. RequestError for one that is missing, or for too many."""
+    count = 0
+    for name in loop.files:
+        path = folder / name
+        inside = sorted(each for each in path.rglob("*") if "__pycache__" not in each.parts)
+        found = [each for each in ([path] if path.is_file() else inside) if each.is_file()]
+        count += len(found)
+        if not found or count > MOST_FILES:
+            text = "there is no such file" if not found else f"there are more than {MOST_FILES:,} files"
+            raise RequestError(f"agent.files: {path}: {text}", param="agent")
+        yield from (os.path.relpath(each, folder) for each in found)
 
 
 def describe_tools(loop: AgentLoop, folder: Path) -> tuple[list[Json], dict[str, str]]:
@@ -126,12 +149,14 @@ def describe_tools(loop: AgentLoop, folder: Path) -> tuple[list[Json], dict[str,
     if not loop.has_tools:
         return [], {}
     agent = LineAgent(loop)
+    named = list(_list_named_files(loop, folder))
     session = ToolSession(agent, folder)
     try:
-        tools = session.describe()
+        tools, modules = session.describe(), session.list_modules()
     finally:
         session.close()
-    return tools, {name: compute_digest(folder / name) for name in list_tool_files(agent, folder)}
+    names = dict.fromkeys([*list_tool_files(agent, folder), *modules, *named])
+    return tools, {name: compute_digest(folder / name) for name in names}
 
 
 async def run_tools(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

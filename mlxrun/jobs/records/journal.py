@@ -22,6 +22,7 @@ from typing import Any
 import orjson
 
 from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import open_regular
 from mlxrun.jobs.records.run_paths import Appender
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Journal:
         if not self.path.exists():
             return
         try:
-            file = self.path.open("rb")
+            file = open_regular(self.path)
         except OSError as error:
             raise JobError(f"{self.path}: cannot be read: {error.strerror}; --fresh starts over") from error
         with file:
@@ -187,7 +188,7 @@ class TimingFile:
 def read_timings(path: Path) -> Iterator[LineTiming]:
     """Yield all whole entries in the order in which lines were finished; none if there is no file."""
     try:
-        file = path.open("rb")
+        file = open_regular(path)
     except OSError:
         return
     with file:

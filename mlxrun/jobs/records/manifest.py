@@ -23,6 +23,7 @@ from mlxrun.config.setting_fields import to_plain
 from mlxrun.config.settings import Config
 from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import open_regular, read_json
 from mlxrun.jobs.lines.line_index import DONE, FAILED, LineIndex
 from mlxrun.jobs.records.manifest_checks import UNREADABLE, RunEnvironment, flatten_settings, list_versions
 from mlxrun.jobs.records.reconciliation import RunTotals
@@ -181,7 +182,7 @@ def write_scores(paths: JobPaths, counts: Mapping[str, int], scores: Scores) -> 
 def _read_earlier_runs(path: Path) -> list[dict[str, Any]]:
     """Runs of an existing manifest. An unreadable one only loses the history."""
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(path)
         runs = [_parse_run(run) for run in found["runs"]]
     except FileNotFoundError:
         return []
@@ -209,7 +210,7 @@ def _read_last_status(status: Path, run: Mapping[str, Any], number: int) -> dict
     """The last status of a killed run: its cache counters and workers, and its prompt tokens including those
     of unfinished lines, which no journal entry counts."""
     try:
-        found = json.loads(status.read_bytes())
+        found = read_json(status)
         if found["run"] != number:
             return {}
         tokens = {name: max(run[name], int(found["tokens"][name])) for name in ("computed", "reused")}
@@ -223,7 +224,7 @@ def _read_last_status(status: Path, run: Mapping[str, Any], number: int) -> dict
 def hash_file(path: Path) -> str | None:
     """Return the SHA-256 of a file, in hex; None if it does not exist."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         return None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import read_json
 from mlxrun.jobs.lines.line_keys import digest_settings
 from mlxrun.jobs.records.run_paths import JobPaths
 
@@ -156,7 +157,7 @@ def check_owner(paths: JobPaths, sha256: str) -> None:
     job if the content or the path is the same. The path may be the same relative to the output, as the folder
     of both may move. An unreadable manifest is ignored."""
     try:
-        found = json.loads(paths.manifest.read_bytes())
+        found = read_json(paths.manifest)
         job, out, digest = found["input"]["path"], found["output"]["path"], found["input"]["sha256"]
         same = digest == sha256 or _relative_to_output(paths.job, paths.out) == _relative_to_output(
             Path(job), Path(out)
@@ -176,7 +177,7 @@ def check_settings(paths: JobPaths, settings: Mapping[str, Any], journal: str | 
     """Raise JobError that says what differs if the output has answers of other settings. `settings`: the
     result of `collect_settings`; `journal`: the settings digest in the journal; `model`: the model's path."""
     try:
-        found = json.loads(paths.manifest.read_bytes())
+        found = read_json(paths.manifest)
         old, old_model = dict(found["settings"]), str(found["model"]["path"])
         old = old if isinstance(old["model"]["model"], str) else {}
     except UNREADABLE:
@@ -211,8 +212,9 @@ def describe_changes(
 
 
 # Those that do not depend on the model.
-_OWN_SETTINGS = ("engine", "parsers", "sampling", "stored_bits", "kv", "prefill", "structured")
+_OWN_SETTINGS = ("engine", "parsers", "sampling", "stored_bits", "kv", "prefill", "structured", "user")
 _SETTING_NAMES = {
+    "user.model.model": "the model of the user (batch.user_model)",
     "model.template": "the chat template",
     "model.tokenizer": "the tokenizer",
     "processor": "the image processor",
@@ -226,7 +228,14 @@ _SETTING_NAMES = {
     "stored_bits": "cache.stored_bits",
     **{f"kv.{key}": f"cache.kv_{key}" for key in ("bits", "group_size", "start")},
 }
-_DIGESTS = ("model.model", "model.draft", "model.template", "model.tokenizer", "processor")
+_DIGESTS = (
+    "model.model",
+    "model.draft",
+    "model.template",
+    "model.tokenizer",
+    "processor",
+    "user.model.model",
+)
 
 
 def flatten_settings(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

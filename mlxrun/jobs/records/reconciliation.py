@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 
 from mlxrun.core.durable_writes import sync_file
 from mlxrun.core.errors import JobError
+from mlxrun.core.text_files import open_regular
 from mlxrun.jobs.lines.line_index import DONE, FAILED, TODO, LineIndex
 from mlxrun.jobs.lines.line_keys import SHORT_BYTES, digest_short
 from mlxrun.jobs.records import output_records
@@ -162,7 +163,7 @@ class Reconciler:
         """Check all records; nothing is written. JobError names the first record that `rewrite` would
         discard, that has no digest in a journal, or that the journal has and the outputs lack."""
         for path, state in ((self._paths.out, DONE), (self._paths.errors, FAILED)):
-            with path.open("rb") if path.exists() else nullcontext(()) as lines:
+            with open_regular(path) if path.exists() else nullcontext(()) as lines:
                 for number, data in enumerate(lines, 1):
                     record = output_records.parse_record(data)
                     position = self._classify(data, record, state)

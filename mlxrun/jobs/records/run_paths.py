@@ -25,6 +25,7 @@ from typing import BinaryIO
 
 from mlxrun.core.durable_writes import sync_file, sync_folder, sync_handle
 from mlxrun.core.errors import DiskFailed, JobError
+from mlxrun.core.text_files import open_regular
 
 # A quota or a limit of the process looks like a full disk to a writer, and is mended like one.
 _DISK_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -182,7 +183,7 @@ def filter_lines(
         return
     new: BinaryIO | None = None
     good = 0  # bytes of the old file that stay as they are
-    with path.open("rb") as old, ExitStack() as files:
+    with open_regular(path) as old, ExitStack() as files:
         for data in old:
             new_line = rewrite(data)
             if new is None and new_line != data:
@@ -206,7 +207,7 @@ def sort_lines(path: Path, temp: Path, find_position: Callable[[bytes], int], si
         return
     starts = array("Q", bytes(8 * size))  # offset + 1 of the line at each position, 0 for none
     offset, last, in_order = 0, -1, True
-    with path.open("rb") as old:
+    with open_regular(path) as old:
         for data in old:
             at = find_position(data)
             starts[at] = offset + 1

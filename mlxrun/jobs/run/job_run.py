@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 class JobSetup:
     """What a job runs on. `start`: starts the engine if a line is left to run; `device`: describes the
     machine; `evals`: reads the `eval` of lines; `pool`: answers the lines in place of the engine of `start`;
-    `find_group`: as in LineIndex.
+    `find_group`: as in LineIndex; `user`: the setup of the model that plays the user, if it is another one.
     With `shared_engine`, requests yield to those of other clients, and the engine stays open. With
     `keep_engine`, it stays open for later jobs."""
 
@@ -66,6 +66,18 @@ class JobSetup:
     evals: EvalReader = NO_SCORERS
     pool: WorkerPool | None = None
     find_group: Callable[[JobLine], int] = lambda line: 0
+    user: JobSetup | None = None
+
+    def collect_settings(self) -> dict[str, Any]:
+        """Collect all settings that change an answer."""
+        found = collect_settings(self.config, self.model_info)
+        return found if self.user is None else {**found, "user": self.user.collect_settings()}
+
+    def describe_model(self) -> dict[str, Any]:
+        """Describe the model as the manifest does: its place, its name and the digests of its files."""
+        names = {"fingerprint": "model", "tokenizer_sha256": "tokenizer", "template_sha256": "template"}
+        digests = {name: self.model_info.digests[key] for name, key in names.items()}
+        return {"path": self.config.model.path, "name": self.model_info.name, **digests}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,7 @@ class JobRun:
     async def run(self) -> JobOutcome:
         """Run the job. JobError, EngineDead, ModelLoadError or Interrupted if it cannot be finished."""
         media, preparer = self.setup.config.media, self.setup.preparer
-        settings = await asyncio.to_thread(collect_settings, self.setup.config, self.setup.model_info)
+        settings = await asyncio.to_thread(self.setup.collect_settings)
         digest, batch_id = digest_settings(settings), preparer.stamp.batch_id if preparer.stamp else ""
         limits = {"max_video": media.video_max_bytes, "max_audio": media.audio_max_bytes}
         keys = LineKeys(digest, preparer.folder, media.max_bytes, batch_id=batch_id, **limits)
@@ -225,26 +237,30 @@ class JobRun:
     async def _run_lines(self, index: LineIndex, end: int, writer: OutputWriter, scores: Scores) -> None:
         """Start the engine and run the lines that are left."""
         setup, meter = self.setup, self._meter
-        engine: EngineClient | WorkerPool | None = setup.pool
+        engines: list[EngineClient | WorkerPool] = [] if setup.pool is None else [setup.pool]
 
-        async def start() -> Answerer:  # the engine is known at once, also if a signal comes with it
-            nonlocal engine
+        async def start() -> Answerer:  # an engine is known at once, also if a signal comes with it
             if setup.pool is not None:
                 meter.workers = setup.pool.list_workers
                 meter.counters = setup.pool.read_cache_counters
                 return await setup.pool.start(meter, self._answers)
-            engine = client = await setup.start()
+            engines.append(client := await setup.start())
             meter.counters = client.read_cache_counters
             if setup.config.speculation.method != "off":
                 meter.drafts = lambda: client.read_stats().counts["speculation"]
             config, background = setup.config, setup.shared_engine
             return LineAnswerer(client, setup.preparer, config, meter, self._answers, background)
 
+        async def start_user(user: JobSetup) -> Answerer:
+            engines.append(client := await user.start())
+            return LineAnswerer(client, user.preparer, user.config, meter, self._answers)
+
         try:
             self._status.set_state("loading")
             answerer = await self.stop.run(start())
             if setup.preparer.folder is not None:  # a server runs no code of clients
-                answerer = AgentAnswerer(answerer, self._turns, setup.preparer.folder)
+                user = None if setup.user is None else await self.stop.run(start_user(setup.user))
+                answerer = AgentAnswerer(answerer, self._turns, setup.preparer.folder, user)
             runner = LineRunner(index, writer, answerer, setup.config, meter, scores, self.backoff)
             self._status.set_state("running")
             view = self.view(meter)
@@ -259,23 +275,19 @@ class JobRun:
                 self._turns.close()
                 await asyncio.to_thread(writer.close)
             finally:
-                if engine is not None and not (setup.shared_engine or setup.keep_engine):
+                for engine in [] if setup.shared_engine or setup.keep_engine else engines:
                     await self.stop.run_cleanup(engine.close())
 
     def _collect_facts(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the manifest records of the config and the model, and the settings that change answers."""
-        config, model_info = self.setup.config, self.setup.model_info
-        names = {"fingerprint": "model", "tokenizer_sha256": "tokenizer", "template_sha256": "template"}
+        config, user = self.setup.config, self.setup.user
         stamp, scoring = self.setup.preparer.stamp, self.setup.evals.describe()
         return {
             **({} if stamp is None else {"batch": asdict(stamp)}),
             "config": to_plain(config),
             "config_hash": self.setup.config_hash,
-            "model": {
-                "path": config.model.path,
-                "name": model_info.name,
-                **{name: model_info.digests[key] for name, key in names.items()},
-            },
+            "model": self.setup.describe_model(),
+            **({} if user is None else {"user_model": user.describe_model()}),
             "settings": settings,
             **({"scoring": scoring} if scoring else {}),
         }

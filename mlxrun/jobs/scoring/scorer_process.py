@@ -3,7 +3,8 @@
 Schemas, patterns and users' code cannot be interrupted within a process. The first call starts a child, which
 later calls use too. A child is killed if it takes too long, or if nobody waits for its result any more. It
 ends by itself once this process has ended, however that was: a thread of the child sees at once that the
-socket was closed. Results are passed as JSON.
+socket was closed. What a child has started ends with it, also in sessions of its own: on Linux processes are
+found by a variable of their environment. Results are passed as JSON.
 
 Limits count the time in which this process runs. If this process does not end the child, an alarm of the
 kernel does; the alarm counts all time. If both processes were suspended, the call begins anew with another
@@ -24,6 +25,7 @@ import struct
 import subprocess
 import sys
 import threading
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -33,7 +35,7 @@ from functools import partial
 from typing import Any, BinaryIO, TypeVar
 
 from mlxrun.core.child_memory import limit_own_memory, watch_memory
-from mlxrun.core.processes import STEP, RunningClock, start_module
+from mlxrun.core.processes import MARK, STEP, RunningClock, end_marked, start_module
 
 START_SECONDS = 120.0  # in which a child must have imported what it needs, on a machine that is busy
 MOST_SUSPENSIONS = 10  # of one call
@@ -137,17 +139,20 @@ def _close_all(idle: list[_Child]) -> None:
 
 
 class _Child:
-    """One process, in a session of its own: Ctrl-C is not for it, and what it starts is killed with it."""
+    """One marked process, in a session of its own: Ctrl-C is not for it, and what it starts is killed with
+    it."""
 
     def __init__(self, limits: ScorerLimits, prefix: Sequence[str] = (), setup: bytes | None = None) -> None:
         self._limits = limits
         self._setup = setup
+        self._mark = uuid.uuid4().hex
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = start_module(
                 "mlxrun.jobs.scoring.scorer_process",
                 *(theirs.fileno(), limits.memory),
                 prefix=prefix,
+                environment={MARK: self._mark},
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -208,15 +213,20 @@ class _Child:
         return bytes(data)
 
     def _within(self, end: float, wait: Callable[[], T]) -> T:
-        """What an operation of the socket returns. TimeoutError if the clock comes to `end` before."""
+        """What an operation of the socket returns. TimeoutError if the clock comes to `end` before. EOFError
+        if the process has ended, and what it started holds the socket."""
+        has_ended = False
         while True:
             step = min(max(end - self._clock.read(), 1e-3), STEP)
             self._socket.settimeout(step)
             try:
                 return wait()
             except TimeoutError:
+                if has_ended:
+                    raise EOFError from None
                 if self._clock.read(step) >= end:
                     raise
+                has_ended = self._process.poll() is not None  # it may have sent its reply just before
 
     def _describe_end(self) -> str:
         """Why the process has closed its socket."""
@@ -242,9 +252,10 @@ class _Child:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Kill the process, and wait until it has ended."""
+        """Kill the process, and wait until it has ended. What it has started is killed too."""
         self.kill()
         self._process.wait()
+        end_marked(self._mark)
         self._socket.close()
 
 
@@ -277,6 +288,7 @@ def _read(source: BinaryIO, requests: queue.SimpleQueue[tuple[float, bytes]]) ->
         while len(head := source.read(HEAD.size)) == HEAD.size:
             seconds, size = HEAD.unpack(head)
             requests.put((seconds, source.read(size)))
+    end_marked(os.environ.get(MARK, ""))
     os._exit(0)
 
 

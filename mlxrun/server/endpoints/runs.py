@@ -6,7 +6,7 @@ Browsers ask for an API key by themselves there, as no script of a page can send
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Protocol
 
 from aiohttp import web
@@ -17,13 +17,13 @@ from mlxrun.server.http.surface import RUNS_PATH, Endpoint, Surface
 
 
 class PagesOfRuns(Protocol):
-    """The pages of a folder of runs. All methods block; NotFound for keys of runs that are not there, and
+    """The pages of a folder of runs. `render` blocks; NotFound for keys of runs that are not there, and
     JobError for damaged runs. `keys`: of the runs in a report; none for the index."""
 
     @property
     def policy(self) -> str: ...
-    def compute_digest(self, keys: Sequence[str]) -> str: ...
-    def render(self, keys: Sequence[str]) -> str: ...
+    def render(self, keys: Sequence[str], known: Container[str] = ()) -> tuple[str, str]:
+        """The digest of what a page shows, and the page; empty if the digest is one of `known`."""
 
 
 RUN_PAGES = web.AppKey("run_pages", PagesOfRuns)
@@ -35,11 +35,9 @@ async def get_runs(request: web.Request) -> web.StreamResponse:
     if pages is None:
         raise NotFound(f"{RUNS_PATH} shows the runs of a folder: name it in server.runs_path")
     keys = request.query.getall("run", [])
-    etag = await asyncio.to_thread(pages.compute_digest, keys)
-    if any(each.value == etag for each in request.if_none_match or ()):
-        return send_page(request, b"", "text/html", pages.policy, etag)
+    known = [each.value for each in request.if_none_match or ()]
     try:
-        html = await asyncio.to_thread(pages.render, keys)
+        etag, html = await asyncio.to_thread(pages.render, keys, known)
     except JobError as error:  # the server is not at fault
         raise RequestError(str(error), param="run", code=error.code) from error
     return send_page(request, html.encode("utf-8", "replace"), "text/html", pages.policy, etag)

@@ -1,6 +1,7 @@
 """The one middleware: gives each request an id, checks who sent it, and turns exceptions into responses.
 
-An error has the shape of the path's surface; for unknown paths it has OpenAI's.
+An error has the shape of the path's surface; for unknown paths it has OpenAI's. A browser that asked for a
+page gets a page.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mlxrun.server.http.access import (
     request_id,
 )
 from mlxrun.server.http.allowed_sites import ALLOWED_SITES, is_preflight
+from mlxrun.server.http.error_page import make_error_page
 from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.request_log import describe_end, log_end
 from mlxrun.server.http.surface import ROUTES, UI_PATH, Endpoint, Handler, Surface, is_anthropic
@@ -118,8 +120,12 @@ def _find_page(request: web.Request) -> str | None:
     """The relative address of the page for a browser that asks for / or /ui/; None for other requests.
     Relative, because a proxy may serve all paths below one of its own."""
     target = {"/": UI_PATH[1:], f"{UI_PATH}/": f"..{UI_PATH}"}.get(request.path)
-    is_browser = request.method in ("GET", "HEAD") and "text/html" in request.headers.get("Accept", "")
-    return target if is_browser and request.app[ROUTES].list_methods(UI_PATH) else None
+    return target if _wants_page(request) and request.app[ROUTES].list_methods(UI_PATH) else None
+
+
+def _wants_page(request: web.Request) -> bool:
+    """Whether a person asks, by a browser."""
+    return request.method in ("GET", "HEAD") and "text/html" in request.headers.get("Accept", "")
 
 
 def _answer_options(request: web.Request, methods: Sequence[str]) -> web.Response:
@@ -160,13 +166,17 @@ def _respond_with_error(
             request.transport.abort()
         raise ConnectionResetError("the stream failed") from error
     headers: dict[str, str] = {}
+    is_page = endpoint is not None and endpoint.is_page
     if isinstance(error, MlxrunError) and error.retry_after is not None:
         headers["Retry-After"] = str(error.retry_after)
     if isinstance(error, Unauthorized):
-        is_page = endpoint is not None and endpoint.is_page
         headers["WWW-Authenticate"] = f'Basic realm="{KEY_REALM}"' if is_page else "Bearer"
     if isinstance(error, MethodNotAllowed):
         headers["Allow"] = ", ".join(error.methods)
     if isinstance(error, BodyTooLarge) or not request.content.is_eof():
         headers["Connection"] = "close"  # the rest of the body is not read
-    return json_response(surface.error_body(error, request_id(request)), surface.status(error), headers)
+    status, body = surface.status(error), surface.error_body(error, request_id(request))
+    if _wants_page(request) and (is_page or endpoint is None):
+        link = ("?", "To the start of this page") if is_page and request.query_string else None
+        return make_error_page(status, body["error"]["message"], headers, link)
+    return json_response(body, status, headers)

@@ -17,7 +17,15 @@ from mlxrun.evals.bundles.archive import read_sums, write_archive
 from mlxrun.evals.bundles.bundle import _get_name, is_bundle, open_bundle, write_bundle
 from mlxrun.evals.replay import rebuild_config, run_lines_again
 from mlxrun.evals.run_folders.run_folder import RunFolder
-from tests.helpers.agent_bench import COUNTER, AgentBench, agent_line, answer_in_turn, call, write_tools
+from tests.helpers.agent_bench import (
+    COUNTER,
+    AgentBench,
+    AgentSuiteBench,
+    agent_line,
+    answer_in_turn,
+    call,
+    write_tools,
+)
 from tests.helpers.batch_fakes import Bench, chat, chats, write_job
 from tests.helpers.suite_bench import SuiteBench
 from tests.helpers.suite_files import CAPITALS, write_suite
@@ -212,3 +220,66 @@ async def test_tools_travel_and_those_of_somebody_else_do_not_run(tmp_path: Path
     write_tools(bench.job.parent.parent, COUNTER.replace("+ number", "- number"))
     found = await run_lines_again(RunFolder.open(bench.job), [1], bench.make_setup(), lambda text: None)
     assert "transcript[1].content" in str(found.differing[0])
+
+
+HELPED = """
+from pathlib import Path
+
+from helpers.words import greet
+
+def hello(who: str) -> str:
+    return greet(who) + Path(__file__).with_name("data").joinpath("end.txt").read_text()
+"""
+HELPED_SUITE = """\
+models: {tiny: }
+tasks:
+  hellos:
+    rows: [{name: Ann, hello: Hello Ann!}]
+    prompt: "Greet {{ name }}."
+    expected: hello
+    agent: {tools: [tools.py:hello], files: [data]}
+"""
+
+
+def write_helped_suite(folder: Path) -> AgentSuiteBench:
+    for name, text in (
+        ("helpers/words.py", "def greet(name):\n    return 'Hello ' + name\n"),
+        ("data/end.txt", "!"),
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    script = answer_in_turn(call("hello", who="Ann"), "Hello Ann!")
+    return AgentSuiteBench(write_suite(folder, HELPED_SUITE, tools_py=HELPED), script=script)
+
+
+async def test_what_tools_import_and_read_travels_with_checksums(tmp_path: Path) -> None:
+    bench = write_helped_suite(tmp_path)
+    assert await bench.run() == 0
+    job = bench.folder / "tiny/hellos/seed-0/job.jsonl"
+    line = json.loads(job.read_text())
+    names = {"tools.py", "helpers/words.py", "data/end.txt"}
+    assert line["agent"]["digests"].keys() == names
+    record = RunFolder.open(job).read_lines().__next__().record
+    assert record["transcript"][1]["content"] == "Hello Ann!"
+    path = write_bundle(bench.folder, None)
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path / "there", filter="data")
+    found = {
+        each.removeprefix("files/")
+        for each in read_sums(tmp_path / "there" / path.name.removesuffix(".tar.gz"))
+    }
+    assert names <= found and not any("__pycache__" in each for each in found)
+
+
+@pytest.mark.parametrize("name", ["helpers/words.py", "data/end.txt"])
+async def test_a_helper_that_has_changed_is_noticed(tmp_path: Path, name: str) -> None:
+    """A bundle of its run is refused, and the next start makes the lines anew."""
+    bench = write_helped_suite(tmp_path)
+    await bench.run()
+    with (tmp_path / name).open("a") as file:
+        file.write("\n")
+    with pytest.raises(JobError, match=f"{name}, a file of its tools, has changed since the run"):
+        write_bundle(bench.folder, None)
+    bench.prompts.clear()
+    assert await bench.run() == 0 and len(bench.prompts) == 2
+    write_bundle(bench.folder, None)

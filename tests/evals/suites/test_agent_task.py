@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from mlxrun.cli.main import main
+from mlxrun.evals.replay import rebuild_config
+from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.agent_bench import COUNTER, AgentSuiteBench, answer_in_turn, call
 from tests.helpers.batch_fakes import read
 from tests.helpers.suite_files import find_problems, write_suite
@@ -93,6 +95,31 @@ async def test_templates_fill_state_and_user(tmp_path: Path) -> None:
     assert any("You are 2 and 3." in prompt for prompt in bench.prompts)
 
 
+async def test_a_user_with_a_model_of_its_own(tmp_path: Path) -> None:
+    """It is loaded beside the cell's, and only for tasks that have it. Its place is relative to the suite."""
+    (tmp_path / "ann").mkdir()
+    (tmp_path / "ann/config.json").write_text("{}")
+    text = SHORT + '      user: {prompt: "You are Ann.", stop: BYE, model: ./ann}\n'
+    text += '  plain: {rows: [{a: b}], prompt: "{{ a }}", expected: a}\n'
+    bench = AgentSuiteBench(
+        write_suite(tmp_path, text, tools_py=COUNTER),
+        script=lambda prompt: "BYE" if "You are" in prompt else "What?",
+    )
+    assert await bench.run() == 0
+    ann = str(tmp_path / "ann")
+    assert bench.loads == {"embedded": 2, ann: 1}
+    assert len(bench.model_prompts[ann]) == 2 and all(
+        "You are Ann" in each for each in bench.model_prompts[ann]
+    )
+    assert not any("You are Ann" in each for each in bench.model_prompts["embedded"])
+    assert "model" not in read_records(bench, "tiny/sums/seed-0")[0]["agent"]
+    run = RunFolder.open(bench.folder / "tiny/sums/seed-0/job.out.jsonl")
+    assert run.manifest["user_model"]["path"] == rebuild_config(run).batch.user_model == ann
+    assert "user_model" not in RunFolder.open(bench.folder / "tiny/plain/seed-0/job.out.jsonl").manifest
+    bench.model_prompts.clear()
+    assert await bench.run() == 0 and bench.model_prompts == {}
+
+
 async def test_a_judge_sees_transcript_and_state(tmp_path: Path) -> None:
     prompt = "Judge {{ transcript | length }} messages, {{ state.total }}."
     judge = f'{{prompt: "{prompt}", verdict: {{choices: {{A: 1, B: 0}}}}}}'
@@ -120,7 +147,17 @@ async def test_a_judge_sees_transcript_and_state(tmp_path: Path) -> None:
             "user: {prompt: P, generation: {top: 3}}\n      state:",
             "agent.user.generation.top: unknown",
         ),
+        (
+            "state:",
+            "user: {prompt: P, model: ./gone}\n      state:",
+            "suite.yaml:10:32: batch.user_model: {folder}/gone is neither a folder",
+        ),
         ("state:", "max_turns: 0\n      state:", "agent.max_turns: "),
+        (
+            "state:",
+            "files: [gone]\n      state:",
+            "tasks.sums.agent: agent.files: {folder}/gone: there is no",
+        ),
         ("state:", "turns: 3\n      state:", "tasks.sums.agent.turns: unknown key"),
         ("    match: number\n", "    choices: [a, b]\n", "tasks.sums.agent: only chats have tool calls"),
         (

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mlxrun.core.errors import JobError
 from mlxrun.jobs.lines.job_check import make_eval_reader
 from mlxrun.jobs.run.stop_signals import Interrupted
 from tests.helpers.agent_bench import (
@@ -22,6 +23,7 @@ from tests.helpers.agent_bench import (
 )
 from tests.helpers.batch_fakes import by_id, chat, read, write_job
 from tests.helpers.tokenizers import FakeModelInfo
+from tests.jobs.agents.test_turn_journal import keep_turns
 
 ADDS = answer_in_turn(call("add", number=2), call("add", number=3), "It is five.")
 
@@ -158,6 +160,59 @@ async def test_a_simulated_user(tmp_path: Path) -> None:
     prompt = bench.prompts[-1]
     assert "<|im_start|>user\nThe total is 7.<|im_end|>" in prompt and "tool_call" not in prompt
     assert "<|im_start|>assistant\nQuestion a<|im_end|>" in prompt
+
+
+def buy_or_ask(prompt: str) -> str:
+    """The script of both parts: the user asks twice, then ends."""
+    if "You are Ann" in prompt:
+        return ["Add seven.", "Add one.", "BYE"][prompt.count("<|im_start|>user\n") - 2]
+    last = prompt.rpartition("<|im_start|>user\n")[2]
+    if "<|im_start|>tool" in last or "Question" in last:
+        return "What next?"
+    return call("add", number=7 if "seven" in last else 1)
+
+
+ANN = {"prompt": "You are Ann.", "stop": "BYE", "generation": {"max_tokens": 50}}
+
+
+async def test_a_user_with_a_model_of_its_own(tmp_path: Path) -> None:
+    """Each model is asked for its own part only, and the manifest has both. With another user, nothing goes
+    on."""
+    bench = make_bench(tmp_path, agent_line(user=ANN, body={"model": "agent"}), script=buy_or_ask)
+    bench.user = "ann-8b"
+    await bench.run()
+    record = bench.read_record()
+    assert record["agent"] == {"ended": "user", "turns": 5, "calls": 2, "state": {"total": 8}}
+    assert len(bench.user_prompts) == 3 and all("You are Ann" in each for each in bench.user_prompts)
+    assert len(bench.prompts) == 5 and not any("You are Ann" in each for each in bench.prompts)
+    assert record["response"]["body"]["usage"]["completion_tokens"] == bench.client.output
+    manifest = json.loads(bench.paths.manifest.read_text())
+    assert manifest["user_model"] | {"path": "ann-8b", "fingerprint": "ann-8b"} == manifest["user_model"]
+    bench.user = "bob-8b"
+    with pytest.raises(JobError, match=r"the model of the user \(batch.user_model\) has changed"):
+        await bench.run()
+    bench.user = "ann-8b"
+    await bench.run()
+    assert bench.prompts == bench.user_prompts == []
+
+
+@pytest.mark.parametrize("known", [0, 1, 2, 4, 7])
+async def test_a_conversation_of_two_models_goes_on(
+    tmp_path: Path, known: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill it makes no finished answer of either model again, and has the same bytes."""
+    bench = make_bench(tmp_path, agent_line(user=ANN), script=buy_or_ask)
+    bench.user = "ann-8b"
+    turns = await keep_turns(bench, monkeypatch)
+    whole, requests = bench.paths.out.read_bytes(), len(bench.prompts) + len(bench.user_prompts)
+    for path in (bench.paths.out, bench.paths.journal):
+        path.unlink()
+    steps = [json.loads(each)["step"]["kind"] for each in turns.splitlines()]
+    bench.paths.turns.write_bytes(b"".join(turns.splitlines(keepends=True)[:known]))
+    await bench.run()
+    assert bench.paths.out.read_bytes() == whole and len(steps) == 10
+    again = len(bench.prompts) + len(bench.user_prompts)
+    assert again == requests - sum(kind != "tool" for kind in steps[:known])
 
 
 async def test_tries_do_not_repeat_what_is_done(tmp_path: Path) -> None:

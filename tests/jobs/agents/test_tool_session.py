@@ -142,6 +142,7 @@ def test_calls_that_parsers_of_some_families_let_pass(
         ),
         ({"digests": {"tools.py": "0" * 64}}, "tools.py has changed since the job was made"),
         ({"sandbox": ["no/such/folder"]}, "no/such/folder: there is no such file or folder"),
+        ({"files": ["tools.py", 7]}, "agent.files must be a list of paths"),
         ({"mcp": "no-such-program"}, "the MCP server 'no-such-program' cannot be used"),
     ],
 )

@@ -156,6 +156,52 @@ except KeyboardInterrupt:
 """
 
 
+DAEMON = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        with open({path!r}, "w") as file:
+            print(os.getpid(), file=file)
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+EXIT = "import os, time\nwhile not os.path.exists({path!r}): time.sleep(0.01)\nos._exit(3)"
+needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="they are found in /proc")
+
+
+def read_pid(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+@needs_proc
+@pytest.mark.parametrize("exits", [False, True])
+def test_what_a_child_starts_in_another_session_ends_with_it(tmp_path: Path, exits: bool) -> None:
+    """Also where the child has ended by itself."""
+    pool, path = ScorerPool(LIMITS), tmp_path / "pid"
+    pool.call("builtins:exec", DAEMON.format(path=str(path)))
+    pid = read_pid(path)
+    assert not has_ended(pid)
+    if exits:
+        with pytest.raises(ScorerEnded, match="exit code 3"):
+            pool.call("builtins:exec", EXIT.format(path=str(path)))
+    else:
+        pool.close()
+    wait_until(lambda: has_ended(pid))
+
+
+@needs_proc
+def test_it_ends_with_the_parent_too(tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    code = CODE.replace("print(", f"pool.call('builtins:exec', {DAEMON.format(path=str(path))!r})\nprint(")
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        pid = read_pid(path)
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: has_ended(pid))
+
+
 def test_an_interrupt_kills_the_child() -> None:
     """Ctrl-C is raised where the main thread waits, and the process itself goes on."""
     pipe = subprocess.PIPE

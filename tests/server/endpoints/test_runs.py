@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,16 +30,14 @@ class FakePages:
     def __init__(self) -> None:
         self.rendered = 0
 
-    def compute_digest(self, keys: Sequence[str]) -> str:
+    def render(self, keys: Sequence[str], known: Container[str] = ()) -> tuple[str, str]:
         if "none" in keys:
             raise NotFound("there is no run 'none' in this folder")
-        return f"digest-{'-'.join(keys)}"
-
-    def render(self, keys: Sequence[str]) -> str:
-        self.rendered += 1
         if "broken" in keys:
             raise JobError("broken.jsonl: is damaged")
-        return f"<p>{' '.join(keys) or 'index'}</p>"
+        digest = f"digest-{'-'.join(keys)}"
+        self.rendered += digest not in known
+        return digest, "" if digest in known else f"<p>{' '.join(keys) or 'index'}</p>"
 
 
 @asynccontextmanager

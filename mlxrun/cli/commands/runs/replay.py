@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -14,6 +13,7 @@ import click
 from mlxrun.cli.options import list_first, say
 from mlxrun.cli.run_setup import (
     MODEL_HELP,
+    USER_MODEL_HELP,
     end_runs,
     make_run_setup,
     report_machine,
@@ -66,7 +66,10 @@ or runs of a bundle were left out (they have tools or code of their model); 3 en
     "--mixed", is_flag=True, help="Continue OUT although it was begun on another version or device."
 )
 @click.option("--model", metavar="PATH", help=MODEL_HELP)
-def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str | None) -> int:
+@click.option("--user-model", metavar="PATH", help=USER_MODEL_HELP)
+def command(
+    run: Path, output: Path | None, fresh: bool, mixed: bool, model: str | None, user_model: str | None
+) -> int:
     """Run the job of RUN again as its manifest says, and say whether the records are equal."""
     from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.bundles.bundle import SUFFIX, is_bundle, open_bundle
@@ -84,7 +87,7 @@ def command(run: Path, output: Path | None, fresh: bool, mixed: bool, model: str
             raise click.UsageError(f"{run}: contains {len(runs)} runs, and -o names the output of one")
         # The cache of a single replay is beside its output, so that it is there if it is continued.
         cache = Path(stack.enter_context(TemporaryDirectory())) if len(runs) > 1 else None
-        replay = _Replay(output, model, JobOptions(fresh=fresh, mixed=mixed), bundled, cache)
+        replay = _Replay(output, model, user_model, JobOptions(fresh=fresh, mixed=mixed), bundled, cache)
         return end_runs(run_async(run_by_engine(runs, replay.run)), left_out)
 
 
@@ -95,6 +98,7 @@ class _Replay:
 
     output: Path | None
     model: str | None
+    user_model: str | None
     options: JobOptions
     bundled: bool
     cache: Path | None
@@ -126,9 +130,9 @@ class _Replay:
             own = replace(config, cache=replace(config.cache, disk_path=None))
             return choose_engine_config(own, place)
 
-        setup = replace(make_run_setup(earlier, self.model, choose), evals=evals)
+        setup = replace(make_run_setup(earlier, self.model, self.user_model, choose), evals=evals)
         if self.cache is not None:
-            setup = replace(setup, start=partial(engine.start, setup.start), keep_engine=True)
+            setup = engine.share(setup)
         several = self.cache is not None
         found = await replay_job(earlier, paths, setup, self.options, say, may_be_complete=several)
         prefix = "" if self.cache is None else f"{run.name}: "

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mlxrun.cli.options import list_first, say
 from mlxrun.cli.run_setup import (
     MODEL_HELP,
+    USER_MODEL_HELP,
     end_runs,
     make_run_setup,
     report_machine,
@@ -61,8 +61,9 @@ Exit codes: 0 verified; 1 something was changed, or a line came out differently;
 @click.option("--all", "is_all", is_flag=True, help="Run every line again.")
 @click.option("--seed", default=0, show_default=True, help="Which lines the sample has.")
 @click.option("--model", metavar="PATH", help=MODEL_HELP)
+@click.option("--user-model", metavar="PATH", help=USER_MODEL_HELP)
 @click.option("--strict", is_flag=True, help="Count lines that differ as wrong in any case.")
-def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str | None, strict: bool) -> int:
+def command(run: Path, sample: int | None, is_all: bool, seed: int, **options: Any) -> int:
     """Check that RUN is as it was written, and that its lines come out the same again."""
     from mlxrun.cli.signal_loop import run_async
     from mlxrun.evals.bundles.bundle import is_bundle, open_bundle
@@ -72,7 +73,7 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str |
     if sample is not None and is_all:
         raise click.UsageError("give one of --sample and --all")
     count = None if is_all else sample or DEFAULT_SAMPLE
-    verify = partial(_verify, sample=count, seed=seed, model=model, strict=strict)
+    verify = partial(_verify, sample=count, seed=seed, **options)
     left_out: list[str] = []
     opened = open_bundle(run, None, left_out) if is_bundle(run) else nullcontext(open_runs(run))
     with opened as runs:
@@ -80,7 +81,13 @@ def command(run: Path, sample: int | None, is_all: bool, seed: int, model: str |
 
 
 async def _verify(
-    run: RunFolder, engine: SharedEngine, sample: int | None, seed: int, model: str | None, strict: bool
+    run: RunFolder,
+    engine: SharedEngine,
+    sample: int | None,
+    seed: int,
+    model: str | None,
+    user_model: str | None,
+    strict: bool,
 ) -> bool:
     """Verify one run and print what is found; whether it is as it should be."""
     from mlxrun.evals.replay import choose_lines, make_serial_config, run_lines_again
@@ -104,9 +111,8 @@ async def _verify(
     if not numbers:
         print_line(f"{run.name}: no line was answered, so none was run again")
         return True
-    setup = make_run_setup(run, model, make_serial_config)
+    setup = engine.share(make_run_setup(run, model, user_model, make_serial_config))
     print_line(f"{run.name}: the model's files and its settings are those of the run")
-    setup = replace(setup, start=partial(engine.start, setup.start), keep_engine=True)
     found = await run_lines_again(run, numbers, setup, say)
     print_line(
         f"{run.name}: {pluralize(found.compared, 'line')} of {run.total} run again, alone and without a "
