@@ -41,7 +41,12 @@ def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
         assert node is not None
         if error.validator == "additionalProperties":
             schema: Any = error.schema
-            unknown += _list_unknown_keys(node, path, list(schema["properties"]))
+            known = list(schema["properties"])
+            unknown += (
+                _UnknownKey(child.key_origin or child.origin, path, key, known)
+                for key, child in node.value.items()
+                if key not in known
+            )
         else:
             text = describe_schema_error(error, find_field(steps))
             problems.append(ConfigProblem.at(node.origin, path, text))
@@ -62,12 +67,6 @@ class _UnknownKey:
         if self.path in ("", *list_sections()):
             return _find_meant_key(self.key, self.path)
         return find_closest(self.key, self.known)
-
-
-def _list_unknown_keys(node: ConfigNode, path: str, known: list[str]) -> Iterator[_UnknownKey]:
-    for key, child in node.value.items():
-        if key not in known:
-            yield _UnknownKey(child.key_origin or child.origin, path, key, known)
 
 
 def _explain_unknown_keys(unknown: list[_UnknownKey]) -> Iterator[ConfigProblem]:
