@@ -22,10 +22,7 @@ from mlxrun.api.anthropic.typed_tools import read_typed_tool
 from mlxrun.api.body_schema import LIST, object_of
 from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.request import check_body as check_chat_body
-from mlxrun.api.openai.request import (
-    prepare_chat_prompt,
-    prepare_request,
-)
+from mlxrun.api.openai.request import prepare_chat_prompt, prepare_request
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE
 from mlxrun.api.text.ignored_fields import log_ignored

@@ -13,8 +13,7 @@ from aiohttp import web
 
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES, build_schema
 from mlxrun.api.anthropic.request import count_tokens, prepare_message
-from mlxrun.api.anthropic.response import build_error, get_error_status
-from mlxrun.api.anthropic.stream import MessageWriter
+from mlxrun.api.anthropic.response import MessageWriter, build_error, get_error_status
 from mlxrun.api.anthropic.typed_tools import TYPED_SCHEMA
 from mlxrun.core.errors import MlxrunError
 from mlxrun.server.batches.queue_access import read_body_with_files

@@ -20,9 +20,16 @@ from mlxrun.api.ollama.fields import (
     OLD_EMBED_PATH,
     SHOW_PATH,
 )
-from mlxrun.api.ollama.models import describe_model, list_loaded, list_tags
 from mlxrun.api.ollama.request import check_model, prepare_answer, prepare_embeddings
-from mlxrun.api.ollama.response import AnswerTimes, OllamaWriter, build_embeddings, build_error
+from mlxrun.api.ollama.response import (
+    AnswerTimes,
+    OllamaWriter,
+    build_embeddings,
+    build_error,
+    describe_model,
+    list_loaded,
+    list_tags,
+)
 from mlxrun.core.errors import MlxrunError
 from mlxrun.server.endpoints.embeddings import collect_vectors
 from mlxrun.server.engine_state import ENGINE
