@@ -16,7 +16,6 @@ from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names, name_model
-from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE, list_tasks
@@ -56,20 +55,14 @@ def _check_count(prepared: PreparedRequest, most: int) -> None:
 
 
 async def _stream(request: web.Request, live: LiveRequest) -> web.StreamResponse:
-    """An error before the first chunk has its own status; a later one is the last event, without [DONE]."""
+    """After an error there is no [DONE]."""
     prepared = live.prepared
     chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
-    async with open_stream(request, live) as events:
-        try:
-            async with aclosing(stream_deltas(live)) as stream:
-                async for choice, deltas in stream:
-                    for chunk in chunks.write(choice, deltas):
-                        await events.send(chunk)
-        except MlxrunError as error:
-            if not events.started:
-                raise
-            await events.send(build_error(error))
-            return events.response
+    async with open_stream(request, live, describe_error=lambda error: (None, build_error(error))) as events:
+        async with aclosing(stream_deltas(live)) as stream:
+            async for choice, deltas in stream:
+                for chunk in chunks.write(choice, deltas):
+                    await events.send(chunk)
         if prepared.include_usage:
             await events.send(chunks.write_usage())
         await events.send(DONE)
