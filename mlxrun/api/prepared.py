@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mlxrun.api.parsers.answer_parser import ModelFormats
@@ -88,6 +88,11 @@ class ApiContext:
     def __post_init__(self) -> None:
         check_template(self.model_info, self.config.model.chat_template)
         inspect_template(self.model_info)
+
+    def without_max_tokens(self) -> ApiContext:
+        """Return the same context, in which the limit that a caller gives comes before the config's."""
+        sampling = replace(self.config.sampling, max_tokens=None)
+        return replace(self, config=replace(self.config, sampling=sampling))
 
 
 def check_message_counts(body: Any, most: int) -> None:

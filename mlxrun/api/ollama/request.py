@@ -9,7 +9,6 @@ Ollama's field.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -25,7 +24,6 @@ from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.ignored_fields import log_ignored
 from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names
-from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import (
     check_type,
     find_source,
@@ -33,7 +31,7 @@ from mlxrun.core.field_errors import (
     reject,
     reject_choice,
     reject_unsupported,
-    rename_field,
+    rename_fields,
 )
 
 Json = dict[str, Any]
@@ -153,24 +151,11 @@ async def prepare_answer(path: str, body: Any, context: ApiContext) -> PreparedR
     wanted = await asyncio.to_thread(read_ollama_request, path, body, context)
     if not wanted.translated:
         return None
-    limited = context
-    if wanted.max_tokens is not None:
-        sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's comes first
-        limited = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
-    try:
+    limited = context if wanted.max_tokens is None else context.without_max_tokens()
+    with rename_fields(lambda param: "".join(find_source(param, wanted.sources))):
         return await prepare_request(
             wanted.url, wanted.translated, limited, default_max_tokens=wanted.max_tokens, stream=True
         )
-    except RequestError as error:
-        rename_source(error, wanted.sources)
-        raise
-
-
-def rename_source(error: RequestError, sources: Mapping[str, str]) -> None:
-    """Make an error about a field of the translated body name the client's field."""
-    if error.param is not None:
-        source, rest = find_source(error.param, sources)
-        rename_field(error, source + rest)
 
 
 def read_ollama_request(path: str, body: Any, context: ApiContext) -> OllamaRequest:
@@ -307,8 +292,6 @@ async def prepare_embeddings(path: str, body: Any, context: ApiContext) -> Prepa
         translated["truncate_prompt_tokens"] = -1
     if given.get("dimensions"):
         translated["dimensions"] = given["dimensions"]
-    try:
+    sources = {"input": field, "truncate_prompt_tokens": "truncate"}
+    with rename_fields(lambda param: "".join(find_source(param, sources))):
         return await prepare_pooling(EMBEDDING_URL, translated, context)
-    except RequestError as error:
-        rename_source(error, {"input": field, "truncate_prompt_tokens": "truncate"})
-        raise

@@ -97,18 +97,15 @@ class CompiledGrammar:
 
     def _make_row_error(self, reason: str, spoilt: bool) -> RequestError:
         if spoilt:
-            self._remove_from_cache()
+            # Copies share a lexer: once it has come to its limits, every later row fails too. So the next
+            # request compiles the grammar again.
+            key = self.tokens, self.source, self.param
+            with _cache_lock:
+                cached = compiled_grammars.get(key)
+                if cached is not None and cached.matcher is self.matcher:
+                    del compiled_grammars[key]
         where = f"{self.param}: " if self.param else ""
         return RequestError(f"{where}the grammar {reason}", code="grammar_failed", param=self.param)
-
-    def _remove_from_cache(self) -> None:
-        """Copies share a lexer: once it has come to its limits, every later row fails too. So the next
-        request compiles the grammar again."""
-        key = self.tokens, self.source, self.param
-        with _cache_lock:
-            cached = compiled_grammars.get(key)
-            if cached is not None and cached.matcher is self.matcher:
-                del compiled_grammars[key]
 
 
 # A grammar counts as at least so many characters that no more than MAX_CACHED fit.

@@ -37,7 +37,8 @@ async def prepare_raw_prompts(
 
     With a `suffix`, the answer fills the gap between prompt and suffix. `offsets`: find where tokens
     begin."""
-    size = _count_characters(prompt) + len(suffix)
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    size = sum(len(each) for each in (*texts, suffix) if isinstance(each, str))
     prompts = await run_on_text(size, _build_raw_prompts, prompt, suffix, model_info)
     if not offsets:
         return prompts
@@ -63,12 +64,6 @@ def mark_branches(prompts: Sequence[RenderedPrompt]) -> list[RenderedPrompt]:
         replace(prompt, cache_positions=tuple(sorted({at for at in around if at > 0})))
         for prompt, around in zip(prompts, pairwise(shared), strict=True)
     ]
-
-
-def _count_characters(prompt: Any) -> int:
-    """The characters of a string, or of all strings of a list."""
-    parts = prompt if isinstance(prompt, list) else [prompt]
-    return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _build_raw_prompts(prompt: Any, suffix: str, model_info: ModelInfo) -> list[RenderedPrompt]:

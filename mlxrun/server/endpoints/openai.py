@@ -34,7 +34,10 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     app = request.app
     body = await read_body_with_files(request)
     prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
-    _check_count(prepared, app[CONFIG].scheduler.max_queue)
+    count, most = len(prepared.requests), app[CONFIG].scheduler.max_queue
+    if count > most:  # all choices wait at once: more than the queue holds would be refused at every try
+        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
+        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
     with app[LIVE_REQUESTS].open(request, "openai", prepared) as live:
         if prepared.stream:
             return await _stream(request, live)
@@ -44,14 +47,6 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
         return json_response(build_response(*made))
     # The logprobs of a long prompt are a large object, which takes seconds to build and encode.
     return await asyncio.to_thread(lambda: json_response(build_response(*made)))
-
-
-def _check_count(prepared: PreparedRequest, most: int) -> None:
-    """All choices of a request wait at once: more than the queue holds would be refused at every try."""
-    count = len(prepared.requests)
-    if count > most:
-        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
-        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
 
 
 async def _stream(request: web.Request, live: LiveRequest) -> web.StreamResponse:

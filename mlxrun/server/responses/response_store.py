@@ -203,19 +203,16 @@ class ResponseStore:
         for item, size in stored.iterate_sizes():
             if not self._references[id(item)]:
                 self.bytes += size
-                self._number(item, size)
+                if self._file is not None and id(item) not in self._numbers:
+                    self._last_number += 1
+                    self._numbers[id(item)] = self._last_number
+                    self._changes.items[self._last_number] = {"bytes": size, "item": item}
             self._references[id(item)] += 1
             self._index[stored.owner, item["id"]] = item
         if self._file is not None:
             numbers = [self._numbers[id(item)] for item in stored.items]
             self._changes.objects.pop(stored.id, None)  # it is the last one now
             self._changes.objects[stored.id] = stored.describe(numbers)
-
-    def _number(self, item: Item, size: int) -> None:
-        if self._file is not None and id(item) not in self._numbers:
-            self._last_number += 1
-            self._numbers[id(item)] = self._last_number
-            self._changes.items[self._last_number] = {"bytes": size, "item": item}
 
     def _remove(self, name: str) -> None:
         self._release(self._stored.pop(name))
