@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import Parser, PlainParser
-from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.text.continuation import ContinuationParser
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.model_info import ModelInfo
@@ -50,7 +50,7 @@ class PreparedRequest:
     single_tool_call: bool = False  # whether the answer ends after its first tool call
     prompts: tuple[str, ...] = ()  # the text of each chat prompt, which tells parsers how the answer begins
     continuation: str = ""  # the end of the prompt, if the answer continues it
-    window_text: str | None = None  # the text whose windows are the prompts (api/text/prompt_windows.py)
+    window_text: str | None = None  # the text whose windows are the prompts (api/text/raw_prompts.py)
 
     def make_parser(self, index: int) -> Parser:
         """Make a parser for the answer to `requests[index]`."""
@@ -88,6 +88,11 @@ class ApiContext:
     def __post_init__(self) -> None:
         check_template(self.model_info, self.config.model.chat_template)
         inspect_template(self.model_info)
+
+    def without_max_tokens(self) -> ApiContext:
+        """Return the same context, in which the limit that a caller gives comes before the config's."""
+        sampling = replace(self.config.sampling, max_tokens=None)
+        return replace(self, config=replace(self.config, sampling=sampling))
 
 
 def check_message_counts(body: Any, most: int) -> None:

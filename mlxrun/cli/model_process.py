@@ -64,7 +64,7 @@ def describe_models(message: DescribeModels) -> ModelsFacts:
 
 
 def _describe_model(config: Config) -> ModelFacts | MlxrunError:
-    from mlxrun.api.ollama.models import describe_model, list_tags
+    from mlxrun.api.ollama.response import describe_model, list_tags
     from mlxrun.api.text.model_info import list_names
     from mlxrun.cli.run_setup import make_context, read_model
     from mlxrun.cluster.models.messages import ModelFacts
@@ -129,8 +129,8 @@ async def serve_model(spec: ServeModel, answers: BinaryIO) -> int:
     """Serve a model until standard input ends, or its engine dies."""
     from mlxrun.cli.options import set_up_logging
     from mlxrun.cli.run_setup import load_engine
-    from mlxrun.cluster.models.line_desk import LineDesk
     from mlxrun.cluster.models.messages import write_message
+    from mlxrun.cluster.models.model_lines import LineDesk
     from mlxrun.cluster.models.shared_limits import LimitReporter
     from mlxrun.cluster.servers.server_actor import make_worker_app
     from mlxrun.server.engine_state import ENGINE

@@ -122,7 +122,7 @@ def list_memory_problems(
 ) -> list[str]:
     """What is wrong with what models get: less than their weights, or more than the limit beside the pinned
     ones. `shares`, `weights`: bytes of each model; `limit`: of all together, 0 if unknown."""
-    from mlxrun.config.model_entries import place_problem
+    from mlxrun.config.loading import place_problem
 
     entries, small = read_entries(loaded), [name for name in shares if shares[name] < weights[name]]
     found: list[tuple[tuple[str, ...], str]] = [

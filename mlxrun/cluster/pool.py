@@ -48,20 +48,21 @@ class DispatchedAnswerer:
         bare = line if line.eval is None else replace(line, eval=None)  # answers are scored by the driver
         ticket = LineTicket(bare, key, hash_prefix(line), lambda: self.answers.dump_line(key), count)
         result = await self._dispatcher.answer(ticket)
-        set_times(tokens, result, self._meter.clock())
-        if result.error is not None:
-            raise result.error
-        assert result.body is not None
-        return result.body
+        return take_result(result, tokens, self._meter.clock())
 
 
-def set_times(tokens: LineTokens, result: LineResult, now: float) -> None:
-    """Replace the times of reports, which come late, by those that the last worker has measured."""
+def take_result(result: LineResult, tokens: LineTokens, now: float) -> dict[str, Any]:
+    """Return the body of a result, or raise its error. The times of reports, which come late, are replaced by
+    those that the last worker has measured."""
     arrived, times = now - result.took, tokens.times
     if result.computed is not None:
         times.computed = min(times.computed or math.inf, arrived + result.computed)
     if result.answered is not None:
         times.answered = min(times.answered or math.inf, arrived + result.answered)
+    if result.error is not None:
+        raise result.error
+    assert result.body is not None
+    return result.body
 
 
 class DispatchedPool:

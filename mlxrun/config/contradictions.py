@@ -1,8 +1,9 @@
 """Rules against valid values that contradict each other, and against settings that would have no effect.
 
-A rule is a function that returns what is wrong with a config, or None. It names the keys that it reads. It is
-skipped if one of them is invalid, and its error cites the first of them that was given. `RULES` has the rules
-of this module and of rules.py (the server, sparse prefill, speculation, keys without effect).
+A rule is a function that returns what is wrong with a config, or None; `forbid` makes one of a condition. It
+names the keys that it reads. It is skipped if one of them is invalid, and its error cites the first of them
+that was given. `RULES` has the rules of this module and of rules.py (the server, sparse prefill, speculation,
+keys without effect).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from mlxrun.config.rules import NAME, RULES, reads
+from mlxrun.config.rules import NAME, RULES, forbid, reads
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.config.settings import Config
 
@@ -68,10 +69,11 @@ def check_one_or_several(config: Config) -> str | None:
     return f"not together with model.{given[0]}: give each model its own"
 
 
-@reads("model.adapter")
-def check_adapter(config: Config) -> str | None:
-    path = config.model.adapter
-    return None if path is None or Path(path).is_dir() else f"{path} is not a folder"
+forbid(
+    ("model.adapter",),
+    "{0} is not a folder",
+    lambda path: path is not None and not Path(path).is_dir(),
+)
 
 
 @reads("model.adapters")
@@ -84,11 +86,11 @@ def check_adapters(config: Config) -> str | None:
     return None
 
 
-@reads("model.adapters", "model.adapter")
-def check_single_adapter(config: Config) -> str | None:
-    """With an adapter for all answers, a request that names no adapter would not get the plain model."""
-    both = config.model.adapters and config.model.adapter is not None
-    return "not together with model.adapter: give each adapter a name" if both else None
+forbid(  # with both, a request that names no adapter would not get the plain model
+    ("model.adapters", "model.adapter"),
+    "not together with model.adapter: give each adapter a name",
+    lambda adapters, adapter: bool(adapters) and adapter is not None,
+)
 
 
 @reads("model.adapters", "model.names", "model.path")
@@ -106,84 +108,56 @@ def check_adapter_names(config: Config) -> str | None:
     return None
 
 
-@reads("model.chat_template")
-def check_chat_template_file(config: Config) -> str | None:
-    path = config.model.chat_template
-    return None if path is None or Path(path).is_file() else f"{path} is not a file"
-
-
-@reads("model.revision", "model.path")
-def check_revision(config: Config) -> str | None:
-    """Only a hub id has revisions."""
-    path = config.model.path
-    if config.model.revision is None or not (path == "embedded" or Path(path).is_absolute()):
-        return None
-    return f"has no effect: model.path {path!r} is not a hub id"
-
-
-@reads("model.trust_remote_code", "model.path")
-def check_remote_code(config: Config) -> str | None:
-    if config.model.trust_remote_code and config.model.path == "embedded":
-        return "has no effect: the embedded model has no code of its own"
-    return None
-
-
-@reads("scheduler.prefill_budget_busy", "scheduler.prefill_budget")
-def check_busy_budget(config: Config) -> str | None:
-    """The budget beside decoding rows must be the smaller one."""
-    busy, idle = config.scheduler.prefill_budget_busy, config.scheduler.prefill_budget
-    if busy is None or busy <= idle:
-        return None
-    return f"prefill_budget_busy {busy} is more than prefill_budget {idle}"
-
-
-@reads("scheduler.chunk", "scheduler.prefill_budget")
-def check_chunk(config: Config) -> str | None:
-    """A step must be able to prefill a full chunk."""
-    chunk, budget = config.scheduler.chunk, config.scheduler.prefill_budget
-    if chunk is None or chunk <= budget:
-        return None
-    return f"chunk {chunk} is more than prefill_budget {budget}"
-
-
-@reads("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible")
-def check_reproducible_chunk(config: Config) -> str | None:
-    """With `engine.reproducible`, prompts are always computed in the same full chunks."""
-    chunk, busy = config.scheduler.chunk, config.scheduler.prefill_budget_busy
-    if not config.engine.reproducible or busy is None or chunk is None or chunk <= busy:
-        return None
-    return f"engine.reproducible needs full chunks: {busy} is less than scheduler.chunk {chunk}"
-
-
-@reads("sampling.max_tokens", "model.context_length")
-def check_max_tokens(config: Config) -> str | None:
-    answer, context = config.sampling.max_tokens, config.model.context_length
-    if answer is None or context is None or answer < context:
-        return None
-    return f"sampling.max_tokens {answer} leaves no room for a prompt in model.context_length {context}"
-
-
-@reads("media.memory_bytes", "scheduler.memory_limit")
-def check_image_memory(config: Config) -> str | None:
-    """Decoded images must leave memory for the model."""
-    images, limit = config.media.memory_bytes, config.scheduler.memory_limit
-    if images is None or limit is None or images < limit:
-        return None
-    return f"{images} bytes for images leave nothing of scheduler.memory_limit {limit}"
-
-
-@reads("cache.stored_bits", "engine.reproducible")
-def check_reproducible_cache(config: Config) -> str | None:
-    if config.cache.stored_bits is None or not config.engine.reproducible:
-        return None
-    return "quantized entries are not exact, but engine.reproducible needs exact ones; remove one of them"
-
-
-@reads("cache.kv_bits", "engine.reproducible")
-def check_reproducible_keys(config: Config) -> str | None:
-    if config.cache.kv_bits is None or not config.engine.reproducible:
-        return None
-    return "quantized keys are not computed reproducibly, as engine.reproducible demands; remove one of them"
+forbid(
+    ("model.chat_template",),
+    "{0} is not a file",
+    lambda path: path is not None and not Path(path).is_file(),
+)
+forbid(  # only a hub id has revisions
+    ("model.revision", "model.path"),
+    "has no effect: model.path {1!r} is not a hub id",
+    lambda revision, path: revision is not None and (path == "embedded" or Path(path).is_absolute()),
+)
+forbid(
+    ("model.trust_remote_code", "model.path"),
+    "has no effect: the embedded model has no code of its own",
+    lambda trusted, path: trusted and path == "embedded",
+)
+forbid(  # the budget beside decoding rows must be the smaller one
+    ("scheduler.prefill_budget_busy", "scheduler.prefill_budget"),
+    "prefill_budget_busy {0} is more than prefill_budget {1}",
+    lambda busy, idle: busy is not None and busy > idle,
+)
+forbid(  # a step must be able to prefill a full chunk
+    ("scheduler.chunk", "scheduler.prefill_budget"),
+    "chunk {0} is more than prefill_budget {1}",
+    lambda chunk, budget: chunk is not None and chunk > budget,
+)
+forbid(  # with `engine.reproducible`, prompts are always computed in the same full chunks
+    ("scheduler.prefill_budget_busy", "scheduler.chunk", "engine.reproducible"),
+    "engine.reproducible needs full chunks: {0} is less than scheduler.chunk {1}",
+    lambda busy, chunk, exact: exact and busy is not None and chunk is not None and chunk > busy,
+)
+forbid(
+    ("sampling.max_tokens", "model.context_length"),
+    "sampling.max_tokens {0} leaves no room for a prompt in model.context_length {1}",
+    lambda answer, context: answer is not None and context is not None and answer >= context,
+)
+forbid(  # decoded images must leave memory for the model
+    ("media.memory_bytes", "scheduler.memory_limit"),
+    "{0} bytes for images leave nothing of scheduler.memory_limit {1}",
+    lambda images, limit: images is not None and limit is not None and images >= limit,
+)
+forbid(
+    ("cache.stored_bits", "engine.reproducible"),
+    "quantized entries are not exact, but engine.reproducible needs exact ones; remove one of them",
+    lambda bits, reproducible: bits is not None and reproducible,
+)
+forbid(
+    ("cache.kv_bits", "engine.reproducible"),
+    "quantized keys are not computed reproducibly, as engine.reproducible demands; remove one of them",
+    lambda bits, reproducible: bits is not None and reproducible,
+)
 
 
 @reads("workers.resources")

@@ -37,6 +37,16 @@ def _read(config: Config, path: str) -> Any:
     return getattr(getattr(config, section), key)
 
 
+def forbid(keys: Sequence[str], text: str, condition: Callable[..., bool]) -> None:
+    """Register the rule that a condition of these keys' values must not hold. `text`: the error; `{0}` in it
+    is the value of the first key."""
+
+    @reads(*keys)
+    def check_condition(config: Config) -> str | None:
+        values = [_read(config, key) for key in keys]
+        return text.format(*values) if condition(*values) else None
+
+
 def _require_setting(path: str, condition: str, needed: object = None, hint: str = "") -> None:
     """Register the rule that a key has no effect unless the condition has the value `needed`; None: any value
     but false and 0. A key that is itself false, 0 or null has none to miss."""
@@ -146,13 +156,11 @@ def check_cors_origins(config: Config) -> str | None:
     return None
 
 
-@reads("telemetry.otlp")
-def check_otlp_url(config: Config) -> str | None:
-    """Spans are sent by HTTP."""
-    url = config.telemetry.otlp
-    if url is None or _URL.fullmatch(url):
-        return None
-    return f"{url!r} is not a URL such as http://127.0.0.1:4318"
+forbid(
+    ("telemetry.otlp",),
+    "{0!r} is not a URL such as http://127.0.0.1:4318",
+    lambda url: url is not None and not _URL.fullmatch(url),
+)
 
 
 @reads("server.allowed_hosts")
@@ -164,72 +172,48 @@ def check_allowed_hosts(config: Config) -> str | None:
     return None
 
 
-@reads("prefill.sparse", "model.draft")
-def check_sparse_draft(config: Config) -> str | None:
-    if config.prefill.sparse == "off" or config.model.draft is not None:
-        return None
-    return "the tokens are chosen by a draft model: set model.draft"
-
-
-@reads("prefill.sparse_keep", "prefill.sparse")
-def check_sparse_keeps_less(config: Config) -> str | None:
-    if config.prefill.sparse == "off" or config.prefill.sparse_keep < 1:
-        return None
-    return "1 leaves out no token, so that prefill.sparse only costs time; set less or prefill.sparse off"
-
-
-@reads("prefill.sparse", "model.kind")
-def check_sparse_kind(config: Config) -> str | None:
-    """With model.kind `auto`, the engine checks the model's files instead."""
-    kind = config.model.kind
-    if config.prefill.sparse == "off" or kind in ("auto", "text"):
-        return None
-    return f"is for text models that generate, and model.kind is {kind}; remove one of them"
-
-
-@reads("prefill.sparse_min_tokens", "model.context_length", "prefill.sparse")
-def check_sparse_prompts_fit(config: Config) -> str | None:
-    """Some prompt must be long enough to be computed sparsely."""
-    least, context = config.prefill.sparse_min_tokens, config.model.context_length
-    if config.prefill.sparse == "off" or context is None or least < context:
-        return None
-    return f"sparse_min_tokens {least} is longer than all prompts: model.context_length is {context}"
-
-
-@reads("prefill.sparse", "engine.reproducible")
-def check_reproducible_prefill(config: Config) -> str | None:
-    if config.prefill.sparse == "off" or not config.engine.reproducible:
-        return None
-    return "leaves out tokens of prompts, so that engine.reproducible cannot hold; remove one of them"
-
-
-@reads("model.draft", "prefill.sparse", "speculation.method")
-def check_draft_is_used(config: Config) -> str | None:
-    method = config.speculation.method
-    drafts = method not in ("off", "ngram")
-    if config.model.draft is None or config.prefill.sparse != "off" or drafts:
-        return None
-    return f"has no effect while prefill.sparse is off and speculation.method is {method}"
-
-
-@reads("speculation.method", "model.draft")
-def check_drafting_model(config: Config) -> str | None:
-    if config.speculation.method != "draft" or config.model.draft is not None:
-        return None
-    return "draft predicts with a draft model: set model.draft"
-
-
-@reads("speculation.min_ngram", "speculation.max_ngram")
-def check_ngrams(config: Config) -> str | None:
-    """`max_ngram` counts the common tokens of places that have at least `min_ngram`."""
-    least, most = config.speculation.min_ngram, config.speculation.max_ngram
-    return None if least <= most else f"min_ngram {least} is more than max_ngram {most}"
-
-
-@reads("speculation.method", "cache.kv_bits")
-def check_drafts_are_verified(config: Config) -> str | None:
-    """Drafts are verified on pages of keys, which cannot be quantized."""
-    method, bits = config.speculation.method, config.cache.kv_bits
-    if method == "off" or bits is None:
-        return None
-    return f"{method} drafts nothing while keys are quantized (cache.kv_bits {bits}); remove one of them"
+forbid(
+    ("prefill.sparse", "model.draft"),
+    "the tokens are chosen by a draft model: set model.draft",
+    lambda sparse, draft: sparse != "off" and draft is None,
+)
+forbid(
+    ("prefill.sparse_keep", "prefill.sparse"),
+    "1 leaves out no token, so that prefill.sparse only costs time; set less or prefill.sparse off",
+    lambda keep, sparse: sparse != "off" and keep >= 1,
+)
+forbid(  # with model.kind `auto`, the engine checks the model's files instead
+    ("prefill.sparse", "model.kind"),
+    "is for text models that generate, and model.kind is {1}; remove one of them",
+    lambda sparse, kind: sparse != "off" and kind not in ("auto", "text"),
+)
+forbid(  # some prompt must be long enough to be computed sparsely
+    ("prefill.sparse_min_tokens", "model.context_length", "prefill.sparse"),
+    "sparse_min_tokens {0} is longer than all prompts: model.context_length is {1}",
+    lambda least, context, sparse: sparse != "off" and context is not None and least >= context,
+)
+forbid(
+    ("prefill.sparse", "engine.reproducible"),
+    "leaves out tokens of prompts, so that engine.reproducible cannot hold; remove one of them",
+    lambda sparse, reproducible: sparse != "off" and reproducible,
+)
+forbid(
+    ("model.draft", "prefill.sparse", "speculation.method"),
+    "has no effect while prefill.sparse is off and speculation.method is {2}",
+    lambda draft, sparse, method: draft is not None and sparse == "off" and method in ("off", "ngram"),
+)
+forbid(
+    ("speculation.method", "model.draft"),
+    "draft predicts with a draft model: set model.draft",
+    lambda method, draft: method == "draft" and draft is None,
+)
+forbid(  # `max_ngram` counts the common tokens of places that have at least `min_ngram`
+    ("speculation.min_ngram", "speculation.max_ngram"),
+    "min_ngram {0} is more than max_ngram {1}",
+    lambda least, most: least > most,
+)
+forbid(  # drafts are verified on pages of keys, which cannot be quantized
+    ("speculation.method", "cache.kv_bits"),
+    "{0} drafts nothing while keys are quantized (cache.kv_bits {1}); remove one of them",
+    lambda method, bits: method != "off" and bits is not None,
+)

@@ -41,7 +41,12 @@ def validate_layer(tree: ConfigNode) -> list[ConfigProblem]:
         assert node is not None
         if error.validator == "additionalProperties":
             schema: Any = error.schema
-            unknown += _list_unknown_keys(node, path, list(schema["properties"]))
+            known = list(schema["properties"])
+            unknown += (
+                _UnknownKey(child.key_origin or child.origin, path, key, known)
+                for key, child in node.value.items()
+                if key not in known
+            )
         else:
             text = describe_schema_error(error, find_field(steps))
             problems.append(ConfigProblem.at(node.origin, path, text))
@@ -62,12 +67,6 @@ class _UnknownKey:
         if self.path in ("", *list_sections()):
             return _find_meant_key(self.key, self.path)
         return find_closest(self.key, self.known)
-
-
-def _list_unknown_keys(node: ConfigNode, path: str, known: list[str]) -> Iterator[_UnknownKey]:
-    for key, child in node.value.items():
-        if key not in known:
-            yield _UnknownKey(child.key_origin or child.origin, path, key, known)
 
 
 def _explain_unknown_keys(unknown: list[_UnknownKey]) -> Iterator[ConfigProblem]:
@@ -92,12 +91,6 @@ def _check_sizes(tree: ConfigNode, wrong: set[str]) -> Iterator[ConfigProblem]:
             yield ConfigProblem.at(node.origin, path, f"{node.value!r} is more than {format_number(high)}")
 
 
-def _list_keys(section: str) -> list[str]:
-    """Return the keys of a section, or those of the top level for an empty name."""
-    own = [info.key for info in list_fields().values() if info.section == section]
-    return own if section else [*own, *list_sections(), EXTENDS]
-
-
 _RENAMED = {"engine.probe": "load_check"}  # since the last release
 
 
@@ -108,8 +101,10 @@ def _find_meant_key(key: str, section: str) -> str | None:
     elsewhere = {info.key: path for path, info in list_fields().items() if info.section != section}
     if key in elsewhere:
         return elsewhere[key]
+    own = [info.key for info in list_fields().values() if info.section == section]
+    others = () if section else (*list_sections(), EXTENDS)
     other = find_closest(key, elsewhere)
-    return find_closest(key, _list_keys(section)) or (elsewhere[other] if other else None)
+    return find_closest(key, [*own, *others]) or (elsewhere[other] if other else None)
 
 
 def describe_schema_error(error: jsonschema.ValidationError, info: SettingField | None) -> str:

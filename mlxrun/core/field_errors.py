@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from mlxrun.core.errors import RequestError
@@ -141,6 +142,18 @@ def find_source(param: str, sources: Mapping[str, str]) -> tuple[str, str]:
             return sources[head], param[len(head) :]
         head = head[: max(head.rfind("."), head.rfind("["), 0)]
     return "", param
+
+
+@contextmanager
+def rename_fields(find: Callable[[str], str]) -> Iterator[None]:
+    """Makes errors of the block name the client's fields, and not those of a translated body. `find`: returns
+    the client's path for a path of that body."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None:
+            rename_field(error, find(error.param))
+        raise
 
 
 def rename_field(error: RequestError, param: str) -> None:

@@ -35,12 +35,13 @@ from mlxrun.server.endpoints.responses import cancel_background_responses
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import (
     ACTIVE_IDS,
+    ALLOWED_SITES,
     API_KEYS,
     CONFIG,
     CONFIG_HASH,
+    AllowedSites,
     ApiKeys,
 )
-from mlxrun.server.http.allowed_sites import ALLOWED_SITES, AllowedSites
 from mlxrun.server.http.key_limits import KeyLimits
 from mlxrun.server.http.middleware import add_headers, handle_request
 from mlxrun.server.http.surface import ROUTES, Routes, Surface

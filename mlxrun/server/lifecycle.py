@@ -27,11 +27,10 @@ from mlxrun.config.settings import Config, ServerSettings
 from mlxrun.core.errors import ConfigError, Draining, EngineDead
 from mlxrun.engine.client import EngineClient
 from mlxrun.server.batches.batch_queue import BATCH_QUEUE
-from mlxrun.server.certificate import ServerCertificate, read_certificate
+from mlxrun.server.certificate import ServerCertificate, read_certificate, reload_config
 from mlxrun.server.engine_state import ENGINE, LoadedEngine
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.connection import HttpConnection
-from mlxrun.server.key_reload import reload_config
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.welcome import describe_models, welcome_model
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import Delta, DeltaKind
-from mlxrun.api.parsers.model_formats import ModelFormats
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

@@ -11,12 +11,11 @@ from typing import Any, cast
 
 import aiohttp
 
-from mlxrun.api.ollama.models import list_tags
+from mlxrun.api.ollama.response import list_tags
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
-from mlxrun.cluster.models.line_desk import LineDesk
 from mlxrun.cluster.models.messages import ModelFacts
-from mlxrun.cluster.models.model_lines import ModelsJobService
+from mlxrun.cluster.models.model_lines import LineDesk, ModelsJobService
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_relay import ModelRelay, make_models_front
 from mlxrun.cluster.models.model_slot import ModelSlot, Record

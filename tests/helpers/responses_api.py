@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai.request import prepare_request
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import Delta, Parser
-from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.responses.fields import HARMLESS, HONOURED
 from mlxrun.api.responses.request import (

@@ -23,7 +23,7 @@ import aiohttp
 from aiohttp import web
 
 from mlxrun.api.openai.request import prepare_request
-from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config, ServerSettings

@@ -20,8 +20,7 @@ import pytest
 
 from mlxrun.core.request import Request
 from mlxrun.server.responses.response_runs import RESPONSES
-from mlxrun.server.responses.response_store import ResponseStore
-from mlxrun.server.responses.stored_object import StoredObject
+from mlxrun.server.responses.response_store import ResponseStore, StoredObject
 from tests.helpers.server_fakes import Act, Serving, make_chat_body, run_server, server_config
 from tests.helpers.storm_counts import count, make_rng
 from tests.robustness.test_server_fuzz import nothing_left

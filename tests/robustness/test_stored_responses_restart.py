@@ -24,8 +24,7 @@ from mlxrun.core.errors import Overloaded
 from mlxrun.server.endpoints import responses
 from mlxrun.server.responses.response_file import FILE_NAME, Changes, ResponseFile
 from mlxrun.server.responses.response_runs import RESPONSES, Responses
-from mlxrun.server.responses.response_store import ResponseStore
-from mlxrun.server.responses.stored_object import StoredObject
+from mlxrun.server.responses.response_store import ResponseStore, StoredObject
 from tests.helpers.batches_server import make_processes
 from tests.helpers.command_processes import PATIENCE, RunningCommand, read_log, run_serve, start_command
 from tests.helpers.server_fakes import Serving, make_script, run_server, server_config

@@ -8,17 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlxrun.api.anthropic.tagged_schema import NAME, TEXTS, Tagged, check_value
-from mlxrun.api.body_schema import (
-    BOOL,
-    LIST,
-    OBJECT,
-    STRING,
-    TOOLS,
-    Accepted,
-    BodySchema,
-    Schema,
-    object_of,
-)
+from mlxrun.api.body_schema import BOOL, LIST, OBJECT, STRING, TOOLS, Accepted, BodySchema, Schema, object_of
 from mlxrun.api.sampling_params import MAX_STOPS
 from mlxrun.api.text.ignored_fields import CACHE_HINT
 from mlxrun.core.field_errors import reject

@@ -8,10 +8,10 @@ as `messages.0.content`.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,7 @@ from mlxrun.api.anthropic.typed_tools import read_typed_tool
 from mlxrun.api.body_schema import LIST, object_of
 from mlxrun.api.openai.fields import CHAT_URL
 from mlxrun.api.openai.request import check_body as check_chat_body
-from mlxrun.api.openai.request import (
-    prepare_chat_prompt,
-    prepare_request,
-)
+from mlxrun.api.openai.request import prepare_chat_prompt, prepare_request
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE
 from mlxrun.api.text.ignored_fields import log_ignored
@@ -81,15 +78,11 @@ async def prepare_message(body: Any, context: ApiContext, *, interleaved: bool =
     `max_tokens`. RequestError if the body is refused."""
     message = await asyncio.to_thread(read_message, body, context)
     _check_budget(body, interleaved)
-    sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's is always given
-    limited = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
-    try:
+    limited = context.without_max_tokens()  # the body's is always given
+    with _rename_fields(message.sources):
         prepared = await prepare_request(
             CHAT_URL, message.chat, limited, default_max_tokens=message.max_tokens, stream=True
         )
-    except RequestError as error:
-        _rename_error(error, "".join(find_source(error.param or "", message.sources)))
-        raise
     return PreparedMessage(prepared, message)
 
 
@@ -97,34 +90,34 @@ async def count_tokens(body: Any, context: ApiContext) -> Json:
     """Build the response of count_tokens: the number of the prompt's tokens, with those of images. The prompt
     may be longer than the context."""
     message = await asyncio.to_thread(read_message, body, context, count=True)
-    try:
+    with _rename_fields(message.sources):
         given = check_chat_body("chat", message.chat, context)
         choose_adapter(given["model"], context.model_info)
         prompt = await prepare_chat_prompt(given, read_offered_tools(given), context)
-    except RequestError as error:
-        _rename_error(error, "".join(find_source(error.param or "", message.sources)))
-        raise
     return {"input_tokens": len(prompt.ids)}
 
 
-def _rename_error(error: RequestError, param: str) -> None:
-    """Gives an error a path of the Anthropic body, and Anthropic's words for extra fields."""
-    if error.param is None and not param:
-        return
-    param = _INDEX.sub(r".\1", param)
-    rename_field(error, param)
-    if error.code == UNKNOWN:
-        error.args = (str(error).replace(f"{param}: unknown parameter", f"{param}: {EXTRA}", 1),)
+@contextmanager
+def _rename_fields(sources: Mapping[str, str], usual: str = "") -> Iterator[None]:
+    """Gives errors of the block a path of the Anthropic body, and Anthropic's words for extra fields.
+
+    `usual`: the path of an error that has none."""
+    try:
+        yield
+    except RequestError as error:
+        param = _INDEX.sub(r".\1", "".join(find_source(error.param or usual, sources)))
+        if error.param is not None or param:
+            rename_field(error, param)
+        if error.code == UNKNOWN:
+            error.args = (str(error).replace(f"{param}: unknown parameter", f"{param}: {EXTRA}", 1),)
+        raise
 
 
 def read_message(body: Any, context: ApiContext, *, count: bool = False) -> MessageRequest:
     """Check a body and translate it to a chat body. `count`: the body is one of count_tokens."""
-    try:
+    with _rename_fields({}, "body"):
         given = check_body(body, count, strict=context.config.server.strict_fields)
         return _translate(given, context, count)
-    except RequestError as error:
-        _rename_error(error, error.param or "body")
-        raise
 
 
 def _translate(given: Json, context: ApiContext, count: bool) -> MessageRequest:

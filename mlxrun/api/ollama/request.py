@@ -1,20 +1,20 @@
 """Prepares bodies of Ollama's endpoints, by translating them to bodies of OpenAI's.
 
 So a conversation has the same prompt on all surfaces. `num_predict` is an upper limit, as clients send it
-without knowing the prompt's length. A refused body is a RequestError that names Ollama's field.
+without knowing the prompt's length. Calls and results need no ids. A result belongs to the first call without
+one that has its name, or else to the first call without one. A refused body is a RequestError that names
+Ollama's field.
 """
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlxrun.api.ollama.chat_messages import OllamaMessages
 from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, EMBED_PATH, SAME_OPTIONS
 from mlxrun.api.openai.fields import CHAT_URL, COMPLETION_URL
 from mlxrun.api.openai.pooled import EMBEDDING_URL, PreparedPooling, prepare_pooling
@@ -22,8 +22,8 @@ from mlxrun.api.openai.pooled_texts import check_generates, find_pooled_model
 from mlxrun.api.openai.request import prepare_request
 from mlxrun.api.prepared import ApiContext, PreparedRequest
 from mlxrun.api.text.ignored_fields import log_ignored
+from mlxrun.api.text.messages import Message
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names
-from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import (
     check_type,
     find_source,
@@ -31,7 +31,7 @@ from mlxrun.core.field_errors import (
     reject,
     reject_choice,
     reject_unsupported,
-    rename_field,
+    rename_fields,
 )
 
 Json = dict[str, Any]
@@ -47,6 +47,76 @@ _SOURCES = {
     **dict.fromkeys(("structured_outputs", "structured_outputs.json"), "format"),
     **dict.fromkeys(("reasoning_effort", "enable_thinking", "chat_template_kwargs"), "think"),
 }
+
+
+class OllamaMessages:
+    """The messages of a chat body. `sources`: the path in Ollama's body of each path in the chat body."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.sources: dict[str, str] = {}
+        self._waiting: list[tuple[str, Any]] = []  # id and name of the calls that have no result yet
+        self._count = 0  # of calls
+
+    def add(self, value: Any, source: str) -> None:
+        """Add a message of /api/chat at the path `source`. RequestError if its fields have wrong types."""
+        message = dict(check_type(value, dict, source))
+        role, images = message.get("role"), message.pop("images", None)
+        if isinstance(role, str):
+            role = message["role"] = role.lower()
+        content = message.get("content")
+        text = "" if content is None else check_type(content, str, f"{source}.content")
+        name = message.pop("tool_name", None)
+        if name is not None:
+            message["name"] = check_type(name, str, f"{source}.tool_name")
+            self.sources[f"messages[{len(self.messages)}].name"] = f"{source}.tool_name"
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message["tool_calls"] = [self._add_call(call) for call in calls]
+        if role == "tool":
+            message["tool_call_id"] = self._find_call(message.get("tool_call_id"), message.get("name"))
+        self.add_text(message, text, images, source, f"{source}.images")
+
+    def add_text(self, message: Message, text: str, images: Any, source: str, images_source: str) -> None:
+        """Add a message with this text, behind its images. The paths of text and images are named."""
+        at = f"messages[{len(self.messages)}]"
+        self.sources[at] = source
+        content: Any = text
+        if images:
+            content = []
+            for i, data in enumerate(check_type(images, list, images_source)):
+                where = f"{images_source}[{i}]"
+                encoded = check_type(data, str, where)
+                for line_break in "\r\n":  # which Ollama accepts
+                    encoded = encoded.replace(line_break, "")
+                url = f"data:image/png;base64,{encoded}"
+                content.append({"type": "image_url", "image_url": {"url": url}})
+                for path in ("", ".type", ".image_url", ".image_url.url"):
+                    self.sources[f"{at}.content[{i}]{path}"] = where
+            if text:
+                self.sources[f"{at}.content[{len(content)}].text"] = f"{source}.content"
+                content.append({"type": "text", "text": text})
+        self.messages.append({**message, "content": content})
+
+    def _add_call(self, call: Any) -> Any:
+        """The call with an id. One that is no object is refused where all chat messages are read."""
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            return call
+        self._count += 1
+        # Some chat templates insist on ids of nine letters and digits.
+        call_id = call.get("id") or f"call{self._count:05}"
+        self._waiting.append((call_id, function.get("name")))
+        own = {key: value for key, value in function.items() if key != "index"}
+        return {**call, "id": call_id, "function": own}
+
+    def _find_call(self, call_id: Any, name: Any) -> Any:
+        """The id of the call that a result is of."""
+        if call_id is None:
+            named = [each for each in self._waiting if each[1] == name]
+            call_id = next((each[0] for each in named or self._waiting), "call00000")
+        self._waiting = [each for each in self._waiting if each[0] != call_id]
+        return call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,24 +151,11 @@ async def prepare_answer(path: str, body: Any, context: ApiContext) -> PreparedR
     wanted = await asyncio.to_thread(read_ollama_request, path, body, context)
     if not wanted.translated:
         return None
-    limited = context
-    if wanted.max_tokens is not None:
-        sampling = dataclasses.replace(context.config.sampling, max_tokens=None)  # the body's comes first
-        limited = dataclasses.replace(context, config=dataclasses.replace(context.config, sampling=sampling))
-    try:
+    limited = context if wanted.max_tokens is None else context.without_max_tokens()
+    with rename_fields(lambda param: "".join(find_source(param, wanted.sources))):
         return await prepare_request(
             wanted.url, wanted.translated, limited, default_max_tokens=wanted.max_tokens, stream=True
         )
-    except RequestError as error:
-        rename_source(error, wanted.sources)
-        raise
-
-
-def rename_source(error: RequestError, sources: Mapping[str, str]) -> None:
-    """Make an error about a field of the translated body name the client's field."""
-    if error.param is not None:
-        source, rest = find_source(error.param, sources)
-        rename_field(error, source + rest)
 
 
 def read_ollama_request(path: str, body: Any, context: ApiContext) -> OllamaRequest:
@@ -235,8 +292,6 @@ async def prepare_embeddings(path: str, body: Any, context: ApiContext) -> Prepa
         translated["truncate_prompt_tokens"] = -1
     if given.get("dimensions"):
         translated["dimensions"] = given["dimensions"]
-    try:
+    sources = {"input": field, "truncate_prompt_tokens": "truncate"}
+    with rename_fields(lambda param: "".join(find_source(param, sources))):
         return await prepare_pooling(EMBEDDING_URL, translated, context)
-    except RequestError as error:
-        rename_source(error, {"input": field, "truncate_prompt_tokens": "truncate"})
-        raise

@@ -210,7 +210,11 @@ async def prepare_pooling(url: str, body: Any, context: ApiContext) -> PreparedP
         documents = tuple(pair.document for pair in pairs)
         size = sum(len(pair.query) + len(pair.document) for pair in pairs)
         tokens = await run_on_text(size, _encode_pairs, given, pairs, model_info)
-    requests = _build_requests(tokens)
+    name, params = secrets.token_hex(12), SamplingParams(max_tokens=0)
+    requests = tuple(
+        Request(f"{name}-{at}", each.ids, params, pooled=True, token_types=each.types)
+        for at, each in enumerate(tokens)
+    )
     prepared = PreparedRequest("pooled", requests, stops=(), seed=0, model=model_info.name)
     return PreparedPooling(url, given, prepared, pooled, documents)
 
@@ -249,11 +253,3 @@ def _check_dimensions(given: Mapping[str, Any], pooled: PooledModel) -> None:
     if pooled.sizes and size not in (*pooled.sizes, pooled.size):
         known = ", ".join(map(str, pooled.sizes))
         reject("dimensions", f"{size} is none of those that the model was trained for: {known}")
-
-
-def _build_requests(tokens: Sequence[PooledTokens]) -> tuple[Request, ...]:
-    name, params = secrets.token_hex(12), SamplingParams(max_tokens=0)
-    return tuple(
-        Request(f"{name}-{at}", each.ids, params, pooled=True, token_types=each.types)
-        for at, each in enumerate(tokens)
-    )

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.prompt import check_text, check_token_ids
 from mlxrun.api.text.templates.template import get_image_markers
-from mlxrun.api.text.tokens.token_bounds import count_least_tokens
+from mlxrun.api.text.tokens.tokens import count_least_tokens
 from mlxrun.core.errors import PromptTooLong, RequestError
 from mlxrun.core.field_errors import (
     check_keys,

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from mlxrun.api.openai.fields import BODIES, URLS
 from mlxrun.api.openai.pooled_texts import check_generates
 from mlxrun.api.openai.reasoning import resolve_reasoning_fields
-from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.prepared import ApiContext, PreparedRequest, RequestKind
 from mlxrun.api.sampling_params import (
     build_sampling_params,
@@ -30,8 +30,8 @@ from mlxrun.api.sampling_params import (
     read_prompt_logprobs,
     read_stop_strings,
 )
-from mlxrun.api.structured.closed_objects import close_body, close_tools
 from mlxrun.api.structured.response_format import build_response_grammar, reject_structured_output
+from mlxrun.api.structured.schema_rewrites import close_body, close_tools
 from mlxrun.api.structured.thinking_budget import ThinkingBudget, build_thinking_budget, read_thinking_budget
 from mlxrun.api.text.continuation import CONTINUE_FINAL_MESSAGE, get_continued_path
 from mlxrun.api.text.ignored_fields import log_ignored
@@ -39,8 +39,14 @@ from mlxrun.api.text.media.media_kinds import MediaRef, check_model_takes
 from mlxrun.api.text.messages import Message, normalize_messages
 from mlxrun.api.text.model_info import choose_adapter, name_model
 from mlxrun.api.text.prompt import RenderedPrompt, build_chat_prompt, check_text
-from mlxrun.api.text.prompt_windows import WINDOWS, check_prompt_windows, prepare_windows
-from mlxrun.api.text.raw_prompts import MAX_CHOICES, mark_branches, prepare_raw_prompts
+from mlxrun.api.text.raw_prompts import (
+    MAX_CHOICES,
+    WINDOWS,
+    check_prompt_windows,
+    mark_branches,
+    prepare_raw_prompts,
+    prepare_windows,
+)
 from mlxrun.api.text.templates.template import (
     find_template_variables,
     get_image_markers,
@@ -87,6 +93,8 @@ async def prepare_request(
     per_prompt = [dataclasses.replace(params, max_tokens=length) for length in lengths]
     texts = tuple(prompt.text for prompt in prompts)
     backend = model_info.tokenizer.backend_tokenizer
+    # A response format could contain the text of a stop token.
+    is_free = grammar is None or (isinstance(grammar, ThinkingBudget) and grammar.inner is None)
     return PreparedRequest(
         kind=kind,
         requests=_build_requests(given, prompts, per_prompt, seed, grammar, adapter),
@@ -94,7 +102,7 @@ async def prepare_request(
         seed=seed,
         model=name_model(model_info, adapter),
         n=int(given.get("n", 1)),
-        control_stops=_find_control_stops(backend, params.stop_ids) if _is_free_text(grammar) else (),
+        control_stops=_find_control_stops(backend, params.stop_ids) if is_free else (),
         echoed_prompts=texts if given.get("echo") and WINDOWS not in given else (),
         echoed_offsets=tuple(prompt.offsets for prompt in prompts) if _has_echoed_logprobs(given) else (),
         prompt_logprobs=given.get("prompt_logprobs"),
@@ -223,11 +231,6 @@ def _build_requests(
         for number, prompt in enumerate(prompts)
         for i in range(n)
     )
-
-
-def _is_free_text(grammar: Grammar | None) -> bool:
-    """Whether the answer has no response format, which could contain the text of a stop token."""
-    return grammar is None or (isinstance(grammar, ThinkingBudget) and grammar.inner is None)
 
 
 @lru_cache(maxsize=64)

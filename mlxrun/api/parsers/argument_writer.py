@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mlxrun.api.parsers.delta import DeltaBuilder
-from mlxrun.api.parsers.tool_schemas import encode_json
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import ValueSchema, encode_json
 
 
 class ArgumentWriter:

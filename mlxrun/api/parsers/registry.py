@@ -9,11 +9,11 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.families.json_objects import PLAIN_JSON
 from mlxrun.api.parsers.families.reasoning import REASONING_FAMILIES
 from mlxrun.api.parsers.families.tool_calls import TOOL_CALL_FAMILIES
 from mlxrun.api.parsers.family import ReasoningFamily, ToolCallFamily
-from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.config.settings import ParserSettings
 from mlxrun.core.errors import ConfigError
 

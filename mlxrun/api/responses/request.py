@@ -22,7 +22,7 @@ from mlxrun.api.responses.input_items import InputItem, Item, check_item_ids, re
 from mlxrun.api.responses.tools import ResponseTools, read_tools, warn_once
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.api.text.templates.template import REASONING_SWITCHES
-from mlxrun.core.errors import PromptTooLong, RequestError
+from mlxrun.core.errors import PromptTooLong
 from mlxrun.core.field_errors import (
     check_keys,
     check_type,
@@ -31,7 +31,7 @@ from mlxrun.core.field_errors import (
     quote,
     reject,
     reject_choice,
-    rename_field,
+    rename_fields,
 )
 
 _CHAT_ONLY = re.compile(r"(?<=\.image_url)\.url$|^\.function(?=\.|$)")  # levels that only chat bodies have
@@ -96,12 +96,11 @@ class ResponseRequest:
         dropped = len(self.inputs) - len(indices)
         return replace(self, chat=self.chat | {"messages": messages}, sources=sources, num_dropped=dropped)
 
-    def rename_error(self, error: RequestError) -> None:
-        """Make an error about a field of the chat body name the client's field."""
-        if error.param is not None:
-            paths = {f"tools[{i}]": path for i, path in enumerate(self.tools.paths)}
-            source, rest = find_source(error.param, {**_SOURCES, **paths, **self.sources})
-            rename_field(error, source + _CHAT_ONLY.sub("", rest) if source else rest)
+    def find_field(self, param: str) -> str:
+        """Find the client's field of one of the chat body."""
+        paths = {f"tools[{i}]": path for i, path in enumerate(self.tools.paths)}
+        source, rest = find_source(param, {**_SOURCES, **paths, **self.sources})
+        return source + _CHAT_ONLY.sub("", rest) if source else rest
 
 
 @dataclass(slots=True)
@@ -138,11 +137,8 @@ async def prepare_response(
             check_prompt_lengths(found, context.config.server.max_prompt_tokens)
         return found
 
-    try:
+    with rename_fields(wanted.find_field):
         return await _find_fitting(wanted, prepare) if wanted.truncates else (wanted, await prepare(wanted))
-    except RequestError as error:
-        wanted.rename_error(error)
-        raise
 
 
 async def _find_fitting(

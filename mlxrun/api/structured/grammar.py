@@ -25,7 +25,6 @@ import llguidance
 from cachetools import LRUCache
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from mlxrun.api.structured.bounded_integers import bound_integers
 from mlxrun.api.structured.grammar_checks import (
     MAX_CHARACTERS,
     check_choices,
@@ -36,13 +35,14 @@ from mlxrun.api.structured.grammar_checks import (
 )
 from mlxrun.api.structured.matcher import (
     GrammarTokens,
+    NumberDigits,
     ReasoningBounds,
     RowMatcher,
     get_error_reason,
     quote_literal,
     try_answer,
 )
-from mlxrun.api.structured.number_digits import NumberDigits
+from mlxrun.api.structured.schema_rewrites import bound_integers
 from mlxrun.api.text.model_info import ModelInfo
 from mlxrun.core.errors import RequestError
 from mlxrun.core.field_errors import check_type, reject, shorten
@@ -97,27 +97,20 @@ class CompiledGrammar:
 
     def _make_row_error(self, reason: str, spoilt: bool) -> RequestError:
         if spoilt:
-            self._remove_from_cache()
+            # Copies share a lexer: once it has come to its limits, every later row fails too. So the next
+            # request compiles the grammar again.
+            key = self.tokens, self.source, self.param
+            with _cache_lock:
+                cached = compiled_grammars.get(key)
+                if cached is not None and cached.matcher is self.matcher:
+                    del compiled_grammars[key]
         where = f"{self.param}: " if self.param else ""
         return RequestError(f"{where}the grammar {reason}", code="grammar_failed", param=self.param)
 
-    def _remove_from_cache(self) -> None:
-        """Copies share a lexer: once it has come to its limits, every later row fails too. So the next
-        request compiles the grammar again."""
-        key = self.tokens, self.source, self.param
-        with _cache_lock:
-            cached = compiled_grammars.get(key)
-            if cached is not None and cached.matcher is self.matcher:
-                del compiled_grammars[key]
 
-
-def _get_cached_size(grammar: CompiledGrammar) -> int:
-    """The characters of the source, but so many at least that no more than MAX_CACHED grammars fit."""
-    return max(len(grammar.source), MAX_CACHED_CHARACTERS // MAX_CACHED)
-
-
+# A grammar counts as at least so many characters that no more than MAX_CACHED fit.
 compiled_grammars: LRUCache[tuple[GrammarTokens, str, str | None], CompiledGrammar] = LRUCache(
-    MAX_CACHED_CHARACTERS, getsizeof=_get_cached_size
+    MAX_CACHED_CHARACTERS, lambda grammar: max(len(grammar.source), MAX_CACHED_CHARACTERS // MAX_CACHED)
 )
 _cache_lock = threading.Lock()
 

@@ -1,13 +1,20 @@
-"""The prompts of /v1/completions: texts, token ids, and texts around a gap that the model fills in.
+"""The prompts of /v1/completions: texts, token ids, texts around a gap that the model fills in, and windows.
 
 A format for filling in is recognized by the three tokens that mark prefix, suffix and middle. A model whose
 vocabulary lacks them was not trained for it. Sources: the model cards of the families, and the tokenizer of
 CodeLlama (facebookresearch/codellama) for the suffix without an implicit space.
+
+Texts of any length go in sliding windows, so that each of their tokens has a logprob. The model sees a token
+with at most `size` tokens before it. Windows begin `stride` tokens after each other, and a token counts in
+the first one that has it. So those that are not in the first window have more than `size` - `stride` tokens
+before them. The last window is moved back, to be as long as the others. The first one begins with the token
+that begins texts (bos, else eos). With a stride of `size`, these are the windows of lm-evaluation-harness'
+`loglikelihood_rolling`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -30,7 +37,8 @@ async def prepare_raw_prompts(
 
     With a `suffix`, the answer fills the gap between prompt and suffix. `offsets`: find where tokens
     begin."""
-    size = _count_characters(prompt) + len(suffix)
+    texts = prompt if isinstance(prompt, list) else [prompt]
+    size = sum(len(each) for each in (*texts, suffix) if isinstance(each, str))
     prompts = await run_on_text(size, _build_raw_prompts, prompt, suffix, model_info)
     if not offsets:
         return prompts
@@ -56,12 +64,6 @@ def mark_branches(prompts: Sequence[RenderedPrompt]) -> list[RenderedPrompt]:
         replace(prompt, cache_positions=tuple(sorted({at for at in around if at > 0})))
         for prompt, around in zip(prompts, pairwise(shared), strict=True)
     ]
-
-
-def _count_characters(prompt: Any) -> int:
-    """The characters of a string, or of all strings of a list."""
-    parts = prompt if isinstance(prompt, list) else [prompt]
-    return sum(len(part) for part in parts if isinstance(part, str))
 
 
 def _build_raw_prompts(prompt: Any, suffix: str, model_info: ModelInfo) -> list[RenderedPrompt]:
@@ -187,3 +189,64 @@ def _find_ids(model: ModelInfo, tokens: Iterable[str]) -> list[int]:
     """The ids of those tokens that the vocabulary has."""
     find = model.tokenizer.backend_tokenizer.token_to_id
     return [token for token in map(find, tokens) if token is not None]
+
+
+WINDOWS = "prompt_windows"
+_NEEDED = {"echo": True, "logprobs": 0, "max_tokens": 0}
+_NOT_BESIDE = ("suffix", "stream", "prompt_logprobs", "return_token_ids", "return_tokens_as_token_ids")
+
+
+def check_prompt_windows(given: Mapping[str, Any]) -> None:
+    """Raise RequestError if a body with `prompt_windows` has other fields than fit it."""
+    if not isinstance(given.get("prompt"), str) or not given["prompt"]:
+        reject("prompt", f"must be one text that is not empty, because {WINDOWS} is given")
+    if any(given.get(name) != value for name, value in _NEEDED.items()):
+        reject(WINDOWS, "needs `echo: true, logprobs: 0, max_tokens: 0`: the logprobs of the prompt alone")
+    beside = [name for name in _NOT_BESIDE if given.get(name)] + (["n"] if given.get("n", 1) != 1 else [])
+    for name in beside:
+        reject_unsupported(name, f"not together with {WINDOWS}")
+
+
+async def prepare_windows(given: Mapping[str, Any], model_info: ModelInfo) -> list[RenderedPrompt]:
+    """Make the prompt of each window of a checked body. RequestError if they do not fit into the context."""
+    text, wanted = given["prompt"], given[WINDOWS]
+    most = model_info.context_length - 1  # a token before them begins the text
+    size = wanted.get("size", most)
+    stride = wanted.get("stride", size)
+    if size > most:
+        reject(f"{WINDOWS}.size", f"is {size}, and the model has a context of {most + 1} tokens")
+    if stride > size:
+        reject(
+            f"{WINDOWS}.stride",
+            f"is {stride}, more than the size of a window ({size}): tokens would be left out",
+        )
+    return await run_on_text(len(text), _build_windows, text, size, stride, model_info)
+
+
+def _build_windows(text: str, size: int, stride: int, model_info: ModelInfo) -> list[RenderedPrompt]:
+    check_text(text, "prompt", get_image_markers(model_info))
+    tokenizer = model_info.tokenizer
+    first = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if first is None:
+        reject_unsupported(WINDOWS, f"the tokenizer of {model_info.name!r} has no token that begins a text")
+    ids = tokenize(model_info, text, add_special_tokens=False).ids
+    if not ids:
+        reject("prompt", "has no tokens")
+    count = 1 + -(-max(0, len(ids) - size) // stride)
+    if count > MAX_CHOICES:
+        reject(WINDOWS, f"the text has {count} windows; at most {MAX_CHOICES} are allowed")
+    return [
+        RenderedPrompt("", window, logprobs_from=start)
+        for window, start in split_windows((first, *ids), size, stride)
+    ]
+
+
+def split_windows(ids: Sequence[int], size: int, stride: int) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the windows of a text, each with the position of its first token that no window before has.
+    `ids`: the token that begins texts, and those of the text."""
+    end = 1
+    while end < len(ids):
+        new = min(len(ids) - end, stride if end > 1 else size)
+        end += new
+        window = tuple(ids[max(0, end - size - 1) : end])
+        yield window, len(window) - new

@@ -1,23 +1,29 @@
 """Batches at the front of several models: each line is answered by the process of the model that it names.
 
 The files of a batch, its journal and its outputs are the front's. The lines of one model run together, one
-model after the other.
+model after the other. The front sends each line by HTTP, and gets a LineResult. `LineDesk` answers it there
+as a server of this model alone does. Nothing of a line that is cut off is kept.
 """
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from aiohttp import web
+
 from mlxrun.api.stored_files import ReadFile, inline_files
 from mlxrun.api.text.model_info import ModelInfo
+from mlxrun.cluster.line_worker import answer_line
 from mlxrun.cluster.messages import LineResult, SentLine
 from mlxrun.cluster.models.messages import BatchLine
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.cluster.models.models_state import join_models
-from mlxrun.cluster.pool import set_times
+from mlxrun.cluster.pool import take_result
 from mlxrun.config.settings import Config
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.jobs.lines.job_check import Report, check_line_body
@@ -25,10 +31,13 @@ from mlxrun.jobs.lines.job_file import EMBEDDING, MAX_LINE, RERANK, TRANSCRIPTIO
 from mlxrun.jobs.lines.line_index import LineIndex
 from mlxrun.jobs.records.output_records import BatchStamp, LineTokens
 from mlxrun.jobs.run.job_run import JobSetup
-from mlxrun.jobs.run.job_service import JobService
-from mlxrun.jobs.run.line_answerer import LinePreparer
-from mlxrun.jobs.run.partial_answers import PartialAnswers
+from mlxrun.jobs.run.job_service import JobService, ServerLinePreparer
+from mlxrun.jobs.run.line_answerer import LineAnswerer, LinePreparer
+from mlxrun.jobs.run.partial_answers import PartialAnswers, PartialAnswerTable
 from mlxrun.jobs.run.progress import ProgressMeter
+from mlxrun.server.engine_state import LoadedEngine
+from mlxrun.server.http.json_bodies import read_bytes
+from mlxrun.server.http.surface import Endpoint, Surface
 
 _TASKS = {
     EMBEDDING: "embed",
@@ -81,11 +90,7 @@ class LineSender:
         counts = result.counts
         tokens.add(counts.computed, counts.reused, counts.output)
         self.meter.add_tokens(counts.computed, counts.reused, counts.output)
-        set_times(tokens, result, self.meter.clock())
-        if result.error is not None:
-            raise result.error
-        assert result.body is not None
-        return result.body
+        return take_result(result, tokens, self.meter.clock())
 
     def list_workers(self) -> list[dict[str, Any]]:
         return []
@@ -135,3 +140,32 @@ class ModelsJobService(JobService):
                 check_line_body(line)
             except RequestError as error:
                 report(line.number, str(error))
+
+
+LINE_PATH = "/line"
+_MOST = 2 * MAX_LINE  # bytes of a pickled line
+
+
+class LineDesk:
+    """Answers the lines that arrive at one model."""
+
+    def __init__(self, loaded: LoadedEngine, config: Config) -> None:
+        self._client = loaded.client
+        self._preparer = ServerLinePreparer(loaded.client.model_info, config, loaded.context.formats)
+        self._config = config
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer the line in a request of the front. EngineDead if the engine has ended."""
+        given: BatchLine = pickle.loads(await read_bytes(request, _MOST))
+        table, meter = PartialAnswerTable(keep=False), ProgressMeter(time.monotonic)
+        preparer = self._preparer.for_batch(given.stamp, None)
+        answerer = LineAnswerer(self._client, preparer, self._config, meter, table, background=True)
+        tokens = LineTokens()
+        tokens.times.started = meter.clock()
+        return web.Response(body=pickle.dumps(await answer_line(answerer, given.sent, tokens)))
+
+    @property
+    def surface(self) -> Surface:
+        """The path to which the front sends lines."""
+        endpoint = Endpoint("POST", LINE_PATH, self.answer, "Answer a line", public=True, max_body=_MOST)
+        return Surface("lines", (endpoint,), is_api=False)

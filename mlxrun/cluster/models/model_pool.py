@@ -68,7 +68,10 @@ class ModelPool:
         self._wake = asyncio.Event()
         self._planner: asyncio.Task[None] | None = None
         self._lives: dict[ModelSlot, asyncio.Task[None]] = {}
-        self._names = {name: slot for slot in reversed(slots) for name in _list_names(slot)}
+        self._names: dict[str, ModelSlot] = {}
+        for slot in reversed(slots):
+            names = () if slot.facts is None else slot.facts.names
+            self._names |= dict.fromkeys((slot.name, *names), slot)
 
     async def start(self) -> None:
         """Load the pinned models, and all others when they are needed. MlxrunError if a pinned one fails."""
@@ -336,8 +339,3 @@ class ModelPool:
 async def _wait_drained(slot: ModelSlot) -> None:
     await slot.to_end.wait()
     await slot.active.wait_idle()
-
-
-def _list_names(slot: ModelSlot) -> Sequence[str]:
-    """The names of a model, its own first."""
-    return [slot.name] if slot.facts is None else [slot.name, *slot.facts.names]

@@ -22,30 +22,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from mlxrun.api.anthropic.fields import MESSAGES
 from mlxrun.api.anthropic.response import build_models_page, format_time
-from mlxrun.api.ollama.fields import (
-    BODIES,
-    CHAT_PATH,
-    EMBED_PATH,
-    GENERATE_PATH,
-    OLD_EMBED_PATH,
-    SHOW_PATH,
-)
-from mlxrun.api.ollama.models import NEVER
+from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
 from mlxrun.api.ollama.request import LATEST, read_keep_alive
+from mlxrun.api.ollama.response import NEVER
 from mlxrun.api.openai.fields import URLS
-from mlxrun.api.openai.pooled import (
-    EMBEDDING_URL,
-    POOLING_ALIASES,
-    RELEVANCE_URL,
-    RERANK_URL,
-    RERANK_V2_URL,
-)
+from mlxrun.api.openai.pooled import EMBEDDING_URL, POOLING_ALIASES, RELEVANCE_URL, RERANK_URL, RERANK_V2_URL
 from mlxrun.api.openai.transcription import TRANSCRIPTION_URL
 from mlxrun.api.prompt_prefix import RESPONSES_URL
 from mlxrun.api.stored_files import find_file_parts
 from mlxrun.cluster.messages import LineResult
-from mlxrun.cluster.models.line_desk import LINE_PATH
 from mlxrun.cluster.models.messages import BatchLine
+from mlxrun.cluster.models.model_lines import LINE_PATH
 from mlxrun.cluster.models.model_pool import ModelPool
 from mlxrun.cluster.models.model_slot import ModelSlot
 from mlxrun.cluster.models.models_state import ModelsState
@@ -67,14 +54,10 @@ from mlxrun.core.field_errors import check_type, reject, reject_unknown
 from mlxrun.server.batches.batch_queue import BatchQueue
 from mlxrun.server.batches.queue_access import inline_stored_files
 from mlxrun.server.endpoints import ollama
-from mlxrun.server.endpoints.cache_warming import WARM_PATH
+from mlxrun.server.endpoints.admin import WARM_PATH
 from mlxrun.server.engine_state import ActiveCount
 from mlxrun.server.http.access import CONFIG, NO_KEY, key_name, may_end, request_id
-from mlxrun.server.http.json_bodies import (
-    encode_json,
-    json_response,
-    read_json,
-)
+from mlxrun.server.http.json_bodies import encode_json, json_response, read_json
 from mlxrun.server.http.request_log import LOGGED_ELSEWHERE
 from mlxrun.server.http.surface import ROUTES, Endpoint, Handler, Surface, is_anthropic
 from mlxrun.server.live_requests import LIVE_REQUESTS
@@ -240,9 +223,11 @@ class ModelRelay(Relay):
 
     async def keep_counts(self, slot: ModelSlot) -> None:
         """Keep the counters of a process that is about to end, or has ended."""
-        text = ""
+        text, headers = "", {SECRET_HEADER: self._secret, KEY_HEADER: NO_KEY}
+        timeout = aiohttp.ClientTimeout(total=COUNTS_SECONDS)
         with suppress(aiohttp.ClientError, TimeoutError):
-            text = await self._read_metrics(slot)
+            async with self._session.get(f"{slot.url}/metrics", headers=headers, timeout=timeout) as upstream:
+                text = await upstream.text()
         self.past.add(slot.label, text)
 
     async def send_line(self, slot: ModelSlot, line: BatchLine) -> LineResult:
@@ -259,12 +244,6 @@ class ModelRelay(Relay):
         found = pickle.loads(body)
         assert isinstance(found, LineResult)
         return found
-
-    async def _read_metrics(self, slot: ModelSlot) -> str:
-        headers = {SECRET_HEADER: self._secret, KEY_HEADER: NO_KEY}
-        timeout = aiohttp.ClientTimeout(total=COUNTS_SECONDS)
-        async with self._session.get(f"{slot.url}/metrics", headers=headers, timeout=timeout) as upstream:
-            return await upstream.text()
 
     async def list_models(self, request: web.Request) -> web.Response:
         """List the names of all models, each with its state."""

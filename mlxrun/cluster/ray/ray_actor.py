@@ -92,12 +92,9 @@ class LineActor:
     async def describe(self) -> WorkerFacts | MlxrunError:
         """Describe this worker, before its model's weights are loaded."""
         try:
-            return await asyncio.to_thread(self._describe)
+            facts, self._model_info = await asyncio.to_thread(describe_worker, self._spec.config)
         except MlxrunError as error:
             return error
-
-    def _describe(self) -> WorkerFacts:
-        facts, self._model_info = describe_worker(self._spec.config)
         return replace(facts, shares_folder=self._shares_folder)
 
     async def load(self) -> MlxrunError | None:

@@ -31,7 +31,7 @@ from mlxrun.config.settings import Config
 from mlxrun.core.errors import EngineDead, InternalError, MlxrunError, NotFound, NotReady
 from mlxrun.server.app import list_surfaces, make_app
 from mlxrun.server.batches.batch_queue import BatchQueue
-from mlxrun.server.endpoints.cache_warming import WARM_PATH
+from mlxrun.server.endpoints.admin import WARM_PATH
 from mlxrun.server.engine_state import ENGINE, EngineState
 from mlxrun.server.http.access import API_KEYS, CONFIG, ID_HEADER, request_id, write_key
 from mlxrun.server.http.forms import MAX_FIELDS, find_form_field
@@ -288,7 +288,8 @@ class WorkerRelay(Relay):
 
     async def relay_to_worker(self, request: web.Request) -> web.StreamResponse:
         body, fields = await read_fields(request)
-        owner = self._find_slot(request, fields)
+        found = self.find_owner(request, fields)
+        owner = None if found is None else self._pool.slots[found.number]
         prefixes = hash_prefixes(fields)
         tried: set[ServerSlot] = set()
         lost = 0
@@ -312,10 +313,6 @@ class WorkerRelay(Relay):
                         continue
                     return await pass_on(request, upstream)
 
-    def _find_slot(self, request: web.Request, fields: Mapping[str, Any]) -> ServerSlot | None:
-        owner = self.find_owner(request, fields)
-        return None if owner is None else self._pool.slots[owner.number]
-
 
 def choose_answer(answers: Sequence[tuple[Any, int, bytes]]) -> web.Response:
     """The answer of the worker that has what a request is about: the one with the lowest status."""
@@ -333,12 +330,8 @@ async def read_fields(request: web.Request) -> tuple[bytes, Mapping[str, Any]]:
         body = await read_bytes(request, request.app[CONFIG].media.audio_max_bytes + MAX_FIELDS)
         return body, {"model": find_form_field(body, request.headers.get("Content-Type", ""), "model")}
     body = await read_bytes(request, get_max_body_bytes(request.app))
-    return body, _parse_fields(body)
-
-
-def _parse_fields(body: bytes) -> Mapping[str, Any]:
     try:
         found = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        found = None
+    return body, found if isinstance(found, dict) else {}

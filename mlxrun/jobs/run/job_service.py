@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.prepared import check_message_counts, check_prompt_lengths
 from mlxrun.api.stored_files import ReadFile
 from mlxrun.api.text.model_info import ModelInfo

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from mlxrun.api.choice import Choice
-from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.stored_files import ReadFile
 from mlxrun.api.text.media.images import MediaLoader

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxrun.api.anthropic import request as messages
-from mlxrun.api.anthropic.stream import MessageWriter
+from mlxrun.api.anthropic.response import MessageWriter
 from mlxrun.api.choice import Choice
 from mlxrun.api.openai import request as chats
 from mlxrun.api.openai import response as openai

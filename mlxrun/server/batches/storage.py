@@ -280,8 +280,9 @@ class Storage:
     def _load(self) -> None:
         self._files.clear()
         for path in self._folder.glob("*.json"):
-            file = read_object(path, StoredFile)
-            if file is not None and path.stem == file.id and self._has_content(file):
+            file, content = read_object(path, StoredFile), path.with_suffix(".jsonl")
+            size = content.stat().st_size if content.is_file() else None
+            if file is not None and path.stem == file.id and file.bytes == size:
                 self._files[file.id] = file
             else:
                 log.warning("%s: does not describe an existing file; it is skipped", path)
@@ -289,10 +290,6 @@ class Storage:
             is_lone = path.suffix == ".jsonl" and not path.with_suffix(".json").exists()
             if path.is_file() and (path.suffix in (".part", ".tmp") or is_lone):
                 path.unlink(missing_ok=True)  # an unfinished upload or deletion
-
-    def _has_content(self, file: StoredFile) -> bool:
-        content = self.find_content(file.id)
-        return content.is_file() and content.stat().st_size == file.bytes
 
 
 def _lock(path: Path) -> int:

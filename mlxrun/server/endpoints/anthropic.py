@@ -6,17 +6,14 @@ only interleaved thinking changes what is accepted. openai.py serves /v1/models 
 
 from __future__ import annotations
 
-import logging
 from contextlib import aclosing
 
 from aiohttp import web
 
 from mlxrun.api.anthropic.fields import BODY, COUNT_BODY, COUNT_TOKENS, MESSAGES, build_schema
 from mlxrun.api.anthropic.request import count_tokens, prepare_message
-from mlxrun.api.anthropic.response import build_error, get_error_status
-from mlxrun.api.anthropic.stream import MessageWriter
+from mlxrun.api.anthropic.response import MessageWriter, build_error, get_error_status
 from mlxrun.api.anthropic.typed_tools import TYPED_SCHEMA
-from mlxrun.core.errors import MlxrunError
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import stream_deltas
@@ -24,8 +21,6 @@ from mlxrun.server.http.json_bodies import json_response
 from mlxrun.server.http.sse import open_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-
-log = logging.getLogger(__name__)
 
 NAME = "anthropic"
 ID_HEADER = "request-id"  # Anthropic's clients read this one
@@ -50,18 +45,17 @@ async def create_message(request: web.Request) -> web.StreamResponse:
 
 
 async def _stream(request: web.Request, live: LiveRequest, writer: MessageWriter) -> web.StreamResponse:
-    async with open_stream(request, live, ping=lambda: writer.write_ping(live.cached_tokens)) as events:
+    async with open_stream(
+        request,
+        live,
+        ping=lambda: writer.write_ping(live.cached_tokens),
+        describe_error=lambda error: ("error", build_error(error, live.id)),
+    ) as events:
         events.response.headers[ID_HEADER] = live.id
-        try:
-            async with aclosing(stream_deltas(live)) as stream:
-                async for choice, deltas in stream:
-                    for name, data in writer.feed(choice, deltas):
-                        await events.send(data, name)
-        except MlxrunError as error:
-            if not events.started:
-                raise
-            log.warning("%s %s after the stream had begun", live.id, error.code)
-            await events.send(build_error(error, live.id), "error")
+        async with aclosing(stream_deltas(live)) as stream:
+            async for choice, deltas in stream:
+                for name, data in writer.feed(choice, deltas):
+                    await events.send(data, name)
     return events.response
 
 

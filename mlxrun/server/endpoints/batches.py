@@ -18,8 +18,7 @@ from mlxrun.core.field_errors import quote, reject, reject_choice, reject_unsupp
 from mlxrun.jobs.run.job_service import URLS
 from mlxrun.server.batches.batch import MIN_COUNTED_BYTES, Batch
 from mlxrun.server.batches.queue_access import find_own_batch, get_open_queue, list_own_batches
-from mlxrun.server.endpoints.file_shapes import OPENAI_SECONDS, PURPOSE
-from mlxrun.server.endpoints.files import ENDPOINTS
+from mlxrun.server.endpoints.files import ENDPOINTS, OPENAI_SECONDS, PURPOSE
 from mlxrun.server.http.access import key_name
 from mlxrun.server.http.json_bodies import json_response, read_empty_body, read_json
 from mlxrun.server.http.pagination import make_page, read_query

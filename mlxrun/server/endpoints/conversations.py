@@ -13,13 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from mlxrun.api.responses.fields import INCLUDES
-from mlxrun.api.responses.input_items import (
-    CREATE,
-    ITEMS,
-    UPDATE,
-    build_conversation,
-    read_new_items,
-)
+from mlxrun.api.responses.input_items import CREATE, ITEMS, UPDATE, build_conversation, read_new_items
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.core.field_errors import quote, reject_choice, reject_unsupported
 from mlxrun.server.http.access import CONFIG, key_name
@@ -27,7 +21,7 @@ from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.pagination import make_page, read_query, sort_by_order
 from mlxrun.server.http.surface import Endpoint
 from mlxrun.server.responses.response_runs import RESPONSES
-from mlxrun.server.responses.stored_object import Item, StoredObject
+from mlxrun.server.responses.response_store import Item, StoredObject
 
 
 def _find(request: web.Request) -> StoredObject:

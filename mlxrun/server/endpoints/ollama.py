@@ -6,24 +6,22 @@ The model is chosen when the server starts. So what loads, changes or removes mo
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import aclosing
 
 from aiohttp import web
 
 from mlxrun import __version__
-from mlxrun.api.ollama.fields import (
-    BODIES,
-    CHAT_PATH,
-    EMBED_PATH,
-    GENERATE_PATH,
-    OLD_EMBED_PATH,
-    SHOW_PATH,
-)
-from mlxrun.api.ollama.models import describe_model, list_loaded, list_tags
+from mlxrun.api.ollama.fields import BODIES, CHAT_PATH, EMBED_PATH, GENERATE_PATH, OLD_EMBED_PATH, SHOW_PATH
 from mlxrun.api.ollama.request import check_model, prepare_answer, prepare_embeddings
-from mlxrun.api.ollama.response import AnswerTimes, OllamaWriter, build_embeddings, build_error
-from mlxrun.core.errors import MlxrunError
+from mlxrun.api.ollama.response import (
+    AnswerTimes,
+    OllamaWriter,
+    build_embeddings,
+    build_error,
+    describe_model,
+    list_loaded,
+    list_tags,
+)
 from mlxrun.server.endpoints.embeddings import collect_vectors
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.generation import collect_choices, stream_deltas
@@ -31,8 +29,6 @@ from mlxrun.server.http.json_bodies import json_response, read_json
 from mlxrun.server.http.sse import LineStream, open_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS, LiveRequest
-
-log = logging.getLogger(__name__)
 
 NAME = "ollama"
 API_VERSION = "0.32.15"  # of Ollama: clients compare it with the one that they need
@@ -60,19 +56,17 @@ async def create_answer(request: web.Request) -> web.StreamResponse:
 async def _stream(
     request: web.Request, live: LiveRequest, writer: OllamaWriter, started: float
 ) -> web.StreamResponse:
-    """An error before the first line has its own status; a later one is the last line."""
-    async with open_stream(request, live, ping=lambda: (None, writer.write_ping()), kind=LineStream) as lines:
-        try:
-            async with aclosing(stream_deltas(live)) as stream:
-                async for choice, deltas in stream:
-                    for line in writer.feed(choice, deltas):
-                        await lines.send(line)
-        except MlxrunError as error:
-            if not lines.started:
-                raise
-            log.warning("%s %s after the stream had begun", live.id, error.code)
-            await lines.send(build_error(error))
-            return lines.response
+    async with open_stream(
+        request,
+        live,
+        ping=lambda: (None, writer.write_ping()),
+        kind=LineStream,
+        describe_error=lambda error: (None, build_error(error)),
+    ) as lines:
+        async with aclosing(stream_deltas(live)) as stream:
+            async for choice, deltas in stream:
+                for line in writer.feed(choice, deltas):
+                    await lines.send(line)
         await lines.send(writer.write_last(choice, _measure(live, started)))
     return lines.response
 

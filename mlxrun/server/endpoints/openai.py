@@ -16,7 +16,6 @@ from mlxrun.api.openai.response import build_error, build_response
 from mlxrun.api.openai.stream import ChunkWriter
 from mlxrun.api.prepared import PreparedRequest
 from mlxrun.api.text.model_info import ModelInfo, choose_adapter, list_names, name_model
-from mlxrun.core.errors import MlxrunError
 from mlxrun.core.field_errors import reject
 from mlxrun.server.batches.queue_access import read_body_with_files
 from mlxrun.server.engine_state import ENGINE, list_tasks
@@ -35,7 +34,10 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     app = request.app
     body = await read_body_with_files(request)
     prepared = await prepare_request(request.path, body, app[ENGINE].context, stream=True)
-    _check_count(prepared, app[CONFIG].scheduler.max_queue)
+    count, most = len(prepared.requests), app[CONFIG].scheduler.max_queue
+    if count > most:  # all choices wait at once: more than the queue holds would be refused at every try
+        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
+        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
     with app[LIVE_REQUESTS].open(request, "openai", prepared) as live:
         if prepared.stream:
             return await _stream(request, live)
@@ -47,29 +49,15 @@ async def create_completion(request: web.Request) -> web.StreamResponse:
     return await asyncio.to_thread(lambda: json_response(build_response(*made)))
 
 
-def _check_count(prepared: PreparedRequest, most: int) -> None:
-    """All choices of a request wait at once: more than the queue holds would be refused at every try."""
-    count = len(prepared.requests)
-    if count > most:
-        name = "n" if prepared.n > 1 else "prompt"  # one choice for each prompt, if no `n` was sent
-        reject(name, f"{count} choices in one request are more than scheduler.max_queue ({most})")
-
-
 async def _stream(request: web.Request, live: LiveRequest) -> web.StreamResponse:
-    """An error before the first chunk has its own status; a later one is the last event, without [DONE]."""
+    """After an error there is no [DONE]."""
     prepared = live.prepared
     chunks = ChunkWriter(prepared, _get_id(prepared), int(time.time()), _make_fingerprint(request))
-    async with open_stream(request, live) as events:
-        try:
-            async with aclosing(stream_deltas(live)) as stream:
-                async for choice, deltas in stream:
-                    for chunk in chunks.write(choice, deltas):
-                        await events.send(chunk)
-        except MlxrunError as error:
-            if not events.started:
-                raise
-            await events.send(build_error(error))
-            return events.response
+    async with open_stream(request, live, describe_error=lambda error: (None, build_error(error))) as events:
+        async with aclosing(stream_deltas(live)) as stream:
+            async for choice, deltas in stream:
+                for chunk in chunks.write(choice, deltas):
+                    await events.send(chunk)
         if prepared.include_usage:
             await events.send(chunks.write_usage())
         await events.send(DONE)

@@ -34,7 +34,7 @@ from mlxrun.server.http.sse import DONE, open_stream
 from mlxrun.server.http.surface import Endpoint, Surface
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from mlxrun.server.responses.response_runs import RESPONSES, Events, RunningResponse, encode_events, generate
-from mlxrun.server.responses.stored_object import Event, StoredObject
+from mlxrun.server.responses.response_store import Event, StoredObject
 from mlxrun.server.telemetry import record_background
 
 log = logging.getLogger(__name__)

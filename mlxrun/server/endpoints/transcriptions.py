@@ -59,20 +59,13 @@ async def create_transcription(request: web.Request) -> web.StreamResponse:
 async def _stream(
     request: web.Request, live: LiveRequest, prepared: PreparedTranscription
 ) -> web.StreamResponse:
-    """An error before the first event has its own status; a later one is the last event."""
     whole = Transcript()
-    async with open_stream(request, live) as events:
-        try:
-            async with aclosing(_read_parts(live)) as parts:
-                async for part in parts:
-                    whole = whole.join(part)
-                    if part.text:
-                        await events.send(prepared.write_delta(part))
-        except MlxrunError as error:
-            if not events.started:
-                raise
-            await events.send(build_error(error))
-            return events.response
+    async with open_stream(request, live, describe_error=lambda error: (None, build_error(error))) as events:
+        async with aclosing(_read_parts(live)) as parts:
+            async for part in parts:
+                whole = whole.join(part)
+                if part.text:
+                    await events.send(prepared.write_delta(part))
         await events.send(prepared.write_end(whole))
     return events.response
 

@@ -118,7 +118,9 @@ async def read_form(
             plain = name.removesuffix("[]")
             _check_part(part, plain if plain in lists else name, (FILE, *allowed, *lists))
             if name == FILE:
-                fields[name] = _clean_file_name(part)
+                # No path is ever made of it. Invalid UTF-8 is decoded to surrogates.
+                given = (part.filename or "").encode("utf-8", "replace").decode()
+                fields[name] = given[:_MAX_NAME_LENGTH] or "file"
                 fields[FILE_TYPE] = part.headers.get("Content-Type", "")[:_MAX_NAME_LENGTH]
                 content.is_file = True
                 await receive_file(_iterate_file(part))
@@ -166,12 +168,6 @@ def _check_part(part: BodyPartReader, name: str, allowed: Sequence[str]) -> None
         coding = part.headers.get(header, "binary").lower()
         if coding not in ("binary", "8bit", "7bit", "identity"):
             reject(name, f"{header} {quote(coding)} is not supported; send the bytes unencoded")
-
-
-def _clean_file_name(part: BodyPartReader) -> str:
-    """The client's name of the file; no path is ever made of it."""
-    name = (part.filename or "").encode("utf-8", "replace").decode()  # invalid UTF-8 is decoded to surrogates
-    return name[:_MAX_NAME_LENGTH] or "file"
 
 
 async def _read_field(part: BodyPartReader, name: str, most: int) -> str:

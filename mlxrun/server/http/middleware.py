@@ -15,12 +15,13 @@ from mlxrun.core.errors import BodyTooLarge, MethodNotAllowed, MlxrunError, Requ
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import (
     ACTIVE_IDS,
+    ALLOWED_SITES,
     API_KEYS,
     CONFIG,
     ID_HEADER,
+    is_preflight,
     request_id,
 )
-from mlxrun.server.http.allowed_sites import ALLOWED_SITES, is_preflight
 from mlxrun.server.http.error_page import make_error_page
 from mlxrun.server.http.json_bodies import check_content_type, check_length, get_max_body_bytes, json_response
 from mlxrun.server.http.request_log import describe_end, log_end

@@ -88,16 +88,13 @@ def _describe_failure(request: web.Request, error: Exception) -> tuple[str, str]
     return error.code, str(error) if with_text else param or ""
 
 
-def _is_logged_elsewhere(request: web.Request) -> bool:
-    """Whether the process that answers has logged it. One that has died has not."""
-    return request.get(LOGGED_ELSEWHERE, False) and request.get(ENGINE_ERROR) is None
-
-
 def log_end(request: web.Request, endpoint: Endpoint | None, end: RequestEnd, took: float) -> None:
     """Log the one line of a request. `took`: seconds. What is asked for again and again is for DEBUG."""
     is_polled = endpoint is not None and (endpoint.is_page or endpoint.role == "metrics")
     is_seldom_read = is_polled or (endpoint is not None and endpoint.public)
-    is_quiet = (is_seldom_read or _is_logged_elsewhere(request)) and not end.failed
+    # The process that answers has logged it, unless that has died.
+    is_logged = request.get(LOGGED_ELSEWHERE, False) and request.get(ENGINE_ERROR) is None
+    is_quiet = (is_seldom_read or is_logged) and not end.failed
     level = logging.DEBUG if is_quiet else logging.INFO
     if end.failed and end.sent >= 500:
         level = logging.WARNING

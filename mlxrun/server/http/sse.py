@@ -14,13 +14,15 @@ from typing import Any
 
 from aiohttp import web
 
+from mlxrun.core.errors import MlxrunError
 from mlxrun.server.engine_state import ENGINE
 from mlxrun.server.http.access import CONFIG
 from mlxrun.server.http.json_bodies import encode_json, encode_utf8
 from mlxrun.server.live_requests import LiveRequest
 
 EventData = Mapping[str, Any] | str
-MakePing = Callable[[], tuple[str | None, EventData]]
+Message = tuple[str | None, EventData]  # the name of an event, and its data
+MakePing = Callable[[], Message]
 DONE = "[DONE]"  # the end of a stream of OpenAI's APIs
 _HEADERS = {
     "Cache-Control": "no-cache",
@@ -117,12 +119,21 @@ async def open_stream(
     *,
     ping: MakePing | None = None,
     kind: type[EventStream] = EventStream,
+    describe_error: Callable[[MlxrunError], Message] | None = None,
 ) -> AsyncIterator[EventStream]:
-    """Open a stream. It is kept alive within the block, and ended after it unless the block raises."""
+    """Open a stream. It is kept alive within the block, and ended after it unless the block raises.
+
+    `describe_error`: an error before the first event has its own status; a later one becomes the last event,
+    as described."""
     stream = kind(request, live, ping=ping)
     keep_alive = asyncio.create_task(stream.keep_alive())
     try:
         yield stream
+    except MlxrunError as error:
+        if describe_error is None or not stream.started:
+            raise
+        name, data = describe_error(error)
+        await stream.send(data, name)
     finally:
         keep_alive.cancel()
         await asyncio.gather(keep_alive, return_exceptions=True)

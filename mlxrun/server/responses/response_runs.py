@@ -27,8 +27,7 @@ from mlxrun.server.generation import ChoiceDeltas, stream_deltas
 from mlxrun.server.http.json_bodies import encode_json
 from mlxrun.server.live_requests import LiveRequest
 from mlxrun.server.responses.response_file import ResponseFile
-from mlxrun.server.responses.response_store import ResponseStore
-from mlxrun.server.responses.stored_object import Event, Item, StoredObject
+from mlxrun.server.responses.response_store import Event, Item, ResponseStore, StoredObject
 
 Events = Sequence[Mapping[str, Any]]
 _UNFINISHED = ("queued", "in_progress")

@@ -11,15 +11,95 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import sys
 import threading
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
 from mlxrun.server.batches.durable_files import StorageError
 from mlxrun.server.responses.response_file import Changes, Contents, ResponseFile
-from mlxrun.server.responses.stored_object import Item, StoredObject
+
+Item = dict[str, Any]
+Event = tuple[str, str]  # its type, and its JSON
+_EVENT_BYTES = 150  # of an event besides its text
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """A finished response or a conversation, with its items. It is never changed.
+
+    `body`: as clients get it. `items`: a response has those of its prompt and its output; the next response
+    begins with them. `events`: of a response that ran in the background. `changed_at`: seconds since 1970.
+    """
+
+    owner: str
+    body: dict[str, Any]
+    items: tuple[Item, ...]
+    base_bytes: int  # without the items
+    item_bytes: tuple[int, ...]
+    events: tuple[Event, ...] = ()
+    changed_at: float = 0.0
+
+    @classmethod
+    def measure(
+        cls, owner: str, body: dict[str, Any], items: Sequence[Item], events: Sequence[Event] = ()
+    ) -> StoredObject:
+        """Make an object and measure its bytes. Slow for a long conversation: call it on a worker thread."""
+        sizes = tuple(map(_count_bytes, items))
+        base_bytes = _count_bytes({**body, "output": None}) + 8 * len(items)
+        base_bytes += sum(len(text) + _EVENT_BYTES for _, text in events)
+        return cls(owner, body, tuple(items), base_bytes, sizes, tuple(events), time.time())
+
+    @classmethod
+    def restore(
+        cls, document: dict[str, Any], items: Mapping[int, Item], sizes: Mapping[int, int]
+    ) -> StoredObject:
+        """Make the object that `describe` described. `items`, and their bytes in `sizes`: by number."""
+        numbers, events = document["numbers"], tuple((name, text) for name, text in document["events"])
+        own = tuple(items[number] for number in numbers)
+        body = document["body"]
+        if "output" in body:
+            body["output"] = list(own[len(own) - body["output"] :])
+        own_sizes = tuple(sizes[number] for number in numbers)
+        return cls(document["owner"], body, own, document["bytes"], own_sizes, events, document["changed_at"])
+
+    def describe(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Describe the object for a file that has its items under these numbers. A response's output is the
+        end of its items, and only counted."""
+        body = self.body | ({"output": len(self.body["output"])} if "output" in self.body else {})
+        fields = {"owner": self.owner, "changed_at": self.changed_at, "bytes": self.base_bytes}
+        return fields | {"body": body, "numbers": numbers, "events": self.events}
+
+    @property
+    def id(self) -> str:
+        return str(self.body["id"])
+
+    @property
+    def context(self) -> tuple[Item, ...]:
+        """The items of a response's prompt."""
+        return self.items[: len(self.items) - len(self.body["output"])]
+
+    def iterate_sizes(self) -> Iterator[tuple[Item, int]]:
+        """Iterate over the items, each with its bytes."""
+        return zip(self.items, self.item_bytes, strict=True)
+
+
+def _count_bytes(value: Any) -> int:
+    """Memory of a JSON value, without its keys, which are shared."""
+    total, stack = 0, [value]
+    while stack:
+        each = stack.pop()
+        total += sys.getsizeof(each)
+        if isinstance(each, dict):
+            stack.extend(each.values())
+        elif isinstance(each, list):
+            stack.extend(each)
+    return total
+
 
 log = logging.getLogger(__name__)
 
@@ -123,19 +203,16 @@ class ResponseStore:
         for item, size in stored.iterate_sizes():
             if not self._references[id(item)]:
                 self.bytes += size
-                self._number(item, size)
+                if self._file is not None and id(item) not in self._numbers:
+                    self._last_number += 1
+                    self._numbers[id(item)] = self._last_number
+                    self._changes.items[self._last_number] = {"bytes": size, "item": item}
             self._references[id(item)] += 1
             self._index[stored.owner, item["id"]] = item
         if self._file is not None:
             numbers = [self._numbers[id(item)] for item in stored.items]
             self._changes.objects.pop(stored.id, None)  # it is the last one now
             self._changes.objects[stored.id] = stored.describe(numbers)
-
-    def _number(self, item: Item, size: int) -> None:
-        if self._file is not None and id(item) not in self._numbers:
-            self._last_number += 1
-            self._numbers[id(item)] = self._last_number
-            self._changes.items[self._last_number] = {"bytes": size, "item": item}
 
     def _remove(self, name: str) -> None:
         self._release(self._stored.pop(name))

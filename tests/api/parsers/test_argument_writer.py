@@ -10,7 +10,7 @@ import pytest
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.delta import DeltaBuilder
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import ValueSchema
 
 Write = Callable[[ArgumentWriter], None]
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.tool_parsers import json_tools
 from mlx_lm.tool_parsers import qwen3_coder as upstream_coder
 
-from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.registry import (
     REASONING_FAMILIES,
     TOOL_CALL_FAMILIES,

@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.parsers.tool_schemas import ToolSchemas, encode_bare_value, repair_string, repair_value
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import (
+    ToolSchemas,
+    ValueSchema,
+    encode_bare_value,
+    repair_string,
+    repair_value,
+)
 from tests.helpers.parser_driver import make_tool
 
 ROOT = {"$defs": {"n": {"type": "number"}, "list": {"type": "array", "items": {"$ref": "#/$defs/n"}}}}

@@ -11,13 +11,10 @@ import pytest
 from mlxrun.api.choice import Choice
 from mlxrun.api.opaque_reasoning import encode_reasoning
 from mlxrun.api.openai.request import prepare_request
-from mlxrun.api.parsers.model_formats import ModelFormats
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.prepared import ApiContext
 from mlxrun.api.responses.fields import LOGPROBS
-from mlxrun.api.responses.request import (
-    ResponseLookup,
-    read_response_request,
-)
+from mlxrun.api.responses.request import ResponseLookup, read_response_request
 from mlxrun.api.responses.stream import ResponseWriter, build_response
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.config.settings import Config

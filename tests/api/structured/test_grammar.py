@@ -350,7 +350,7 @@ def test_the_characters_of_cached_grammars_are_bounded(
     largest = make(model, "choice", ["f" * (2 * size)])
     assert len(small) == 1 and make(model, "choice", ["f" * (2 * size)]) is largest
     source = "x" * grammar.MAX_CHARACTERS  # the largest that is compiled, which the cache has space for
-    assert grammar._get_cached_size(CompiledGrammar(largest.tokens, source, largest.matcher)) <= cache.maxsize
+    assert cache.getsizeof(CompiledGrammar(largest.tokens, source, largest.matcher)) <= cache.maxsize
 
 
 # Each x may be the one that counts, so that the states of the lexer multiply.

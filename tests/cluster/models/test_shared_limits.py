@@ -15,9 +15,9 @@ from mlxrun.cluster.models.shared_limits import SharedLimits
 from mlxrun.config.server_settings import ApiKeySettings
 from mlxrun.core.errors import RateLimited
 from mlxrun.server.app import list_surfaces
+from mlxrun.server.certificate import reload_config
 from mlxrun.server.http.access import CONFIG, ApiKeys
 from mlxrun.server.http.key_limits import KeyLimits
-from mlxrun.server.key_reload import reload_config
 from mlxrun.server.live_requests import LIVE_REQUESTS
 from tests.helpers.engine_fakes import Clock
 from tests.helpers.fake_models import FakeModels, ModelsFront, run_models_front

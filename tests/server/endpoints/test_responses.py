@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mlxrun.server.endpoints.responses as module
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import Delta, Parser
-from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.core.errors import EngineDead, Overloaded
 from mlxrun.core.request import FinishReason

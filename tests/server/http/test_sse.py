@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from mlxrun.api.parsers.answer_parser import ModelFormats
 from mlxrun.api.parsers.delta import PlainParser
-from mlxrun.api.parsers.model_formats import ModelFormats
 from mlxrun.core.request import Request, TokenEvent
 from mlxrun.server.http import sse
 from mlxrun.server.http.sse import open_stream

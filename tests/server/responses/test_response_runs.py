@@ -11,7 +11,7 @@ import pytest
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import NotFound, RequestError
 from mlxrun.server.responses.response_runs import Responses, RunningResponse, encode_events
-from mlxrun.server.responses.stored_object import StoredObject
+from mlxrun.server.responses.response_store import StoredObject
 
 
 def make_run(owner: str = "") -> Any:

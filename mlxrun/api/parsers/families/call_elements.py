@@ -36,8 +36,7 @@ from mlxrun.api.parsers.readers.tagged_arguments import (
 )
 from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.api.parsers.tool_schemas import encode_bare_value, encode_json, repair_value
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import ValueSchema, encode_bare_value, encode_json, repair_value
 
 # -- Kimi K3 ----------------------------------------------------------------------------------------
 

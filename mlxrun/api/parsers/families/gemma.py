@@ -24,8 +24,7 @@ from mlxrun.api.parsers.readers.python_call import read_call, read_list
 from mlxrun.api.parsers.readers.tagged_arguments import is_followed
 from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.api.parsers.tool_schemas import encode_bare_value, repair_string
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import ValueSchema, encode_bare_value, repair_string
 
 
 class _Tokens(NamedTuple):

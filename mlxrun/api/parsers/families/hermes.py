@@ -14,10 +14,8 @@ import dataclasses
 
 from mlxrun.api.parsers.families.reasoning import RESPONSE, is_ernie
 from mlxrun.api.parsers.family import ToolCallFamily, any_of, in_template, is_shown
-from mlxrun.api.parsers.readers.bare_call import BARE, read_bare
-from mlxrun.api.parsers.readers.invoke_tags import InvokeTags
-from mlxrun.api.parsers.readers.json_call import read_block, read_calls
-from mlxrun.api.parsers.readers.tagged_arguments import OPENER, read_function
+from mlxrun.api.parsers.readers.json_call import BARE, read_bare, read_block, read_calls
+from mlxrun.api.parsers.readers.tagged_arguments import OPENER, InvokeTags, read_function
 from mlxrun.api.parsers.text_stream import Step, TextStream
 
 _START, _END = "<tool_call>", "</tool_call>"

@@ -18,11 +18,13 @@ from __future__ import annotations
 from typing import Any
 
 from mlxrun.api.parsers.family import ToolCallFamily, any_of, in_template, is_shown
-from mlxrun.api.parsers.readers.bare_call import BARE, read_bare, read_bare_calls
 from mlxrun.api.parsers.readers.json_call import (
+    BARE,
     FENCE,
     make_json_family,
     read_arguments,
+    read_bare,
+    read_bare_calls,
     read_block,
     write_arguments,
 )

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 
 from mlxrun.api.parsers.delta import TextKind
 from mlxrun.api.parsers.family import ReasoningFamily, ToolCallFamily, in_template, is_shown
-from mlxrun.api.parsers.readers.invoke_tags import InvokeTags
 from mlxrun.api.parsers.readers.json_call import read_arguments, read_ended_arguments
-from mlxrun.api.parsers.readers.tagged_arguments import take_tag
+from mlxrun.api.parsers.readers.tagged_arguments import InvokeTags, take_tag
 from mlxrun.api.parsers.text_buffer import get_scanner
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
 from mlxrun.api.parsers.tool_schemas import ToolSchemas

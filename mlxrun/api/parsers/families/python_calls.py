@@ -19,8 +19,14 @@ from __future__ import annotations
 
 from mlxrun.api.parsers.delta import SPACE
 from mlxrun.api.parsers.family import ToolCallFamily, any_of, in_template, in_tokens
-from mlxrun.api.parsers.readers.bare_call import BARE, read_bare, read_bare_calls
-from mlxrun.api.parsers.readers.json_call import FENCE, read_arguments, read_calls
+from mlxrun.api.parsers.readers.json_call import (
+    BARE,
+    FENCE,
+    read_arguments,
+    read_bare,
+    read_bare_calls,
+    read_calls,
+)
 from mlxrun.api.parsers.readers.python_call import read_call, read_list
 from mlxrun.api.parsers.readers.tagged_arguments import OPENER, is_followed, read_function
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream

@@ -19,10 +19,8 @@ from mlxrun.api.parsers.families import (
 )
 from mlxrun.api.parsers.families.reasoning import COHERE_CONTENT, find_suffix
 from mlxrun.api.parsers.family import Detector, ToolCallFamily, any_of, in_template, is_shown
-from mlxrun.api.parsers.readers.bare_call import BARE, read_bare
-from mlxrun.api.parsers.readers.invoke_tags import make_invoke_family
-from mlxrun.api.parsers.readers.json_call import make_json_family
-from mlxrun.api.parsers.readers.tagged_arguments import PairTags, make_pair_family
+from mlxrun.api.parsers.readers.json_call import BARE, make_json_family, read_bare
+from mlxrun.api.parsers.readers.tagged_arguments import PairTags, make_invoke_family, make_pair_family
 
 # DeepSeek's tags for calls, `<｜DSML｜invoke name="f">`. V4.1's names begin with a space. The block around
 # calls differs by version; those of all versions are ignored. The formats are those of `encoding_dsv4.py` and

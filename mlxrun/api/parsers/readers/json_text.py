@@ -13,8 +13,7 @@ import re
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.text_stream import Malformed, Step, StreamCut, TextStream
-from mlxrun.api.parsers.tool_schemas import NUMBER, encode_json, repair_string
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import NUMBER, ValueSchema, encode_json, repair_string
 
 MAX_DEPTH = 64
 CLOSERS = {"{": "}", "[": "]"}

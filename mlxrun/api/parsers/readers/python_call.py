@@ -13,8 +13,13 @@ from typing import Any
 
 from mlxrun.api.parsers.argument_writer import ArgumentWriter
 from mlxrun.api.parsers.text_stream import MAX_NAME, Malformed, Step, StreamCut, TextStream
-from mlxrun.api.parsers.tool_schemas import encode_bare_value, encode_json, parse_python, repair_value
-from mlxrun.api.parsers.value_schema import ValueSchema
+from mlxrun.api.parsers.tool_schemas import (
+    ValueSchema,
+    encode_bare_value,
+    encode_json,
+    parse_python,
+    repair_value,
+)
 from mlxrun.core.limited_json import check_depth
 
 _STOPS = ("(", ")", "[", "]", "{", "}", ",", '"', "'")

@@ -31,7 +31,7 @@ _COUNTS = struct.Struct("<QQ")  # of token ids, and of splits
 def tokenize_in_process(
     tokenizer: Any, text: str, *, add_special_tokens: bool
 ) -> tuple[tuple[int, ...], Splits]:
-    """Return the token ids and splits of a text. `tokenizer`: a plain one (token_bounds.is_plain). Abandoned
+    """Return the token ids and splits of a text. `tokenizer`: a plain one (tokens.is_plain). Abandoned
     if nobody waits any more; InternalError if the process fails."""
     definition, raw = serialize(tokenizer.backend_tokenizer), text.encode()
     plain = bool(tokenizer.backend_tokenizer.encode_special_tokens)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mlxrun.api.text.tokens import token_bounds
+from mlxrun.api.text.tokens import tokens as module
 from mlxrun.api.text.tokens.detokenize import make_byte_table
-from mlxrun.api.text.tokens.token_bounds import count_least_tokens, find_reach, is_plain
+from mlxrun.api.text.tokens.tokens import count_least_tokens, find_reach, is_plain
 from mlxrun.config.settings import ModelSettings
 from mlxrun.model.load.model_info import load_model_info
 from tests.helpers.examples import count_examples
@@ -177,7 +177,7 @@ def test_a_bound_without_regard_to_missing_bytes_is_wrong(name: str, monkeypatch
     """Mutation: every byte and character is taken for one that the vocabulary has."""
     backend = LACKING[name].backend_tokenizer
     size = len(find_reach(backend).shares)  # type: ignore[union-attr]
-    monkeypatch.setattr(token_bounds, "find_kept", lambda *_: np.ones(size, np.bool_))
+    monkeypatch.setattr(module, "find_kept", lambda *_: np.ones(size, np.bool_))
     find_reach.cache_clear()
     texts = [char * 2000 for char in ("h", "\u030c", " ", "q")]
     assert any(count_least_tokens(LACKING[name], t) > len(ids_of(t, LACKING[name])) for t in texts)
@@ -187,7 +187,7 @@ def test_a_bound_without_regard_to_missing_bytes_is_wrong(name: str, monkeypatch
 def test_the_bytes_of_characters_are_those_of_utf_8() -> None:
     random = np.random.default_rng(1)
     has_byte = random.random(256) < 0.7
-    spelled = token_bounds._find_spelled(has_byte)
+    spelled = module._find_spelled(has_byte)
     codes = [*range(0x900), *range(0xFF00, 0x10100), *range(0x10FF00, 0x110000)]
     for code in (code for code in codes if not 0xD800 <= code < 0xE000):
         assert spelled[code] == all(has_byte[byte] for byte in chr(code).encode())
@@ -214,7 +214,7 @@ def test_a_bound_without_regard_to_normalizers_is_wrong(monkeypatch: pytest.Monk
     tokenizer = changed(set_normalizer(normalizers.NFC()))
     text = "e\u030c" * 60
     assert count_least_tokens(tokenizer, text) <= len(ids_of(text, tokenizer))
-    monkeypatch.setitem(token_bounds._SHRINKING, "NFC", 1)
+    monkeypatch.setitem(module._SHRINKING, "NFC", 1)
     find_reach.cache_clear()
     added = changed(set_normalizer(normalizers.NFC()), add_token("\u011b" * 30, normalized=True))
     assert count_least_tokens(added, text) > len(ids_of(text, added))
@@ -237,7 +237,7 @@ def test_normal_forms_shorten_no_more_than_is_said() -> None:
         if unicodedata.is_normalized("NFC", char):
             longest = sum(sources.get(part, len(part.encode())) for part in parts)
             most = max(most, len(parts), longest / len(char.encode()))
-    assert most <= token_bounds._SHRINKING["NFC"]
+    assert most <= module._SHRINKING["NFC"]
 
 
 def test_the_bound_of_the_embedded_model() -> None:

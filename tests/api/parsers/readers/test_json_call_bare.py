@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlxrun.api.parsers.readers.bare_call import BARE, read_bare, read_bare_calls
+from mlxrun.api.parsers.readers.json_call import BARE, read_bare, read_bare_calls
 from mlxrun.api.parsers.text_stream import Malformed, Step, TextStream
 from tests.helpers.parser_driver import Call
 from tests.helpers.reader_driver import check_reader, run_reader

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mlxrun.api.parsers.value_schema import ValueSchema, get_type
+from mlxrun.api.parsers.tool_schemas import ValueSchema, get_type
 
 ROOT = {
     "type": "object",

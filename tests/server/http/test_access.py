@@ -10,7 +10,7 @@ import pytest
 from mlxrun.config.settings import ServerSettings
 from mlxrun.core.errors import ConfigError
 from mlxrun.server.endpoints import admin
-from mlxrun.server.http.allowed_sites import AllowedSites
+from mlxrun.server.http.access import AllowedSites
 from tests.helpers.server_fakes import MINI, Serving, make_chat_body, run_server, server_config
 from tests.robustness.test_server_fuzz_wire import send
 
