@@ -94,7 +94,6 @@ generate: .venv/.installed
 	$(BIN)/python -m tools.config_files
 	$(BIN)/python -m tools.family_results
 	$(BIN)/python -m tools.machine_tables
-	$(BIN)/python -m mlxrun.evals.suites.suite_schema
 	$(BIN)/python -m tools.field_reference
 	$(BIN)/python -m tools.grafana_dashboard
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from mlxrun.config.nodes import ConfigProblem, Origin
 from mlxrun.core.errors import ConfigError
 from mlxrun.core.terminal import print_error
-from mlxrun.core.text_files import read_text_file
+from mlxrun.core.text_files import is_stream, read_text_file
 from mlxrun.core.visible_text import JsonFormatter, TextFormatter
 
 if TYPE_CHECKING:
     from mlxrun.config.loading import LoadedConfig
-    from mlxrun.config.nodes import ConfigProblem
     from mlxrun.config.settings import Config, LogSettings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -160,7 +160,6 @@ def make_config_reader(
     import os
 
     from mlxrun.config.loading import load_config
-    from mlxrun.core.text_files import is_stream
 
     def read() -> Config:
         if loaded.path is not None and is_stream(loaded.path):
@@ -184,7 +183,6 @@ def write_new_file(path: Path, text: str, force: bool) -> None:
 def parse_field(flag: str, option: str = "--set") -> tuple[str, Any]:
     """Parse the name and the YAML value of an option such as `--set max_tokens=20`. UsageError or ConfigError
     if it is wrong."""
-    from mlxrun.config.nodes import Origin
     from mlxrun.config.yaml_source import YamlError, parse_value
 
     name, equals, text = flag.partition("=")
@@ -245,8 +243,6 @@ def set_up_logging(settings: LogSettings) -> None:
 
 def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
     """Find names of parsers that do not exist."""
-    from mlxrun.config.nodes import ConfigProblem
-
     given = loaded.config.parsers
     if given.tools in ("auto", "none") and given.reasoning in ("auto", "none"):
         return []
@@ -264,8 +260,6 @@ def check_parsers(loaded: LoadedConfig) -> list[ConfigProblem]:
 
 def check_chat_template(loaded: LoadedConfig) -> list[ConfigProblem]:
     """Find a chat template that cannot be read, or is not valid Jinja."""
-    from mlxrun.config.nodes import ConfigProblem
-
     key, given = "model.chat_template", loaded.config.model.chat_template
     if given is None:
         return []

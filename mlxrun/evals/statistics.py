@@ -2,7 +2,7 @@
 
 The sampled units are lines, or clusters of lines (the epochs of one question, the questions about one text).
 Two runs differ if the difference would show on other lines of the same kind. See Miller, "Adding Error Bars
-to Evals" (2024), sections 2 and 4. Scores are from 0 to 1; measured_difference.py has those with a unit.
+to Evals" (2024), sections 2 and 4. Scores are from 0 to 1; compared_group.py has those with a unit.
 """
 
 from __future__ import annotations

@@ -25,7 +25,9 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
             raise ModelLoadError("model.path: broken")
         return FakeClient(FakeModelInfo())
 
-    # The engine first: a module that is imported for it keeps the real function.
+    # The engine and the fit first: they keep the real function, whichever test of a process is the first.
+    import mlxrun.model.fit.verdict  # noqa: F401
+
     monkeypatch.setattr("mlxrun.engine.client.EngineClient.start", start)
     monkeypatch.setattr(
         "mlxrun.model.load.model_info.load_model_info", lambda settings, **_: FakeModelInfo(vision=True)

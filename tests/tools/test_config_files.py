@@ -12,7 +12,7 @@ from mlxrun.config.annotate import PRESETS
 from mlxrun.config.loading import load_config
 from mlxrun.config.schema import build_schema
 from mlxrun.config.settings import Config
-from tools.config_files import render_files
+from tools.config_files import render_files, render_suite_reference
 
 PACKAGE = Path(mlxrun.__file__).parent
 CONFIGS = PACKAGE.parent / "configs"
@@ -43,3 +43,11 @@ def test_shipped_configs_load(path: Path) -> None:
 def test_the_shipped_configs_are_the_presets_and_two_more() -> None:
     assert set(PRESETS) == {"laptop", "agents", "prod", "batch"}
     assert {path.stem for path in CONFIGS.glob("*.yaml")} == {*PRESETS, "default", "vision"}
+
+
+def test_the_page_of_suites_has_every_key_with_its_type_and_default() -> None:
+    page = render_suite_reference()
+    assert "| `count` | integer, 1 to 1000 | `5` | Number of examples. |" in page
+    assert "| `endpoint` | chat \\| completion | `chat` |" in page
+    assert "| `models` | mapping | required |" in page
+    assert "| `limit` | integer or null, 1 or more | `null` |" in page

@@ -1,25 +1,41 @@
-"""Compares the scores of lines that both sides have: one group of lines, or all of them."""
+"""Compares the scores of lines that both sides have: one group of lines, or all of them.
+
+Scores with a unit (mlxrun/jobs/scoring/measure.py) are compared by the jackknife, which gives each line, or
+each cluster, a number in each run. Their differences are compared by Student's t. For a mean this is the
+paired t test. Quantiles are compared by a paired bootstrap.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.pairing import PairedLine
-from mlxrun.evals.measured_difference import compare_measured, compute_measured_equivalence
 from mlxrun.evals.power import ComparisonPower
 from mlxrun.evals.statistics import (
     ALPHA,
+    LEVEL,
+    Bounds,
     Equivalence,
     PairedDifference,
+    Units,
     compare_scores,
     compute_equivalence,
+    group_units,
 )
 from mlxrun.jobs.scoring.intervals import ConfidenceInterval, ScoreMean
 from mlxrun.jobs.scoring.measure import HIGHER, SHARE, MeasuredLines, ScoreMeasure, describe_measure
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+_RESAMPLES = 2000
+_Side = ScoreMean | MeasuredLines  # the scores of one side
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +93,32 @@ class ComparedGroup:
 def compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, seed: int) -> ComparedGroup:
     """Compare lines that both sides have. `margin`: of the test of equivalence, in points or in the unit of
     the scores, None for no test; `seed`: of the bootstrap. JobError if scores with a unit are too few."""
-    if lines[0].measure is not None:
-        return _compare_measured(name, lines, lines[0].measure, margin, seed)
-    margin = margin and margin / 100
+    measure, gains = lines[0].measure or SHARE, [line.scores[1] - line.scores[0] for line in lines]
+    try:
+        compare = _compare_shares if measure.is_share else _compare_measures
+        result, first, second, equivalence = compare(lines, margin, seed)
+    except ValueError as error:
+        raise JobError(f"{name}: {error}") from error
+    return ComparedGroup(
+        name=name,
+        result=result,
+        first=first.compute_interval(),
+        second=second.compute_interval(),
+        better=sum(map(measure.is_better, gains)),
+        worse=sum(measure.is_better(-gain) for gain in gains),
+        failed=sum(line.failed > 0 for line in lines),
+        failed_first=sum(line.failed_first > 0 for line in lines),
+        unscored=sum(line.unscored > 0 for line in lines) if measure.is_share else 0,
+        equivalence=equivalence,
+        adjusted_p=result.p,
+        measure=measure,
+    )
+
+
+def _compare_shares(
+    lines: Sequence[PairedLine], margin: float | None, seed: int
+) -> tuple[PairedDifference, _Side, _Side, Equivalence | None]:
+    """The difference of scores from 0 to 1, the mean of each side, and the test of equivalence."""
     first, second = zip(*(line.scores for line in lines), strict=True)
     clusters: list[object] | None = [line.cluster or (line.id,) for line in lines]
     if all(line.cluster is None for line in lines):
@@ -88,50 +127,136 @@ def compare_group(name: str, lines: Sequence[PairedLine], margin: float | None, 
     for line in lines:
         for mean, score in zip(means, line.scores, strict=True):
             mean.add(score, line.cluster)
-    result = compare_scores(first, second, clusters, seed=seed)
-    return ComparedGroup(
-        name=name,
-        result=result,
-        first=means[0].compute_interval(),
-        second=means[1].compute_interval(),
-        better=sum(b > a for a, b in zip(first, second, strict=True)),
-        worse=sum(b < a for a, b in zip(first, second, strict=True)),
-        failed=sum(line.failed > 0 for line in lines),
-        failed_first=sum(line.failed_first > 0 for line in lines),
-        unscored=sum(line.unscored > 0 for line in lines),
-        equivalence=None if margin is None else compute_equivalence(first, second, margin, clusters),
-        adjusted_p=result.p,
-    )
+    equivalence = None if margin is None else compute_equivalence(first, second, margin / 100, clusters)
+    return compare_scores(first, second, clusters, seed=seed), *means, equivalence
 
 
-def _measure_side(lines: Sequence[PairedLine], measure: ScoreMeasure, side: int) -> MeasuredLines:
-    found = MeasuredLines(measure)
+def _compare_measures(
+    lines: Sequence[PairedLine], margin: float | None, seed: int
+) -> tuple[PairedDifference, _Side, _Side, Equivalence | None]:
+    """The same of scores with a unit, of which no line has failed."""
+    assert (measure := lines[0].measure) is not None
+    sides = MeasuredLines(measure), MeasuredLines(measure)
     for line in lines:
-        found.add(line.scores[side], line.sums[side], line.cluster)
-    return found
+        for side, score, sums in zip(sides, line.scores, line.sums, strict=True):
+            side.add(score, sums, line.cluster)
+    result = compare_measured(*sides, seed=seed)
+    equivalence = None if margin is None else compute_measured_equivalence(*sides, margin, seed=seed)
+    return result, *sides, equivalence
 
 
-def _compare_measured(
-    name: str, lines: Sequence[PairedLine], measure: ScoreMeasure, margin: float | None, seed: int
-) -> ComparedGroup:
-    """Compare lines whose scores have a unit."""
-    first, second = (_measure_side(lines, measure, side) for side in (0, 1))
-    try:
-        result = compare_measured(first, second, seed=seed)
-    except ValueError as error:
-        raise JobError(f"{name}: {error}") from error
-    gains = [line.scores[1] - line.scores[0] for line in lines]
-    equivalence = None if margin is None else compute_measured_equivalence(first, second, margin, seed=seed)
-    return ComparedGroup(
-        name=name,
-        result=result,
-        first=first.compute_interval(),
-        second=second.compute_interval(),
-        better=sum(map(measure.is_better, gains)),
-        worse=sum(measure.is_better(-gain) for gain in gains),
-        failed=0,
-        unscored=0,
-        equivalence=equivalence,
-        adjusted_p=result.p,
-        measure=measure,
+def compare_measured(first: MeasuredLines, second: MeasuredLines, *, seed: int = 0) -> PairedDifference:
+    """Compare the figures of the same lines in the same order, with the same clusters. ValueError if a figure
+    is undefined."""
+    found = _measure_difference(first, second, seed)
+    interval = found.compute_bounds(LEVEL)
+    return PairedDifference(
+        lines=first.count,
+        units=len(set(first.list_units())),
+        first=found.first,
+        second=found.second,
+        difference=found.difference,
+        interval=interval,
+        t_interval=interval,
+        t_p=found.compute_p(),
+        mcnemar=None,
+        error=None if found.units is None else found.units.error,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasuredDifference:
+    """Two figures, and how their difference varies: by differences of pseudo-values of each unit, or by
+    resampled differences. Both are None for a single unit, which shows nothing of it."""
+
+    first: float
+    second: float
+    units: Units | None
+    resampled: Array | None
+
+    @property
+    def difference(self) -> float:
+        return self.second - self.first
+
+    def compute_bounds(self, level: float) -> Bounds:
+        import numpy as np
+        from scipy.special import stdtrit
+
+        if self.units is not None:
+            reach = float(stdtrit(self.units.count - 1, (1 + level) / 2)) * self.units.error
+            return self.difference - reach, self.difference + reach
+        if self.resampled is None:
+            return -math.inf, math.inf
+        low, high = np.quantile(self.resampled, [(1 - level) / 2, (1 + level) / 2])
+        return float(low), float(high)
+
+    def compute_p(self) -> float:
+        """The two-sided p value. That of a bootstrap is how often the difference varies by as much as it is
+        (Riezler and Maxwell, On Some Pitfalls in Automatic Evaluation and Significance Testing, 2005)."""
+        if self.units is not None:
+            if self.units.is_constant:
+                return min(1.0, 2 * 0.5**self.units.count) if self.difference else 1.0
+            return 2 * self._compute_tail(-abs(self.difference))
+        if self.resampled is None:
+            return 1.0
+        beyond = abs(self.resampled - self.difference) >= abs(self.difference)
+        return float((1 + beyond.sum()) / (1 + len(self.resampled)))
+
+    def compute_equivalence(self, margin: float) -> float:
+        """The p value of the test that the difference is less than `margin`."""
+        if self.units is not None:
+            return self._compute_tail(abs(self.difference) - margin)
+        if self.resampled is None:
+            return 1.0
+        beyond = max((self.resampled >= margin).sum(), (self.resampled <= -margin).sum())
+        return float((1 + beyond) / (1 + len(self.resampled)))
+
+    def _compute_tail(self, distance: float) -> float:
+        """The probability of a distance as low, by Student's t."""
+        from scipy.special import stdtr
+
+        assert self.units is not None
+        if self.units.error == 0:
+            return float(distance >= 0)
+        return float(stdtr(self.units.count - 1, distance / self.units.error))
+
+
+def _measure_difference(first: MeasuredLines, second: MeasuredLines, seed: int) -> _MeasuredDifference:
+    values = first.value, second.value
+    if values[0] is None or values[1] is None:
+        raise ValueError(f"{first.measure.aggregate} is undefined")
+    before, after = first.compute_pseudo_values(), second.compute_pseudo_values()
+    units, resampled = None, None
+    if before is not None and after is not None:
+        units = group_units(after - before, None)
+    elif first.measure.quantile is not None and len(set(first.list_units())) > 1:
+        resampled = _resample_quantiles(first, second, first.measure.quantile, seed)
+    return _MeasuredDifference(values[0], values[1], units, resampled)
+
+
+def _resample_quantiles(first: MeasuredLines, second: MeasuredLines, level: float, seed: int) -> Array:
+    """The differences of the quantiles of resampled units."""
+    import numpy as np
+
+    numbers, rng = np.array(first.list_units()), np.random.default_rng(seed)
+    count = int(numbers.max()) + 1
+    lines = np.split(np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers))[:-1])
+    scores, found = np.array([first.scores, second.scores]), []
+    for _ in range(_RESAMPLES):
+        chosen = rng.integers(count, size=count)
+        rows = chosen if count == len(numbers) else np.concatenate([lines[unit] for unit in chosen])
+        before, after = np.quantile(scores[:, rows], level, axis=1)
+        found.append(after - before)
+    return np.array(found)
+
+
+def compute_measured_equivalence(
+    first: MeasuredLines, second: MeasuredLines, margin: float, *, seed: int = 0
+) -> Equivalence:
+    """Test whether the figures of two runs differ by less than `margin`, in their unit. Lines that are all
+    equal prove no more than that few others differ: p is at least the probability to see none of 5 %."""
+    found = _measure_difference(first, second, seed)
+    units = len(set(first.list_units()))
+    floor = (1 - ALPHA) ** units if first.scores == second.scores else 0.0
+    p = max(floor, found.compute_equivalence(margin))
+    return Equivalence(margin, p, found.compute_bounds(1 - 2 * ALPHA))

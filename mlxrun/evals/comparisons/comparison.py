@@ -1,4 +1,4 @@
-"""Compares two runs, or the runs of one cell of two suites: scores, tests, and the lines that changed.
+"""Compares two runs, or two suites cell by cell: scores, tests, and the lines that changed.
 
 The first side is the reference, such as the full model. A difference is the second side's score minus the
 first's.
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mlxrun.core.errors import JobError
@@ -21,9 +22,11 @@ from mlxrun.evals.comparisons.pairing import (
     PairedLines,
     PairingRules,
     ReadFacts,
+    match_cells,
     read_facts,
 )
-from mlxrun.evals.run_folders.run_folder import RunFolder
+from mlxrun.evals.power import describe_power
+from mlxrun.evals.run_folders.run_folder import RunFolder, open_runs
 from mlxrun.evals.statistics import adjust_p_values
 from mlxrun.jobs.records.manifest_checks import RunEnvironment, describe_changes, flatten_settings
 from mlxrun.jobs.run.progress import pluralize
@@ -206,3 +209,53 @@ def _compare_manifests(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterat
     for which, manifest in (("first", old), ("second", new)):
         if manifest.get("mixed"):
             yield f"the {which} run has answers of several versions or devices"
+
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSet:
+    """The comparisons of two sides, one for each cell. `left_out`: runs that only one side has."""
+
+    comparisons: list[Comparison]
+    left_out: list[str] = field(default_factory=list)
+
+    def describe(self) -> dict[str, Any]:
+        """Describe the comparisons as JSON."""
+        cells = [comparison.describe() for comparison in self.comparisons]
+        return {"format": FORMAT, "comparisons": cells, "left_out": self.left_out}
+
+
+def compare_paths(
+    first: Path,
+    second: Path,
+    *,
+    rules: PairingRules = ANY_SAME_LINE,
+    margin: float | None = None,
+    seed: int = 0,
+) -> ComparisonSet:
+    """Compare the runs that two paths name. `margin`: of the test of equivalence, in points or in the unit of
+    the scores, None for no test; `seed`: of the bootstrap. JobError if they are not of the same lines, or
+    have no scores."""
+    cells, left_out = match_cells(open_runs(first), open_runs(second), common=rules.common)
+    found = [compare_cell(cell, rules, margin, seed) for cell in cells]
+    adjusted = adjust_p_values([each.total.adjusted_p for each in found])
+    return ComparisonSet(
+        [
+            replace(each, total=replace(each.total, adjusted_p=p))
+            for each, p in zip(found, adjusted, strict=True)
+        ],
+        left_out,
+    )
+
+
+def add_power(comparison: Comparison, difference: float) -> Comparison:
+    """Return a comparison with its power for a difference, in points or in the unit of the scores."""
+
+    def add(group: ComparedGroup) -> ComparedGroup:
+        wanted = difference / (100 if group.measure.is_share else 1)
+        return replace(group, power=describe_power(group.result, wanted))
+
+    groups = [add(group) for group in comparison.groups]
+    return replace(comparison, total=add(comparison.total), groups=groups)

@@ -18,6 +18,7 @@ from mlxrun.jobs.scoring.intervals import ConfidenceInterval
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 PIPED_WIDTH = 150  # where the output is no terminal
@@ -69,17 +70,24 @@ def print_summary(comparisons: Sequence[Comparison], console: Console) -> None:
     console.print(_build_table("cell", [(each.cell.name, each.total) for each in comparisons]))
 
 
-def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> object:
+def make_table(heads: Sequence[str], left: int = 0) -> Table:
+    """Make a table of numbers with words in the column `left`."""
     from rich import box
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="left" if at == left else "right", no_wrap=at != left)
+    return table
+
+
+def _build_table(what: str, rows: Sequence[tuple[str, ComparedGroup]]) -> Table:
+    from rich.markup import escape
+
     names = [what, "lines", "first [95 %]", "second [95 %]", "difference [95 %]", "better", "worse", "p"]
     if rows[0][1].equivalence is not None:
         names.append("equivalent")
-    for at, name in enumerate(names):
-        table.add_column(name, justify="right" if at else "left", no_wrap=at > 0)
+    table = make_table(names)
     for name, group in rows:
         result = group.result
         mark = " *" if group.is_significant else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mlxrun.core.visible_text import make_line
 from mlxrun.evals.bradley_terry import Strength
-from mlxrun.evals.comparisons.comparison_table import describe_lines, describe_runs, format_p
+from mlxrun.evals.comparisons.comparison_table import describe_lines, describe_runs, format_p, make_table
 from mlxrun.evals.comparisons.ranking import CellRanking, RankedSide
 from mlxrun.evals.run_folders.run_folder import DONE
 
@@ -23,7 +23,7 @@ def print_ranking(ranking: CellRanking, console: Console) -> None:
         console.print(f"== {ranking.cell}", markup=False)
     lines = {pair.comparison.total.result.lines for pair in ranking.pairs}
     heads = ["rank", "run", "score [95 %]", "ranks", "lines won", "strength [95 %]"]
-    table = _make_table(heads, left=(1,))
+    table = make_table(heads, left=1)
     for at, side in enumerate(ranking.sides, 1):
         table.add_row(*_make_row(at, side, ranking))
     console.print(table)
@@ -49,7 +49,7 @@ def _describe_rest(ranking: CellRanking) -> Iterator[str]:
 
 def print_strengths(strengths: Sequence[Strength], console: Console) -> None:
     """Print the strengths of judged pairs."""
-    table = _make_table(["rank", "model", "strength [95 %]", "won", "pairs"], left=(1,))
+    table = make_table(["rank", "model", "strength [95 %]", "won", "pairs"], left=1)
     for at, each in enumerate(strengths, 1):
         table.add_row(
             str(at), _escape(each.name), format_strength(each), f"{100 * each.wins:.1f} %", f"{each.pairs:,}"
@@ -78,7 +78,7 @@ def _make_row(rank: int, side: RankedSide, ranking: CellRanking) -> list[str]:
 
 def _build_matrix(ranking: CellRanking) -> Table:
     names = [side.name for side in ranking.sides]
-    table = _make_table(["", *map(_escape, names)], left=(0,))
+    table = make_table(["", *map(_escape, names)])
     known = {(pair.first, pair.second): pair for pair in ranking.pairs}
     for name in names:
         cells = []
@@ -92,16 +92,6 @@ def _build_matrix(ranking: CellRanking) -> Table:
             number = ranking.measure.format_number(difference, result.first, "+")
             cells.append(f"{number} (p {format_p(pair.p)}){' *' if pair.is_significant else ''}")
         table.add_row(_escape(name), *cells)
-    return table
-
-
-def _make_table(heads: Sequence[str], left: Sequence[int]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="left" if at in left else "right", no_wrap=at not in left)
     return table
 
 

@@ -39,12 +39,9 @@ def draw_axis(domain: tuple[float, float]) -> Markup:
     labels = []
     for part, each in enumerate(places):
         x = round(6 + (PLOT_WIDTH - 12) * part / 4, 1)
-        labels.append(f'<text x="{x}" y="12" text-anchor="middle">{_label(each)}</text>')
+        label = f"{100 * each:.3g}".replace("-", "\N{MINUS SIGN}")
+        labels.append(f'<text x="{x}" y="12" text-anchor="middle">{label}</text>')
     return _wrap_interval(labels, 16, "")
-
-
-def _label(share: float) -> str:
-    return f"{100 * share:.3g}".replace("-", "\N{MINUS SIGN}")
 
 
 def _draw_grid(place: Callable[[float], float], domain: tuple[float, float]) -> str:
@@ -95,7 +92,7 @@ def draw_series(
     for share in (0.0, 0.5, 1.0):
         height = y(top * share)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - 4}" y1="{height}" y2="{height}"/>')
-        label = _shorten(top * share)
+        label = f"{top * share / 1000:g}k" if top * share >= 10_000 else f"{top * share:g}"
         parts.append(f'<text x="{_LEFT - 6}" y="{height + 4}" text-anchor="end">{escape(label)}</text>')
     for time in resumes:
         at = x(time / seconds)
@@ -160,10 +157,6 @@ def choose_top(value: float) -> float:
     while power * 10 < value:
         power *= 10
     return next(power * step for step in (1, 2, 5, 10) if power * step >= value)
-
-
-def _shorten(value: float) -> str:
-    return f"{value / 1000:g}k" if value >= 10_000 else f"{value:g}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -11,8 +11,7 @@ from markupsafe import Markup
 
 from mlxrun.core.errors import JobError
 from mlxrun.evals.comparisons.compared_group import ComparedGroup
-from mlxrun.evals.comparisons.comparison import Comparison
-from mlxrun.evals.comparisons.comparison_set import ComparisonSet, compare_paths
+from mlxrun.evals.comparisons.comparison import Comparison, ComparisonSet, compare_paths
 from mlxrun.evals.comparisons.comparison_table import describe_p, format_p
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.charts import draw_axis, draw_interval

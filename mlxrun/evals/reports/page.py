@@ -26,8 +26,9 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from mlxrun import __version__
+from mlxrun.evals.history import CellTrend, list_cells
 from mlxrun.evals.reports import report_view, shown_text
-from mlxrun.evals.reports.charts import draw_axis, format_seconds
+from mlxrun.evals.reports.charts import draw_axis, draw_trend, format_seconds
 from mlxrun.evals.reports.difference import describe_difference
 from mlxrun.evals.reports.report_lines import ABSENT, FLIP, LineRow, Prompt
 from mlxrun.evals.reports.report_runs import ReportRuns, collect_settings, list_differences
@@ -60,6 +61,17 @@ def render_index(runs: Sequence[Any], name: str, digest: str) -> str:
     """Render the index of the runs of a folder. `name`: of the folder."""
     is_live = any(run.state == RUNNING for run in runs)
     return render_template("runs.html", digest, is_live=is_live, runs=runs, name=name)
+
+
+def render_history(trends: Sequence[CellTrend], name: str) -> str:
+    """Render the trends of a history file as a page. `name`: of the file."""
+    cells = []
+    for trend, row in zip(trends, list_cells(trends), strict=True):
+        rows, (first, last) = trend.rows, (each.time[:10] for each in (trend.rows[0], trend.rows[-1]))
+        label = f"{trend.cell}: {len(rows)} runs from {first} to {last}"
+        plot = draw_trend([each.value for each in rows], [each.interval for each in rows], label)
+        cells.append({**row, "plot": plot, "alarm": trend.has_jumped or trend.has_drifted})
+    return render_template("history.html", cells=cells, name=name)
 
 
 def render_template(template: str, digest: str = "", **values: Any) -> str:

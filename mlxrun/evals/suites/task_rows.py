@@ -9,7 +9,7 @@ import importlib
 import io
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,8 @@ class RowSource:
         if self.path is not None:
             rows = read_rows(self.path)
         else:
-            rows = enumerate(map(_convert_row, self.dataset), 1)
+            found = ({key: _convert_value(value) for key, value in row.items()} for row in self.dataset)
+            rows = enumerate(found, 1)
         rows = itertools.islice(rows, limit)
         if self.prepare is None:
             return rows
@@ -100,10 +101,6 @@ def _stay_offline(datasets: Any) -> bool:
         return False
     constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
     return True
-
-
-def _convert_row(row: Mapping[str, Any]) -> Row:
-    return {key: _convert_value(value) for key, value in row.items()}
 
 
 def _convert_value(value: Any) -> Any:

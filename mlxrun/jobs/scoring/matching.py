@@ -70,10 +70,6 @@ def _list_contained(spec: EvalSpec, answer: str) -> list[str]:
     return [each for each in list_alternatives(spec.expected) if _normalize(each, spec) in text]
 
 
-def _match_exact(spec: EvalSpec, answer: str) -> Verdict:
-    return Verdict(_equals_one(answer, spec), answer.strip())
-
-
 def _match_contains(spec: EvalSpec, answer: str) -> Verdict:
     found = _list_contained(spec, answer)
     return Verdict(bool(found), found[0] if found else None)
@@ -156,12 +152,11 @@ def _match_translation(spec: EvalSpec, answer: str) -> Verdict:
     return Verdict(score, answer.strip(), sums=sums, measure=measure)
 
 
-def _wait_for_judge(spec: EvalSpec, answer: str) -> Verdict:
-    return Verdict(0, note="no judge has scored this answer yet (mlxrun score RUN --judge FILE)")
+_UNJUDGED = Verdict(0, note="no judge has scored this answer yet (mlxrun score RUN --judge FILE)")
 
 
 _MATCHES: dict[str, Callable[[EvalSpec, str], Verdict]] = {
-    "exact": _match_exact,
+    "exact": lambda spec, answer: Verdict(_equals_one(answer, spec), answer.strip()),
     "contains": _match_contains,
     "contains_all": _match_contains_all,
     "regex": _match_regex,
@@ -171,6 +166,6 @@ _MATCHES: dict[str, Callable[[EvalSpec, str], Verdict]] = {
     "choice": _match_choice,
     "f1": _match_f1,
     **dict.fromkeys(TRANSLATION, _match_translation),
-    "judge": _wait_for_judge,
+    "judge": lambda spec, answer: _UNJUDGED,
 }
 _TELLING = ("exact", "number", "json", "choice")  # matches whose `extracted` tells wrong answers apart

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxrun.core.errors import JobError
-from mlxrun.evals.comparisons.comparison_set import compare_paths
+from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from mlxrun.evals.statistics import compare_scores

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mlxrun.config.settings import SamplingSettings
-from mlxrun.evals.comparisons.comparison_set import compare_paths
+from mlxrun.evals.comparisons.comparison import compare_paths
 from tests.helpers.batch_fakes import Bench, write_job
 from tests.helpers.eval_runs import run_lines, sampled_chats
 from tests.helpers.tokenizers import DIGESTS, FakeModelInfo

@@ -11,9 +11,8 @@ import pytest
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
-from mlxrun.evals.comparisons.comparison import Comparison
+from mlxrun.evals.comparisons.comparison import Comparison, compare_paths
 from mlxrun.evals.comparisons.comparison_conditions import parse_condition
-from mlxrun.evals.comparisons.comparison_set import compare_paths
 from mlxrun.evals.comparisons.comparison_table import print_comparison
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.difference import describe_difference

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxrun.core.terminal import open_console
-from mlxrun.evals.comparisons.comparison_set import compare_paths
+from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_table import (
     PIPED_WIDTH,
     format_p,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.evals.comparisons.comparison_set import compare_paths
+from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_table import read_flip_texts
 from mlxrun.evals.run_folders.run_folder import RunFolder
 from tests.helpers.batch_fakes import chat

@@ -11,7 +11,7 @@ from statsmodels.stats.multitest import multipletests
 
 from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console
-from mlxrun.evals.comparisons.comparison_set import compare_paths
+from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.comparison_table import format_p
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.comparisons.ranking import open_sides, rank_sides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlxrun.evals.comparisons.comparison_set import compare_paths
+from mlxrun.evals.comparisons.comparison import compare_paths
 from mlxrun.evals.comparisons.pairing import PairingRules
 from mlxrun.evals.reports.difference import describe_difference
 from tests.helpers.batch_fakes import chat, chats

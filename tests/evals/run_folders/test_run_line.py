@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlxrun.evals.prompt_messages import dump_text
-from mlxrun.evals.run_folders.run_line import RunLine
+from mlxrun.evals.prompt_messages import PromptMessage, dump_text
+from mlxrun.evals.run_folders.run_line import RunLine, list_turns
 from mlxrun.jobs.lines.job_file import JobLine
 from mlxrun.jobs.scoring.eval_spec import parse_eval
 from tests.helpers.export_fakes import finish_rich_job
@@ -117,3 +117,42 @@ def test_targets_are_texts(result: dict[str, Any], targets: list[str]) -> None:
 
 def test_values_as_text() -> None:
     assert [dump_text(each) for each in ("a", 1, {"b": "ü"}, True)] == ["a", "1", '{"b": "ü"}', "true"]
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+TRANSCRIPT = [
+    {"role": "user", "content": "1 + 2?"},
+    {"role": "assistant", "content": None, "reasoning_content": "I add.", "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    {"role": "assistant", "content": "It is 3."},
+]
+
+
+def test_calls_reasoning_and_results() -> None:
+    user, called, result, last = list_turns(TRANSCRIPT)
+    assert user.message == PromptMessage("user", "1 + 2?") and user.calls == [] and user.tool == ""
+    assert (called.message.text, called.reasoning) == ("", "I add.")
+    assert called.calls == [("add", '{"a": 1}')]
+    assert (result.message.text, result.tool) == ("3", "add")
+    assert last.message.text == "It is 3."
+
+
+@pytest.mark.parametrize(
+    ("found", "texts"),
+    [
+        (None, []),
+        ("text", []),
+        (["text", 1, None], ["text", "1", ""]),
+        ([{"role": "assistant", "tool_calls": "no list"}], [""]),
+        ([{"role": ["x"], "content": {"a": 1}}], ['{"a": 1}']),
+        ([{"role": "user", "content": "a", "left": 3}], ["a\nleft: 3"]),
+    ],
+)
+def test_what_is_no_transcript(found: Any, texts: list[str]) -> None:
+    assert [turn.message.text for turn in list_turns(found)] == texts
+
+
+@pytest.mark.parametrize("call", ["text", {"function": "text"}, {"function": {}}, None])
+def test_a_call_of_another_form_is_shown_as_it_is(call: Any) -> None:
+    (turn,) = list_turns([{"role": "assistant", "tool_calls": [call]}])
+    assert turn.calls[0][0] == "" and len(turn.calls[0][1]) > 0

@@ -1,4 +1,4 @@
-"""The schema of suites, their page, and suites made of plain values."""
+"""The schema of suites, and suites made of plain values."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from mlxrun.evals.suites.suite_schema import (
     get_default,
     is_required,
     list_settings,
-    render_suite_files,
-    render_suite_reference,
 )
 from mlxrun.evals.suites.suite_settings import FewShot, HubSource, Suite, SuiteModel, SuiteTask
 
@@ -67,16 +65,3 @@ def test_settings_are_made_of_plain_values() -> None:
         generation={"stop": ["\n"]},
     )
     assert (suite.seeds, suite.vary) == ((1, 2), {"sampling.top_p": (None, 0.5)})
-
-
-def test_generated_files_are_up_to_date() -> None:
-    for path, text in render_suite_files().items():
-        assert path.read_text(encoding="utf-8") == text, f"{path}: run `make generate`"
-
-
-def test_the_page_has_every_key_with_its_type_and_default() -> None:
-    page = render_suite_reference()
-    assert "| `count` | integer, 1 to 1000 | `5` | Number of examples. |" in page
-    assert "| `endpoint` | chat \\| completion | `chat` |" in page
-    assert "| `models` | mapping | required |" in page
-    assert "| `limit` | integer or null, 1 or more | `null` |" in page

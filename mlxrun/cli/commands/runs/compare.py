@@ -15,8 +15,8 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import open_console, print_error, print_json, print_line
 
 if TYPE_CHECKING:
+    from mlxrun.evals.comparisons.comparison import ComparisonSet
     from mlxrun.evals.comparisons.comparison_conditions import FailCondition
-    from mlxrun.evals.comparisons.comparison_set import ComparisonSet
     from mlxrun.evals.comparisons.pairing import PairingRules
 
 EPILOG = """\b
@@ -132,7 +132,7 @@ def command(
     if len(runs) != 2:
         _refuse(given, "a comparison of each run with each")
         return _rank_runs(runs, rules, seed, options["json_path"])
-    from mlxrun.evals.comparisons.comparison_set import add_power, compare_paths
+    from mlxrun.evals.comparisons.comparison import add_power, compare_paths
 
     found = compare_paths(*runs, rules=rules, margin=margin, seed=seed)
     if options["power"] is not None:

@@ -42,7 +42,7 @@ Exit codes: 0 written; 2 the run is unfinished, edited, or has no scores.
     "-o", "--output", type=click.Path(path_type=Path), metavar="PATH", help="File or folder to write to."
 )
 @click.option(
-    "--model-id", metavar="ID", help="Name of the model, as on the hub. Default: that of the config."
+    "--model-id", "model", metavar="ID", help="Name of the model, as on the hub. Default: that of the config."
 )
 @click.option(
     "--task", metavar="NAME", help="Name of the task. Default: that of the suite, or of the job file."
@@ -52,20 +52,10 @@ Exit codes: 0 written; 2 the run is unfinished, edited, or has no scores.
 )
 @click.option("--organization", metavar="NAME", help="Who ran it, for Every Eval Ever. Default: unknown.")
 @click.option("--partial", is_flag=True, help="Export an unfinished run too; its file says that it is one.")
-def command(
-    run: Path,
-    form: str,
-    output: Path | None,
-    model_id: str | None,
-    task: str | None,
-    dataset: str | None,
-    organization: str | None,
-    partial: bool,
-) -> None:
+def command(run: Path, form: str, output: Path | None, partial: bool, **names: str | None) -> None:
     """Write RUN in the format of another evaluation program."""
     from mlxrun.evals.exports.export_files import export_runs
     from mlxrun.evals.exports.exported_run import ExportNames
 
-    names = ExportNames(model_id, task, dataset, organization)
-    for path in export_runs(run, form, output, names, partial=partial):
+    for path in export_runs(run, form, output, ExportNames(**names), partial=partial):
         print_line(str(path))

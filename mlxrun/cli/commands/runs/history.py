@@ -69,7 +69,7 @@ def command(
     reasons = list(find_failures(trends, conditions))
     if page is not None:
         from mlxrun.cli.commands.runs.report import write_page
-        from mlxrun.evals.reports.history_page import render_history
+        from mlxrun.evals.reports.page import render_history
 
         write_page(page, render_history(trends, file.name))
     if as_json:

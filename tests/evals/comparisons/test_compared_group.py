@@ -10,7 +10,7 @@ import pytest
 import sacrebleu
 from scipy import stats
 
-from mlxrun.evals.measured_difference import compare_measured, compute_measured_equivalence
+from mlxrun.evals.comparisons.compared_group import compare_measured, compute_measured_equivalence
 from mlxrun.jobs.scoring.measure import MeasuredLines, ScoreMeasure
 from mlxrun.jobs.scoring.perplexity import BITS_PER_BYTE
 from mlxrun.jobs.scoring.translation import score_translation

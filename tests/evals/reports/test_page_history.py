@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxrun.evals.history import HistoryRow, find_trends
-from mlxrun.evals.reports.history_page import render_history
+from mlxrun.evals.reports.page import render_history
 from tests.evals.reports.test_page import find_dangers
 
 ROW = HistoryRow("a/b/seed-1", "2026-11-01T00:00:00Z", 8, 0.5, (0.3, 0.7), None, "0", None, None)
