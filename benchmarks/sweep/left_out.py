@@ -22,7 +22,7 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "encoder and decoder: the decoder attends to the image, not to a prompt": ("florence2", "nemotron_parse"),
     "mlx-vlm has no vision model under that name: they load as text models": ("deepseek_v4", "deepseek_v41"),
     "the size of a real vision tower is in mlx-vlm's code, so there is no tiny model": (
-        *("deepseekocr", "deepseekocr_2", "gemma3n", "phi3_v", "unlimited_ocr"),
+        *("deepseekocr", "deepseekocr_2", "phi3_v", "unlimited_ocr"),
     ),
     "tokens that point at an image have logits whose number depends on the image": ("molmo_point",),
     "weights in a packed form of their own": ("prism_hadamard_qwen35",),

@@ -203,6 +203,37 @@ print(sorted(made))
 """,
         "['attention_mask', 'input_ids']",
     ),
+    LibraryFault(
+        ("gemma3n",),
+        "prompts are embedded without the factor that their tokens have in the language model.",
+        "The model is refused, since answers go on with other embeddings than prompts have. With "
+        "`model.kind: text`, mlx-lm computes its text.",
+        """folder = Path(tempfile.mkdtemp()) / "model"
+write_vision_model("gemma3n", folder)
+model, ids = load_model(folder), mx.array([[1, 2, 3]])
+seen = model.get_input_embeddings(ids).to_dict()
+given = {name: value for name, value in seen.items() if value is not None}
+both = [model.language_model(ids, **extra).logits for extra in ({}, given)]
+print(mx.array_equal(*both).item())
+""",
+        "False",
+    ),
+    LibraryFault(
+        ("phi4mm",),
+        "a prompt with sound changes the weights of all later prompts, if they are apart for sound.",
+        "Sound is refused for such a checkpoint. Quantized ones have one set of weights for all.",
+        """model, _ = load("phi4mm")
+name = "model.layers.0.mlp.down_proj"
+shapes = {"base_layer": (64, 96), "lora_A.speech": (1, 96), "lora_B.speech": (64, 1)}
+model.sanitize({f"{name}.{part}.weight": mx.ones(shape) for part, shape in shapes.items()})
+language, ids = model.language_model, mx.array([[1, 2, 3]])
+before = language(ids).logits
+sound = {"input_audio_embeds": mx.ones((1, 38, 80)), "audio_embed_sizes": mx.array([5])}
+model.get_input_embeddings(mx.array([[model.config.audio_token_index] * 5]), **sound)
+print(mx.array_equal(before, language(ids).logits).item())
+""",
+        "False",
+    ),
 )
 
 

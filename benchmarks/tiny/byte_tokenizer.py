@@ -19,7 +19,7 @@ SPECIALS = [
 ]
 ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 MORE = ["<|image|>", "<IMG_CONTEXT>", "<img>", "</img>", "<|IMG_PATCH|>", "<video>"]
-AUDIO = ["<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"]
+AUDIO = ["<unk>", "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"]
 UNUSED = [f"<|unused_{i}|>" for i in range(300 - 256 - len(SPECIALS + ADDED + MORE + AUDIO))]
 _LAST = [*MORE, *UNUSED, *AUDIO]
 TOKEN_ID = {token: 256 + i for i, token in enumerate([*SPECIALS, *ADDED, *_LAST])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import math
 import zlib
@@ -15,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from benchmarks.tiny.byte_tokenizer import EOS, VOCAB, save_tokenizer, write_json
+from benchmarks.tiny.byte_tokenizer import EOS, TOKEN_ID, VOCAB, save_tokenizer, write_json
 from benchmarks.tiny.processor_files import PROCESSORS, name_tokens, write_processor
 from benchmarks.tiny.text_configs import make_text_config
 from benchmarks.tiny.vision_configs import make_vision_config
@@ -64,12 +65,41 @@ def write_vision_model(
         save_tokenizer(folder)
 
 
+@functools.cache
 def shrink_tower(family: str) -> None:
-    """Give a tower smaller sizes that are in the library's code, for the rest of the process."""
+    """Give a tower smaller sizes that are in the library's code, for the rest of the process. The token of
+    Phi-4's sounds is there too."""
     if family == "fastvlm":
         from mlx_vlm.models.fastvlm.config import VisionConfig
 
         VisionConfig.layers, VisionConfig.embed_dims = [1, 1, 1, 1, 1], [32, 32, 32, 32, 64]
+    if family == "gemma3n":
+        from mlx_vlm.models.gemma3n import vision
+
+        vision.gemma3n_mobilenet_def = lambda: _list_blocks(vision)
+        adapter = vision.MobileNetV5MultiScaleFusionAdapter
+        vision.MobileNetV5MultiScaleFusionAdapter = functools.partial(_make_adapter, adapter)
+    if family == "phi4mm":
+        from mlx_vlm.models.phi4mm import processing_phi4mm as processing
+
+        processing.DEFAULT_AUDIO_TOKEN = "<|audio_pad|>"
+        processing.AUDIO_TOKEN_INDEX = TOKEN_ID["<|audio_pad|>"]
+
+
+def _list_blocks(vision: Any) -> list[list[Any]]:
+    """Four stages of gemma3n's tower. The third makes a grid of 16 x 16 of an image of 32 x 32."""
+    attention = [vision._mmqa(2, 8, 1), vision._uir(0, 0, 32, 1, 1.0, is_multiscale=True)]
+    return [
+        [vision._er(3, 16, 1)],
+        [vision._uir(3, 5, 16, 1, 2.0)],
+        [vision._uir(5, 5, 32, 1, 2.0), *attention],
+        [vision._uir(5, 5, 32, 2, 2.0), *attention],
+    ]
+
+
+def _make_adapter(kind: Any, in_chs: Any, out_chs: int, output_resolution: Any) -> Any:
+    """What joins the features of its last two stages."""
+    return kind(in_chs=[64], out_chs=32, output_resolution=output_resolution)
 
 
 def read_vision_info(family: str, folder: Path) -> LoadedModelInfo:

@@ -30,6 +30,7 @@ VISION: dict[str, VisionFamily] = {
     "gemma4": VisionFamily(
         4, "typed", text=parts.GEMMA4, tower=parts.GEMMA4_TOWER, own={"vision_soft_tokens_per_image": 4}
     ),
+    "gemma3n": VisionFamily(256, text=parts.GEMMA3N, tower=parts.GEMMA3N_TOWER, own=parts.GEMMA3N_OWN),
     "gemma3": VisionFamily(4, text={"mm_tokens_per_image": 4}, tower=parts.SIGLIP),
     "idefics3": VisionFamily(4, "tiles", tower={"model_type": "idefics3_vision"}, **parts.IDEFICS),
     "smolvlm": VisionFamily(4, "tiles", tower={"model_type": "smolvlm_vision"}, **parts.IDEFICS),
@@ -44,7 +45,7 @@ VISION: dict[str, VisionFamily] = {
     "kimi_k25": VisionFamily(4, "patches"),
     "glm_ocr": VisionFamily(4, "grid", wrapped=True),
     "paddleocr_vl": VisionFamily(4, "still", text=parts.PADDLE, flat=True, wrapped=True),
-    "minicpmo": VisionFamily(4, "bounds", own={"init_audio": False, "init_tts": False}),
+    "minicpmo": VisionFamily(4, "bounds", own={"init_audio": False, "init_tts": False, "query_num": 4}),
     "minicpmv4_6": VisionFamily(4, "bounds"),
     "lfm2_vl": VisionFamily(
         4, "packed", text=parts.LFM2, tower=parts.LFM2_TOWER, own={"projector_hidden_size": 64}

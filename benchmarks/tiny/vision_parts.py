@@ -22,6 +22,31 @@ LLAMA4_TOWER = {
     "pixel_shuffle_ratio": 0.5,
 }
 GEMMA4 = {"model_type": "gemma4_text", **GEMMA4_LAYERS}
+GEMMA3N = {
+    "model_type": "gemma3n_text",
+    "intermediate_size": [96] * 6,
+    **OVERRIDES["gemma3n"]["text_config"],
+}
+# Tokens of images, then those of sounds, are behind those of text.
+GEMMA3N_TOWER = {
+    "model_type": "gemma3n_vision",
+    "hidden_size": 32,
+    "vocab_size": 14,
+    "vocab_offset": TOKEN_ID["<|unused_0|>"],
+}
+GEMMA3N_OWN = {
+    "audio_soft_tokens_per_image": 24,
+    "audio_config": {
+        "model_type": "gemma3n_audio",
+        "input_feat_size": 16,
+        "hidden_size": 32,
+        "conf_num_attention_heads": 2,
+        "conf_num_hidden_layers": 1,
+        "sscp_conv_channel_size": [8, 4],
+        "vocab_size": 3,
+        "vocab_offset": TOKEN_ID["<|audio_start|>"],
+    },
+}
 GEMMA4_TOWER = {
     "model_type": "gemma4_vision",
     "num_key_value_heads": 2,

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tests.helpers import omni_models, oracle, text_models, vision_models
+from benchmarks.tiny import omni_models
+from tests.helpers import oracle, text_models, vision_models
 from tests.helpers.oracle import Answer
 
 

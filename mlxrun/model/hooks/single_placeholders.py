@@ -15,7 +15,10 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.model.hooks.derived_layers import mix_in
+from mlxrun.model.vision.image_units import BOUNDS, group_by_kind
 from mlxrun.model.vision.placeholders import FEATURE_TOKEN, SinglePlaceholder, find_placeholder
+
+_MINICPMO = "mlx_vlm.models.minicpmo.minicpmo"
 
 
 class _FeatureTokens:
@@ -27,11 +30,12 @@ class _FeatureTokens:
     def get_input_embeddings(
         self, input_ids: mx.array, pixel_values: mx.array | None = None, **given: Any
     ) -> Any:
-        """The embeddings of a prompt [1, L]. `given`: other arrays of the processor, by image. ValueError if
-        an image has other than as many features as it was counted to have."""
+        """The embeddings of a prompt [1, L]. `given`: other arrays of the processor, by image, or those of
+        sounds. ValueError if an image has other than as many features as it was counted to have."""
         embed = super().get_input_embeddings  # type: ignore[misc]
         is_feature = input_ids == FEATURE_TOKEN
-        made = embed(mx.where(is_feature, 0, input_ids), None)
+        sounds = group_by_kind(given).get("audio", {})
+        made = embed(mx.where(is_feature, 0, input_ids), None, **sounds)
         if pixel_values is None:
             return made
         counts = self._placeholder.count({"pixel_values": pixel_values, **given})
@@ -50,15 +54,33 @@ class _FeatureTokens:
         return made
 
     def set_modality(self, has_image: bool = False, has_audio: bool = False) -> None:
-        """Phi-4 multimodal has the weights for images from the start, and never others. ValueError for sound,
-        with which the library changes them for the requests of all rows."""
-        if has_audio:
+        """Phi-4 multimodal has the weights for images from the start, and never others. ValueError for sound
+        if it has others of its own, with which the library changes those of all rows. Quantized checkpoints
+        have one set of weights for all."""
+        if has_audio and getattr(self, "_base_weights", None):
             raise ValueError("mlx-vlm changes the weights for sound, those of other requests too")
 
 
+class _OnePrompt:
+    """Before the methods of MiniCPM-o, whose arrays begin with an axis of prompts."""
+
+    def get_input_embeddings(
+        self, input_ids: mx.array, pixel_values: mx.array | None = None, **given: Any
+    ) -> Any:
+        """The embeddings of a prompt [1, L], with arrays of this prompt or of a list of it."""
+        embed = super().get_input_embeddings  # type: ignore[misc]
+        pixels = pixel_values[None] if pixel_values is not None and pixel_values.ndim == 4 else pixel_values
+        places = {key: given[key] for key in ("tgt_sizes", *BOUNDS) if key in given}
+        given |= {key: array[None] for key, array in places.items() if array.ndim == 2}
+        return embed(input_ids, pixels, **given)
+
+
 def hook_placeholders(model: nn.Module, checkpoint: Mapping[str, Any]) -> int:
-    """Let a model of these families take a token for each feature. Returns 1 if it is one. `checkpoint`: its
-    config.json."""
+    """Let a model of these families take a token for each feature, and MiniCPM-o a prompt alone. Returns 1 if
+    it is one. `checkpoint`: its config.json."""
+    if type(model).__module__ == _MINICPMO:
+        mix_in(model, _OnePrompt, "OnePrompt")
+        return 1
     found = find_placeholder(checkpoint) if hasattr(model, "get_input_embeddings") else None
     if found is None:
         return 0

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlxrun.config.media_settings import AudioSampling, VideoSampling
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.byte_sizes import format_rounded
@@ -50,7 +48,7 @@ from mlxrun.model.load.model_files import (
     list_weight_files,
     read_json,
 )
-from mlxrun.model.load.processor_files import digest_processor, load_processor
+from mlxrun.model.load.processor_files import digest_processor, list_arrays, load_processor
 from mlxrun.model.load.tensor_files import check_shards
 from mlxrun.model.load.tokenizer_files import load_tokenizer
 from mlxrun.model.load.weight_check import check_config, check_sizes
@@ -141,8 +139,7 @@ class LoadedModelInfo:
             try:
                 given |= list_video_arguments(videos)
                 made = prepare_inputs(self.processor, prompts=[text], image_token_index=token, **given)
-                arrays = {key: np.array(value) for key, value in made.items() if value is not None}
-                arrays = {key: array for key, array in arrays.items() if array.dtype.kind != "U"}  # the text
+                arrays = list_arrays(self.processor, made)
             except (ValueError, TypeError, IndexError, KeyError) as error:
                 reason = _explain_refusal(error)
                 name = PLURALS["video" if videos else "audio" if audio and not images else "image"]
@@ -157,6 +154,9 @@ class LoadedModelInfo:
         if single is not None:
             ids = single.expand(ids, arrays)
         regions = find_regions(ids, tokens, arrays)
+        heard = sum(region.kind == "audio" for region in regions)
+        if heard != len(audio):
+            raise MediaError(f"the model's processor has places for {heard} of {len(audio)} audio parts")
         return ProcessedPrompt(
             ids,
             tuple(span for region in regions for span in region.spans),

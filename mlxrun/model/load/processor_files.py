@@ -7,9 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import ModelLoadError
 from mlxrun.model.load.model_files import read_json
+from mlxrun.model.vision.image_units import BOUNDS
+
+# Arrays of MiniCPM-o that begin with an axis of prompts.
+_OF_PROMPTS = frozenset(
+    ("pixel_values", "image_sizes", "tgt_sizes", "audio_feature_lens", "spk_bounds", *BOUNDS)
+)
 
 
 def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSettings) -> Any:
@@ -30,6 +38,7 @@ def load_processor(folder: Path, config: Mapping[str, Any], settings: ModelSetti
     if image_processor is not None:
         processor.image_processor = image_processor
     processor = add_naflex_images(processor, config)
+    add_sound_features(processor, config)
     for name in ("image_processor", "video_processor"):
         ignore_text_arguments(getattr(processor, name, None))
     keep_one_start(getattr(processor, "tokenizer", None))
@@ -52,6 +61,31 @@ def add_naflex_images(processor: Any, config: Mapping[str, Any]) -> Any:
         image_std=[0.5, 0.5, 0.5],
     )
     return Phi4SigLipProcessor(images, processor)
+
+
+def add_sound_features(processor: Any, config: Mapping[str, Any]) -> None:
+    """Give the processor of Nemotron Omni the extractor of its model's features of sounds. In mlx-vlm the
+    model has it, and the processor returns samples."""
+    values = config.get("sound_config")
+    if not hasattr(processor, "audio_sampling_rate") or not isinstance(values, Mapping):
+        return
+    from mlx_vlm.models.nemotron_h_nano_omni.audio import SoundFeatureExtractor
+    from mlx_vlm.models.nemotron_h_nano_omni.config import AudioConfig
+
+    processor.feature_extractor = SoundFeatureExtractor(AudioConfig.from_dict(dict(values)))
+
+
+def list_arrays(processor: Any, made: Mapping[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of a processed prompt, as models take them one by one. Texts and empty arrays are left out.
+    Samples of sounds become features (`add_sound_features`)."""
+    values = {key: value for key, value in made.items() if value is not None}
+    if (clips := values.pop("sound_clips", None)) is not None:
+        names = ("input_features", "feature_attention_mask", "audio_feature_lengths")
+        values |= zip(names, processor.feature_extractor(clips), strict=True)
+    arrays = {key: np.array(value) for key, value in values.items()}
+    if BOUNDS.keys() <= arrays.keys():  # MiniCPM-o's: of one prompt, without the axis of prompts
+        arrays |= {key: arrays[key][0] for key in _OF_PROMPTS & arrays.keys()}
+    return {key: array for key, array in arrays.items() if array.dtype.kind != "U" and array.size}
 
 
 def ignore_text_arguments(component: Any) -> None:

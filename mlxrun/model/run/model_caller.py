@@ -36,7 +36,7 @@ from mlxrun.model.run.compute_methods import AttentionMethod
 from mlxrun.model.run.prompt_inputs import TEXT_ONLY, PromptInputs
 from mlxrun.model.vision.embedder import Embedder
 from mlxrun.model.vision.features import ImagePromptEmbedder
-from mlxrun.model.vision.image_units import AUDIO_FEATURES, TOKEN_TYPES, group_by_kind
+from mlxrun.model.vision.image_units import TOKEN_TYPES, find_tower_array, group_by_kind
 
 MAX_CHANGE = 0.25  # of a token's logits by the token behind it, in standard deviations, which is rounding
 _NOT_COMPARED = "they were not compared with what the library computes"
@@ -244,7 +244,7 @@ class VisionModelCaller(ModelCaller):
 
     def prepare_inputs(self, prompt: Sequence[int], media: Any, cached: int = 0) -> PromptInputs:
         kinds = [] if media is None else list(group_by_kind(media))
-        kinds += ["audio"] * (len(media[AUDIO_FEATURES]) - 1 if "audio" in kinds else 0)
+        kinds += ["audio"] * (len(find_tower_array("audio", media)) - 1 if "audio" in kinds else 0)
         for name in list_refusable(kinds):
             if why := self.refused[name]:
                 raise RequestError(describe_refusal(name, why))

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxrun.model.vision.image_units import (
+    BOUNDS,
     ImageUnits,
     Media,
     MediaRegion,
@@ -35,6 +36,7 @@ class ImagePrompt:
         """The part with units [first, last). `runs`: the result of `split_places`."""
         start, stop = max(int(runs[first][0]) - 1, 0), int(runs[last - 1][-1]) + 2
         media, units = self.units.concatenate(first, last), self.units.take(first, last)
+        media = {key: array - start if key in BOUNDS else array for key, array in media.items()}
         places = np.concatenate(runs[first:last]) - start
         return ImagePrompt(self.tokens[start:stop], media, units, self.digests[first:last], places)
 

@@ -56,7 +56,7 @@ class Embedder:
         """The inputs of the whole prompt, through the vision tower. RequestError if the model needs
         unsupported inputs."""
         groups = group_by_kind(media)
-        if len(groups) > 1:
+        if len(groups) > 1 and groups.keys() <= self.tokens.by_kind.keys():
             return self._embed_each_kind(np.array(prompt), media, groups)
         ids = mx.array([list(prompt)])
         given = {key: mx.array(value) for key, value in media.items()}

@@ -102,7 +102,7 @@ class ImagePromptEmbedder:
         self._embedder = embedder
         self._recorder = find_recorder(embedder.model) or BlockRecorder(embedder.model)
         self.features = FeatureCache(budget)
-        self._enabled = budget > 0 and bool(embedder.tokens.by_kind)
+        self._enabled = budget > 0
         self._separate = frozenset(separate)
         # Whether assembled prompts equal those of the model; where units are separate, they were compared.
         self._verified = bool(separate)
@@ -154,7 +154,7 @@ class ImagePromptEmbedder:
 
     def needs_no_image(self, regions: Sequence[MediaRegion], cached: int) -> bool:
         """Whether all images of a prompt lie in its cached tokens, so that none must be encoded."""
-        is_computed = not regions or cached >= regions[-1].spans[-1][1]
+        is_computed = bool(regions) and cached >= regions[-1].spans[-1][1]
         return self._enabled and self._verified and is_computed
 
     def embed_text(self, tokens: Sequence[int], media: Media) -> PromptInputs:

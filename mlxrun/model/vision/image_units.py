@@ -36,18 +36,26 @@ _TOKEN_KEYS: dict[MediaKind, tuple[str, ...]] = {
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")  # arrays [1, L] of whole prompts
 VIDEO_PIXELS, VIDEO_GRID = "pixel_values_videos", "video_grid_thw"
 VIDEO_FRAMES = "num_frames_per_video"
-AUDIO_FEATURES = "input_features"
-# What the tower of each kind sees, and other arrays that are surely of the kind.
-_TOWER_KEYS: dict[MediaKind, str] = {
-    "image": "pixel_values",
-    "video": VIDEO_PIXELS,
-    "audio": AUDIO_FEATURES,
+# What the tower of each kind sees: one of these, by family.
+_TOWER_KEYS: dict[MediaKind, tuple[str, ...]] = {
+    "image": ("pixel_values",),
+    "video": (VIDEO_PIXELS,),
+    "audio": ("input_features", "audio_features", "input_audio_embeds", "audio_input_ids"),
 }
+# Where features are in a prompt [n, 2], of families whose placeholders do not tell what they are of.
+BOUNDS: dict[str, MediaKind] = {"image_bound": "image", "audio_bounds": "audio"}
+# Other arrays that are surely of the kind.
 _KEYS: dict[MediaKind, tuple[str, ...]] = {
-    "image": ("pixel_values", "image_grid_thw"),
-    "video": (VIDEO_PIXELS, VIDEO_GRID, "video_second_per_grid", "video_position_ids", VIDEO_FRAMES),
-    "audio": (AUDIO_FEATURES, "input_features_mask", "feature_attention_mask"),
+    "image": ("image_grid_thw", "image_bound"),
+    "video": (VIDEO_GRID, "video_second_per_grid", "video_position_ids", VIDEO_FRAMES),
+    "audio": (
+        *("input_features_mask", "feature_attention_mask", "audio_feature_lengths"),
+        *("audio_feature_lens", "audio_bounds", "audio_embed_sizes", "audio_attention_mask"),
+        "audio_input_ids_mask",
+    ),
 }
+# Placeholders that are in the library's code, where configs do not name them.
+_UNNAMED: dict[tuple[str, MediaKind], int] = {("phi4mm", "audio"): 200011}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ def read_media_token(config: Any, kind: MediaKind) -> int | None:
     values = config if isinstance(config, Mapping) else vars(config)
     found = (values.get(name) for name in _TOKEN_KEYS[kind])
     token = next((value for value in found if isinstance(value, int)), None)
+    token = _UNNAMED.get((str(values.get("model_type")), kind)) if token is None else token
     if token is not None:
         return token
     parts = (part for part in values.values() if isinstance(part, Mapping) or is_dataclass(part))
@@ -118,11 +127,14 @@ def read_media_token(config: Any, kind: MediaKind) -> int | None:
 
 def find_regions(ids: Sequence[int], tokens: MediaTokens, media: Media) -> list[MediaRegion]:
     """The images, videos and audio of a prompt, in order. The videos' grids or frames in `media` tell which
-    spans are one video. Without them, each span is one."""
+    spans are one video. Without them, each span is one. BOUNDS in `media` are spans too."""
     array = np.array(ids)
     kinds = np.zeros(len(array), np.int8)
     for kind, token in tokens.by_kind.items():
         kinds[array == token] = KINDS.index(kind) + 1
+    for key in BOUNDS.keys() & media.keys():
+        for start, stop in np.asarray(media[key]).reshape(-1, 2).tolist():
+            kinds[start:stop] = KINDS.index(BOUNDS[key]) + 1
     edges = np.flatnonzero(np.diff(kinds, prepend=0, append=0)).tolist()
     spans = [
         (KINDS[kinds[span[0]] - 1], span) for span in zip(edges, edges[1:], strict=False) if kinds[span[0]]
@@ -164,10 +176,15 @@ def _number_videos(lengths: Sequence[int], grid: Any, frames: Any) -> list[int]:
     return numbers.tolist() if is_whole else alone
 
 
+def find_tower_array(kind: MediaKind, media: Media) -> Any:
+    """What the tower of this kind sees of a processed prompt; None if it sees nothing."""
+    return next((media[key] for key in _TOWER_KEYS[kind] if key in media), None)
+
+
 def group_by_kind(media: Media) -> dict[MediaKind, Media]:
     """The arrays of each kind of media that a processed prompt has. Token types are left out."""
-    kinds = {key: kind for kind, keys in _KEYS.items() for key in keys}
-    shown = [kind for kind in KINDS if _TOWER_KEYS[kind] in media]
+    kinds = {key: kind for kind in KINDS for key in (*_TOWER_KEYS[kind], *_KEYS[kind])}
+    shown = [kind for kind in KINDS if find_tower_array(kind, media) is not None]
     found: dict[MediaKind, dict[str, Any]] = {kind: {} for kind in shown or KINDS[:1]}
     others = next(iter(found))  # the kind of arrays with unknown names
     for key, value in media.items():
@@ -182,7 +199,7 @@ def split_images(media: Media, kinds: Sequence[MediaKind] = ()) -> ImageUnits | 
     bytes. `kinds`: of each, by the prompt. Token types are left out."""
     arrays = {key: np.asarray(value) for key, value in media.items() if key not in TOKEN_TYPES}
     groups = group_by_kind(arrays)
-    is_known = arrays.keys() & {*_TOWER_KEYS.values()}
+    is_known = any(find_tower_array(kind, arrays) is not None for kind in KINDS)
     if not is_known or any(a.dtype.hasobject for a in arrays.values()):
         return None
     if groups.keys() == {"image"}:
@@ -202,7 +219,7 @@ def _split_kind(kind: MediaKind, arrays: Mapping[str, np.ndarray]) -> list[Media
         if parts is not None:
             return parts if axis == 0 else []
     grid, frames = arrays.get(VIDEO_GRID), [int(n) for n in arrays.get(VIDEO_FRAMES, ())]
-    count = len(frames) or len(arrays[_TOWER_KEYS[kind]] if grid is None else grid)
+    count = len(frames) or len(find_tower_array(kind, arrays) if grid is None else grid)
     each = [1] * count
     lengths: dict[str, Sequence[int]] = {
         key: frames if a.ndim and len(a) == sum(frames) > 0 else each for key, a in arrays.items()
@@ -241,7 +258,7 @@ def _split_arrays(
 
 def _compute_digest(media: Media) -> bytes:
     found = hashlib.blake2b(digest_size=16)
-    for key in sorted(media):
+    for key in sorted(media.keys() - BOUNDS.keys()):  # which are places, not contents
         array = np.ascontiguousarray(media[key])
         found.update(f"{key} {array.dtype} {array.shape} ".encode())
         found.update(array.data)
@@ -294,10 +311,20 @@ def read_audio_sampling(processor: Any, config: Mapping[str, Any]) -> AudioSampl
     rate = getattr(extractor, "sampling_rate", None)
     call = inspect.signature(getattr(processor, "process", processor)).parameters
     takes = {"audio", "audios"} & call.keys() and _has_audio_part(config)
-    if not takes or not isinstance(rate, int) or read_media_token(config, "audio") is None:
+    if not takes or not isinstance(rate, int):
+        return None
+    if read_media_token(config, "audio") is None and "audio_bounds" not in _list_array_names(processor):
         return None
     several = bool(getattr(processor, "supports_multiple_audio", False))
     return AudioSampling(rate, min(_list_audio_limits(processor, rate), default=None), several)
+
+
+def _list_array_names(processor: Any) -> Sequence[str]:
+    """The names of the arrays that a processor says that it makes."""
+    try:
+        return list(getattr(processor, "model_input_names", ()))
+    except AttributeError:  # of a part that it lacks
+        return ()
 
 
 def _list_audio_limits(processor: Any, rate: int) -> list[int]:
@@ -314,7 +341,7 @@ def _list_audio_limits(processor: Any, rate: int) -> list[int]:
 def _has_audio_part(config: Mapping[str, Any]) -> bool:
     """Whether a config describes an audio tower, at the top or in a part."""
     parts = {key: value for key, value in config.items() if isinstance(value, Mapping) and value}
-    return any("audio" in key or _has_audio_part(value) for key, value in parts.items())
+    return any(key.startswith(("audio", "sound")) or _has_audio_part(value) for key, value in parts.items())
 
 
 def compute_audio_digests(media: Media, settings: bytes = b"") -> list[bytes]:

@@ -30,6 +30,8 @@ class SinglePlaceholder:
 
     def count(self, media: Mapping[str, Any]) -> list[int]:
         """The number of features of each image."""
+        if "pixel_values" not in media:
+            return []
         return [int(count) for count in self.counter(self.config, media)]
 
     def expand(self, ids: Sequence[int], media: Mapping[str, Any]) -> tuple[int, ...]:

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.tiny import omni_models
 from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.random_models import read_vision_info, write_vision_model
+from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.core.request import ProcessedPrompt
 from mlxrun.model.hooks.single_placeholders import hook_placeholders
+from mlxrun.model.load.model_info import load_model_info
 from mlxrun.model.vision.placeholders import FEATURE_TOKEN, find_placeholder
 
 SEVERAL = ("fastvlm", "phi4mm", "phi4_siglip")  # that take several images
@@ -90,12 +93,33 @@ def test_other_than_as_many_features_as_were_counted_are_an_error(tmp_path: Path
 
 
 def test_the_weights_of_phi_4_never_change(tmp_path: Path) -> None:
-    """The library's method would give all rows those for sound."""
+    """The library's method would give all rows those for sound, if there are some."""
     made = Family("phi4mm", tmp_path / "model")
     hook_placeholders(made.model, made.info.config)
     made.model.set_modality(has_image=True)
+    made.model.set_modality(has_audio=True)
+    made.model._base_weights = {"a": mx.zeros(1)}
     with pytest.raises(ValueError, match="changes the weights for sound"):
         made.model.set_modality(has_audio=True)
+
+
+def test_mini_cpm_o_takes_one_prompt(tmp_path: Path) -> None:
+    """Without the axis of prompts, as with it."""
+    from mlx_vlm.utils import load_model
+
+    folder = omni_models.build("minicpmo", tmp_path / "model")
+    text, *media = omni_models.render("minicpmo", ["a", IMAGES[0], "b", omni_models.make_audio(1)])
+    made = load_model_info(ModelSettings(path=str(folder))).process(text, *media)
+    ids, given = mx.array([list(made.ids)]), {key: mx.array(a) for key, a in made.media.items()}
+    pixels, model = given.pop("pixel_values"), load_model(folder)
+    nested = {key: array[None] if array.ndim == 2 else array for key, array in given.items()}
+    expected = model.get_input_embeddings(ids, pixels[None], **nested).inputs_embeds
+    assert hook_placeholders(model, {}) == 1
+    for found in (
+        model.get_input_embeddings(ids, pixels, **given),
+        model.get_input_embeddings(ids, pixels[None], **nested),
+    ):
+        assert mx.array_equal(found.inputs_embeds, expected).item()
 
 
 def test_other_models_are_left_alone() -> None:

@@ -261,8 +261,9 @@ def _find_image_markers(tokenizer: Any, template: str | None) -> ImageMarkers:
     image = counted["image"]
     if image is not None and not image:
         logger.warning("the chat template marks images with ordinary text, so their number cannot be checked")
+    # A processor finds the marks of images and audio itself, if they are ordinary text.
     per_kind = {
-        kind: marks for kind, marks in counted.items() if marks or (kind == "image" and marks is not None)
+        kind: marks for kind, marks in counted.items() if marks or (kind != "video" and marks is not None)
     }
     media = {
         token.content: i

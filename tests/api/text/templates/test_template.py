@@ -156,3 +156,11 @@ def test_image_marks_are_found_in_the_template(template: str) -> None:
     assert marks.per_kind["image"] == {byte_tokenizer().convert_tokens_to_ids(name): 1 for name in names}
     assert set(marks.reserved) == {*names, "<|video_pad|>"}
     assert get_image_markers(FakeModelInfo(vision=False)).reserved == {}
+
+
+def test_audio_may_be_marked_with_ordinary_text() -> None:
+    """Its processor counts the marks; videos are marked with tokens."""
+    part = "{% if p.type == 'audio' %}<|audio_1|>{% elif p.type == 'video' %}VIDEO{% elif"
+    template = CHATML.replace("{% if p.type ==", part + " p.type ==", 1)
+    marks = get_image_markers(FakeModelInfo(vision=True, chat_template=template)).per_kind
+    assert marks["audio"] == {} and "video" not in marks
