@@ -19,7 +19,7 @@ KNOWN_PLACES = {
     "model/hooks/packed_product.py": "tests/metal/test_packed_product.py",
     "model/kv/paged/attention_kernel.py": "tests/metal/test_paged_attention.py",
 }
-KNOWN_NAMES = {"layer_", "packed_product", "paged_split_", "paged_join_"}
+KNOWN_NAMES = {"layer_", "packed_product_", "paged_split_", "paged_join_"}
 
 
 def uses_a_maker(tree: ast.AST) -> bool:

@@ -18,7 +18,13 @@ from tests.metal.emulator.errors import EmulatorError
 from tests.metal.layer_cases import make_random
 
 HALVES = [dtype for dtype in ROUNDING if dtype != mx.float32]
-FORMS = {"4 bit": (4, 64), "4 bit, small groups": (4, 32), "8 bit": (8, 64), "8 bit, large groups": (8, 128)}
+FORMS = {
+    "4 bit": (4, 64),
+    "4 bit, small groups": (4, 32),
+    "8 bit": (8, 64),
+    "8 bit, large groups": (8, 128),
+    "plain": (16, 0),
+}
 OUTPUTS = 40  # not a whole number of tiles
 STEPS = 10  # more than a block has warps, so that some take two
 
@@ -27,16 +33,22 @@ def make_layer(form: str, dtype: mx.Dtype, steps: int = STEPS, outputs: int = OU
     bits, group = FORMS[form]
     layer = nn.Linear(steps * 512 // bits, outputs, bias=False)
     layer.weight = make_random(layer.weight.shape, 1)
-    quantized = layer.to_quantized(group_size=group, bits=bits)
-    quantized.set_dtype(dtype)
-    return quantized
+    made: Any = layer.to_quantized(group_size=group, bits=bits) if group else layer
+    made.set_dtype(dtype)
+    return made
+
+
+def count_inputs(layer: Any) -> int:
+    return int(layer.weight.shape[1]) * (32 // layer.bits if "scales" in layer else 1)
 
 
 def find_difference(layer: Any, x: mx.array) -> float:
     """The largest difference from the product in float64, in units of the mean number. A weight is rounded to
     the type of the activations, as a dequantized one is."""
-    wide = {name: layer[name].astype(mx.float32) for name in ("scales", "biases")}
-    weight = mx.dequantize(layer["weight"], **wide, group_size=layer.group_size, bits=layer.bits)
+    weight = layer["weight"]
+    if "scales" in layer:
+        wide = {name: layer[name].astype(mx.float32) for name in ("scales", "biases")}
+        weight = mx.dequantize(weight, **wide, group_size=layer.group_size, bits=layer.bits)
     exact = to_float64(x) @ to_float64(weight.astype(x.dtype)).T
     return float(np.abs(to_float64(multiply_packed(layer, x)) - exact).max() / np.abs(exact).mean())
 
@@ -51,7 +63,7 @@ def use_metal(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
     layer = make_layer(form, dtype)
-    x = make_random((11, layer.weight.shape[1] * 32 // layer.bits), 2, dtype)
+    x = make_random((11, count_inputs(layer)), 2, dtype)
     assert find_difference(layer, x) < 4 * ROUNDING[dtype]
     found = multiply_packed(layer, x)
     for emulator.order in ORDERS[1:]:
@@ -59,10 +71,10 @@ def test_products(form: str, dtype: mx.Dtype, emulator: Emulator) -> None:
         assert mx.array_equal(multiply_packed(layer, x), found).item()
 
 
-@pytest.mark.parametrize("form", ["4 bit", "8 bit"])
+@pytest.mark.parametrize("form", ["4 bit", "8 bit", "plain"])
 def test_a_row_has_the_same_bits_in_any_company(form: str) -> None:
     layer = make_layer(form, mx.bfloat16, 2, 24)
-    x = make_random((max(KERNELS), layer.weight.shape[1] * 32 // layer.bits), 2, mx.bfloat16)
+    x = make_random((max(KERNELS), count_inputs(layer)), 2, mx.bfloat16)
     alone = multiply_packed(layer, x[5:6])
     for rows in KERNELS:
         assert find_difference(layer, x[:rows]) < 4 * ROUNDING[mx.bfloat16]

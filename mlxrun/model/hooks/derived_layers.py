@@ -1,8 +1,12 @@
-"""Layers whose class is replaced by a derived one: plain linear layers, and attention with a soft cap.
+"""Layers whose class is replaced by a derived one: layers with plain weights, and attention with a soft cap.
 
 The library's linear layer makes a transposed view of its weight in each call. A view computes nothing, but it
 is a node in the graph of every forward, and costs time of the host. A decode step of few rows waits for the
 host. Here the view is made once.
+
+In reproducible mode on CUDA, the layers of a model whose weights are all plain multiply the rows of decode
+steps by the kernel of packed_product.py, whose rows have the same bits in any company. So steps need not be
+padded to one width.
 
 The libraries' layers compute attention with a soft cap (Gemma 2) by hand. While rows decode, they attend to
 RowKeys through attention.py; over plain arrays they compute as before.
@@ -14,8 +18,10 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from mlxrun.model.hooks.attention import RowKeysCache
+from mlxrun.model.hooks.packed_product import can_multiply_plain, multiply_evenly
 
 _CAPPED = ("mlx_lm.models.gemma2", "mlx_vlm.models.gemma2.language")  # whose class `Attention` has a cap
 
@@ -38,9 +44,58 @@ class _TransposedLinear(nn.Linear):
         return mx.addmm(self["bias"], x, self._transposed) if "bias" in self else x @ self._transposed
 
 
+class _EvenLinear(nn.Linear):
+    """Chunks of prompts are multiplied as by the library, here and below."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if x.shape[-2] != 1:
+            library: mx.array = super().__call__(x)
+            return library
+        y = multiply_evenly(self, x)
+        return y + self["bias"] if "bias" in self else y
+
+
+class _EvenEmbedding(nn.Embedding):
+    def as_linear(self, x: mx.array) -> mx.array:
+        if x.shape[-2] != 1:
+            library: mx.array = super().as_linear(x)
+            return library
+        return multiply_evenly(self, x)
+
+
+_EVEN: dict[type, type] = {nn.Linear: _EvenLinear, nn.Embedding: _EvenEmbedding}
+
+
+def hook_even_products(model: nn.Module, dtype: mx.Dtype) -> int:
+    """Make plain linear layers, and embeddings that serve as output layers, multiply so that a row of a
+    decode step has the same bits in any company. Returns how many there are: all layers with matrices, or
+    none."""
+    layers: list[Any] = [layer for layer in model.modules() if type(layer) in _EVEN]
+    if not all(can_multiply_plain(layer, dtype) for layer in layers):
+        return 0
+    ours = {id(value) for layer in layers for value in layer.values()}
+    if any(array.ndim > 1 and id(array) not in ours for _, array in tree_flatten(model.parameters())):
+        return 0
+    for layer in layers:
+        layer.__class__ = _EVEN[type(layer)]
+    return len(layers)
+
+
+def list_even(model: nn.Module) -> list[Any]:
+    """The layers of `hook_even_products`."""
+    return [layer for layer in model.modules() if type(layer) in _EVEN.values()]
+
+
+def forget_even_products(model: nn.Module) -> None:
+    """Multiply as the library does from now on."""
+    for layer in list_even(model):
+        layer.__class__ = next(plain for plain, even in _EVEN.items() if even is type(layer))
+
+
 def is_plain_linear(layer: Any) -> bool:
-    """Whether the layer is the library's linear layer, with or without its view, and nothing more."""
-    return type(layer) in (nn.Linear, _TransposedLinear)
+    """Whether the layer is the library's linear layer, with or without a product of ours, and nothing
+    more."""
+    return type(layer) in (nn.Linear, _TransposedLinear, _EvenLinear)
 
 
 def forget_view(layer: nn.Module) -> None:

@@ -17,7 +17,7 @@ from mlxrun.config.settings import Config
 from mlxrun.model.fused.fused_blocks import hook_layers
 from mlxrun.model.hooks.adapted_layers import LayerWeights, RowAdapters, attach_adapters
 from mlxrun.model.hooks.attention import hook_attention
-from mlxrun.model.hooks.derived_layers import hook_softcaps, transpose_weights
+from mlxrun.model.hooks.derived_layers import hook_even_products, hook_softcaps, transpose_weights
 from mlxrun.model.hooks.drafted_state import hook_states
 from mlxrun.model.hooks.given_embeddings import hook_embeddings
 from mlxrun.model.hooks.image_positions import hook_positions
@@ -45,6 +45,11 @@ def may_fuse(config: Config) -> bool:
     return uses_gpu() and plain and bool(config.engine.load_check)
 
 
+def needs_even_products(config: Config) -> bool:
+    """Whether rows must have the same bits in any company, and plain weights may multiply them so."""
+    return config.engine.reproducible and not config.model.adapters and bool(config.engine.load_check)
+
+
 def install_hooks(
     model: nn.Module,
     config: Config,
@@ -67,6 +72,11 @@ def install_hooks(
         InstalledHook("experts", experts, "quantized experts multiply by the fastest method"),
         InstalledHook(
             "adapters", attach_adapters(model, rows, adapters, adapter_dtype), "LoRA adapters by row"
+        ),
+        InstalledHook(
+            "even products",
+            hook_even_products(model, dtype) if needs_even_products(config) else 0,
+            "a row has the same bits in steps of any width",
         ),
         InstalledHook("linear layers", transpose_weights(model), "a view of the weight is made once"),
         InstalledHook("attention", hook_attention(model), "rows of any lengths attend in one forward"),

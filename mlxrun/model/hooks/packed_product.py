@@ -1,6 +1,6 @@
-"""The product of few rows and a quantized weight by the kernel of packed_source.py.
+"""The product of few rows and a weight, quantized or plain, by the kernel of packed_source.py.
 
-A row's result does not depend on the rows beside it.
+A row's result does not depend on the rows beside it, nor on their number.
 """
 
 from __future__ import annotations
@@ -29,21 +29,24 @@ def can_multiply_packed(layer: Any, dtype: mx.Dtype) -> bool:
     return known and get_backend() == "cuda" and layer["scales"].dtype == dtype in (mx.float16, mx.bfloat16)
 
 
+def can_multiply_plain(layer: Any, dtype: mx.Dtype) -> bool:
+    """Whether the kernel covers a layer with a plain weight and activations of this type."""
+    weight = layer["weight"]
+    whole = weight.ndim == 2 and weight.shape[-1] % 32 == 0
+    return whole and get_backend() == "cuda" and weight.dtype == dtype in (mx.float16, mx.bfloat16)
+
+
 def multiply_packed(layer: Any, x: mx.array) -> mx.array:
-    """x [rows, D] times the quantized weight [N, D], as [rows, N]. There are at most MOST_ROWS rows."""
-    rows, outputs = x.shape[0], layer["weight"].shape[0]
+    """x [rows, D] times the quantized or plain weight [N, D], as [rows, N]. There are at most MOST_ROWS
+    rows."""
+    rows, outputs, quantized = x.shape[0], layer["weight"].shape[0], "scales" in layer
     most, tiles = next((most, tiles) for most, tiles in KERNELS.items() if rows <= most)
-    numbers = {
-        "BITS": layer.bits,
-        "GROUP": layer.group_size,
-        "TAKEN": 128 // layer.bits,
-        "COLUMNS": most // 8,
-        "TILES": tiles,
-        "WARPS": WARPS,
-    }
-    y: mx.array = compile_packed(get_backend())(
-        inputs=[x, layer["weight"], layer["scales"], layer["biases"]],
-        template=[("T", x.dtype), *numbers.items()],
+    bits = layer.bits if quantized else 16
+    numbers = {"BITS": bits, "TAKEN": 128 // bits, "COLUMNS": most // 8, "TILES": tiles, "WARPS": WARPS}
+    names = ["weight", "scales", "biases"] if quantized else ["weight"]
+    y: mx.array = compile_packed(get_backend(), tuple(names))(
+        inputs=[x, *(layer[name] for name in names)],
+        template=[("T", x.dtype), *numbers.items(), ("GROUP", layer.group_size if quantized else 0)],
         grid=(-(-outputs // (16 * tiles)) * WARPS * 32, 1, 1),
         threadgroup=(WARPS * 32, 1, 1),
         output_shapes=[(rows, outputs)],
@@ -52,14 +55,23 @@ def multiply_packed(layer: Any, x: mx.array) -> mx.array:
     return y
 
 
-@lru_cache(maxsize=2)
-def compile_packed(backend: str) -> Any:
-    """The kernel. It is compiled for each form of weights when it first runs."""
+def multiply_evenly(layer: Any, x: mx.array) -> mx.array:
+    """x [..., D] of any number of rows times a plain weight [N, D], as [..., N]. A row has the same bits in
+    any company."""
+    flat = x.reshape(-1, x.shape[-1])
+    parts = [multiply_packed(layer, flat[i : i + MOST_ROWS]) for i in range(0, flat.shape[0], MOST_ROWS)]
+    return (parts[0] if len(parts) == 1 else mx.concatenate(parts)).reshape(*x.shape[:-1], -1)
+
+
+@lru_cache(maxsize=4)
+def compile_packed(backend: str, names: tuple[str, ...]) -> Any:
+    """The kernel for a weight of these arrays. It is compiled for each form of weights when it first runs."""
     make = mx.fast.cuda_kernel if backend == "cuda" else mx.fast.metal_kernel
+    quantized = len(names) > 1
     return make(
-        name="packed_product",
-        input_names=["x", "weight", "scales", "biases"],
+        name=f"packed_product_{'packed' if quantized else 'plain'}",
+        input_names=["x", *names],
         output_names=["y"],
         source=packed_source.PACKED,
-        header=packed_source.HEADERS[backend],
+        header=f"{packed_source.HEADERS[backend]}\n#define QUANTIZED {quantized:d}\n",
     )

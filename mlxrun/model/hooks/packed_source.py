@@ -1,4 +1,5 @@
-"""The source of the product of a few rows and a quantized weight, which is read once, as it is packed.
+"""The source of the product of a few rows and a weight, which is read once: quantized, as it is packed, or
+plain.
 
 A warp multiplies 16 outputs by 16 inputs of 8 rows with one instruction, `mma.m16n8k16`. A thread reads 16
 bytes of a weight's row, dequantizes them to the type of the activations, and takes the same inputs of the
@@ -92,8 +93,9 @@ void multiply_tile(const device T*, int lane, thread float* c, const thread uint
 HEADERS = {"cuda": kernel_source.HEADERS["cuda"] + _CUDA, "metal": kernel_source.HEADERS["metal"] + _METAL}
 
 # A block has TILES times 16 outputs of all rows. Inputs: x [rows, inputs]; weight uint32 [outputs, inputs *
-# BITS / 32]; scales and biases [outputs, inputs / GROUP]. Output: y [rows, outputs]. There are at most 8 *
-# COLUMNS rows. A thread reads TAKEN inputs at once, and the four of an output make a step.
+# BITS / 32]; scales and biases [outputs, inputs / GROUP]. A plain weight [outputs, inputs], for which
+# QUANTIZED is 0 and BITS 16, has the type of x and neither of these two. Output: y [rows, outputs]. There are
+# at most 8 * COLUMNS rows. A thread reads TAKEN inputs at once, and the four of an output make a step.
 PACKED = (
     PLACES
     + """
@@ -108,16 +110,22 @@ PACKED = (
   for (int step = warp; step < steps; step += WARPS) {
     const int start = (step * 4 + part) * TAKEN;
     Numbers<UINT, 4> words[TILES][2];
+#if QUANTIZED
     UINT factors[TILES][2], offsets[TILES][2];
+#endif
     UNROLLED
     for (int tile = 0; tile < TILES; tile++) {
       UNROLLED
       for (int side = 0; side < 2; side++) {
         const int output = MIN(first + tile * 16 + side * 8 + place, outputs - 1);
         const long at = (long)output * inputs + start;
+#if QUANTIZED
         words[tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at * BITS / 32);
         factors[tile][side] = repeat<T>(scales[at / GROUP]);
         offsets[tile][side] = repeat<T>(biases[at / GROUP]);
+#else
+        words[tile][side] = *(const DEVICE Numbers<UINT, 4>*)(weight + at);
+#endif
       }
     }
     UNROLLED
@@ -127,12 +135,17 @@ PACKED = (
       for (int column = 0; column < COLUMNS; column++) {
         const long row = MIN(column * 8 + place, rows - 1);
         const Numbers<UINT, 4> v = *(const DEVICE Numbers<UINT, 4>*)(x + row * inputs + start + eight * 8);
+#if QUANTIZED
         UNROLLED
         for (int i = 0; i < 2; i++) {
           const UINT one = BITS == 4 ? v.x[i] : v.x[2 * i], two = BITS == 4 ? v.x[i + 2] : v.x[2 * i + 1];
           right[column][2 * i] = (one & 0xffff) | (two << 16);
           right[column][2 * i + 1] = (one >> 16) | (two & 0xffff0000);
         }
+#else
+        UNROLLED
+        for (int i = 0; i < 4; i++) right[column][i] = v.x[i];
+#endif
       }
       UNROLLED
       for (int tile = 0; tile < TILES; tile++) {
@@ -141,10 +154,14 @@ PACKED = (
           UINT left[4];
           UNROLLED
           for (int i = 0; i < 4; i++) {
+#if QUANTIZED
             const int side = i % 2, word = BITS == 4 ? eight : 2 * eight + turn;
             const int pair = BITS == 4 ? 2 * turn + i / 2 : i / 2;
             left[i] = widen<T, BITS>(
                 words[tile][side].x[word], pair, factors[tile][side], offsets[tile][side]);
+#else
+            left[i] = words[tile][i % 2].x[2 * turn + i / 2];
+#endif
           }
           UNROLLED
           for (int column = 0; column < COLUMNS; column++)

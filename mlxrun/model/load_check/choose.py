@@ -19,6 +19,7 @@ from mlxrun.core.errors import ConfigError
 from mlxrun.core.media_names import KINDS
 from mlxrun.core.step_plan import DEFAULT_CHUNK
 from mlxrun.model.fused.fused_blocks import list_fused
+from mlxrun.model.hooks.derived_layers import forget_even_products, list_even
 from mlxrun.model.hooks.draft_layout import DraftRecurrence
 from mlxrun.model.hooks.quantized_layers import forget_methods, use_row_products
 from mlxrun.model.kv.ragged.layer_caches import LayerKind, flatten_caches, get_kind
@@ -40,12 +41,14 @@ from mlxrun.model.run.compute_methods import (
     can_batch,
     can_stack,
     find_padding_limit,
+    is_compiled,
     uses_pages,
 )
 from mlxrun.model.run.model_caller import ModelCaller, VisionModelCaller
 
 SHORT_CHUNK = 1024  # tokens of chunks that share a forward on CUDA: those take the time of launching it
 COMPANIES = (7, 31)  # rows beside one that must have the bits that it has alone
+WIDTHS = (1, 3, 7, 15, 23, 31)  # the same where forwards of these and some other widths are computed
 
 
 def choose_methods(
@@ -82,7 +85,7 @@ def choose_methods(
             found = check_images(caller, vocab, model_info, found)
     in_one_forward = uses_pages(found.methods.decode) or found.methods.decode == "ragged"
     if found.methods.fixed_width > 1 and in_one_forward:
-        found = _check_company(found, reference)
+        found = _check_company(caller, found, reference)
     if caller.row_adapters.names or found.methods.decode == "row_by_row" != methods.decode:
         done = len(ladder.checks)
         ladder.require_rows(found.methods)
@@ -102,6 +105,7 @@ def follow_report(caller: ModelCaller, report: LoadCheckReport) -> LoadCheckRepo
         caller.follow(report.refused, report.features_cached, report.separate)
     if any(check.name == PRODUCTS_CHECK and not check.passed for check in report.checks):
         forget_methods(caller.model)
+        forget_even_products(caller.model)
     report.log_failures()
     return replace(report, weights=caller.weights)
 
@@ -111,19 +115,32 @@ def _describe_window(size: int, long: LongReference | None) -> ComparedWindow:
     return ComparedWindow(size, size if crossed else min(size, REDUCED))
 
 
-def _check_company(report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
-    """The report with whether a row of a fixed width has the same bits in any company, by the products that
-    steps have. If not, each row has its own forward, so that `engine.reproducible` holds."""
-    runs, methods = TextChecks(reference, False), report.methods
-    alone, beside = (partial(runs.decode_beside, methods, some) for some in ((0,), COMPANIES))
+def _check_company(caller: ModelCaller, report: LoadCheckReport, reference: Reference) -> LoadCheckReport:
+    """The report with whether a row has the same bits in any company, by the products that steps have. It is
+    computed in forwards of any width, if not so in those of a fixed width, and else in one of its own."""
+    methods = report.methods
+    if list_even(caller.model) and is_compiled(methods.decode):
+        tried = replace(methods, any_width=True)
+        check = _compare_company(tried, reference, WIDTHS, "forwards of one width")
+        report = report.add([check], methods=tried if check.passed else methods)
+        if check.passed:
+            return report
+    check = _compare_company(methods, reference, COMPANIES, SLOWER_DECODE["grouped"])
+    return report.add([check], methods=methods if check.passed else replace(methods, decode="row_by_row"))
+
+
+def _compare_company(
+    methods: ComputeMethods, reference: Reference, companies: Sequence[int], instead: str
+) -> LoadCheck:
+    runs = TextChecks(reference, False)
+    alone, beside = (partial(runs.decode_beside, methods, some) for some in ((0,), companies))
 
     def decode_single_row() -> CheckLogits:
         own = _run_by_engine(reference, alone)
-        return {(i, step): own[0, step] for i in range(len(COMPANIES)) for _, step in own}
+        return {(i, step): own[0, step] for i in range(len(companies)) for _, step in own}
 
-    instead = SLOWER_DECODE["grouped"]
-    check = reference.check("same bits in company", beside, decode_single_row, exact=True, instead=instead)
-    return report.add([check], methods=methods if check.passed else replace(methods, decode="row_by_row"))
+    name = f"same bits in {'any width' if methods.any_width else 'company'}"
+    return reference.check(name, beside, decode_single_row, exact=True, instead=instead)
 
 
 def _check_drafts(report: LoadCheckReport, reference: Reference) -> LoadCheckReport:

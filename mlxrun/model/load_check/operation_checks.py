@@ -23,8 +23,9 @@ import mlx.nn as nn
 import numpy as np
 
 from mlxrun.model.hooks import attention
+from mlxrun.model.hooks.derived_layers import forget_even_products, list_even
 from mlxrun.model.hooks.logit_rule import LogitRule, attend_arrays
-from mlxrun.model.hooks.packed_product import KERNELS
+from mlxrun.model.hooks.packed_product import KERNELS, MOST_ROWS, multiply_evenly
 from mlxrun.model.hooks.quantized_layers import (
     MethodTable,
     dequantize_weight,
@@ -284,7 +285,8 @@ def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
     """The check of all methods that are not the library's, empty if there are none. Layers that differ return
     to the library's."""
     routed = [layer for layer in list_routed(model) if layer.table != MethodTable()]
-    kinds = {_describe_kind(layer): layer for layer in reversed(routed)}  # the first of each
+    layers = [*routed, *list_even(model)]
+    kinds = {_describe_kind(layer): layer for layer in reversed(layers)}  # the first of each
     compared = [ratio for layer in kinds.values() for ratio in _compare_layer(layer)]
     if not compared:
         return ()
@@ -292,19 +294,23 @@ def check_products(model: nn.Module) -> tuple[LoadCheck, ...]:
     passed = difference <= limit
     if not passed:
         forget_methods(model)
+        forget_even_products(model)
     instead = "" if passed else "the library's products"
     return (LoadCheck(PRODUCTS_CHECK, passed, difference, limit=limit, instead=instead),)
 
 
 def _describe_kind(layer: Any) -> tuple[Any, ...]:
-    shape = (tuple(layer["weight"].shape), layer.bits, layer.group_size, layer.mode, layer["scales"].dtype)
-    return (*shape, type(layer).__name__, tuple(layer.table.entries))
+    shape, name = tuple(layer["weight"].shape), type(layer).__name__
+    if "scales" not in layer:
+        return shape, layer["weight"].dtype, name
+    form = (layer.bits, layer.group_size, layer.mode, layer["scales"].dtype)
+    return (shape, *form, name, tuple(layer.table.entries))
 
 
 def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
     """By method: the difference, and its limit."""
     least = 1
-    for most, method in layer.table.entries:
+    for most, method in layer.table.entries if "scales" in layer else ((MOST_ROWS, "packed"),):
         # Each kernel of the packed product is other code.
         for rows in (
             (least, *(rows + 1 for rows in KERNELS if rows < most)) if method == "packed" else (least,)
@@ -316,9 +322,10 @@ def _compare_layer(layer: Any) -> Iterator[tuple[float, float]]:
 
 def _compare_rows(layer: Any, rows: int) -> tuple[float, float]:
     """`rows`: of a linear layer; of an expert layer, the tokens of each expert."""
-    scales = layer["scales"].dtype
-    dtype = scales if mx.issubdtype(scales, mx.floating) else mx.bfloat16
-    weight = dequantize_weight(layer, mx.float32)
+    plain = "scales" not in layer
+    dtype = layer["weight" if plain else "scales"].dtype
+    dtype = dtype if mx.issubdtype(dtype, mx.floating) else mx.bfloat16
+    weight = layer["weight"].astype(mx.float32) if plain else dequantize_weight(layer, mx.float32)
     count = rows * weight.shape[0] if is_expert(layer) else rows
     x = mx.random.normal((count, 1, weight.shape[-1]), key=mx.random.key(rows)).astype(dtype)
     wide = x.astype(mx.float32)
@@ -327,5 +334,5 @@ def _compare_rows(layer: Any, rows: int) -> tuple[float, float]:
         exact = wide @ mx.repeat(weight, rows, axis=0).swapaxes(-1, -2)
         found = multiply_routed(layer, x, experts)
     else:
-        exact, found = wide @ weight.T, multiply_routed(layer, x)
+        exact, found = wide @ weight.T, multiply_evenly(layer, x) if plain else multiply_routed(layer, x)
     return measure_rms(found, exact), find_limit(dtype, PRODUCTS) or 0.0

@@ -36,7 +36,8 @@ class ComputeMethods:
     """How prompts and rows of a model are computed.
 
     `fixed_width`: rows of every decode forward, padded with dummy rows; 0: as many as there are. With a fixed
-    width each row also attends by itself, so that its result does not depend on the others. `grid`: with a
+    width each row also attends by itself, so that its result does not depend on the others. `any_width`: rows
+    in pages round alike in forwards of any width, so that `fixed_width` need not be filled. `grid`: with a
     fixed width, the chunks of all prompts end at multiples of this many tokens; 1: anywhere. `launch_first`:
     launch a step before the tokens of the last one are read (docs/architecture/decoding.md). `snapshots`:
     rows are copied for the prefix cache and restored from it.
@@ -54,6 +55,7 @@ class ComputeMethods:
     decode: DecodeMethod = "ragged"
     sharing: PrefillSharing = field(default_factory=PrefillSharing)
     fixed_width: int = 0
+    any_width: bool = False
     launch_first: bool = False
     snapshots: bool = True
     library_chunks: bool = False
@@ -93,6 +95,7 @@ def make_decode_batch(
         return PagedDecodeBatch(
             template,
             width=width,
+            any_width=methods.any_width,
             compiled=is_compiled(methods.decode),
             recurrence=methods.recurrence,
             attend=attend,

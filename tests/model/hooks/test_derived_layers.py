@@ -11,8 +11,14 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
-from mlxrun.model.hooks import derived_layers
-from mlxrun.model.hooks.derived_layers import transpose_weights
+from mlxrun.model.hooks import derived_layers, packed_product
+from mlxrun.model.hooks.derived_layers import (
+    forget_even_products,
+    hook_even_products,
+    is_plain_linear,
+    list_even,
+    transpose_weights,
+)
 
 
 def make_layers(dtype: mx.Dtype = mx.float32) -> nn.Sequential:
@@ -78,3 +84,65 @@ def test_layers_of_other_classes_stay_as_they_are() -> None:
     model = nn.Sequential(OwnLinear(4, 4), nn.QuantizedLinear(64, 64))
     transpose_weights(model)
     assert [type(layer) for layer in model.layers] == [OwnLinear, nn.QuantizedLinear]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 32)
+        self.norm = nn.RMSNorm(32)
+        self.linear = nn.Linear(32, 32)
+
+    def __call__(self, tokens: mx.array) -> mx.array:
+        return self.embedding.as_linear(self.norm(self.linear(self.embedding(tokens))))
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The rows of each product of the kernel."""
+    found: list[int] = []
+
+    def multiply(layer: Any, x: mx.array) -> mx.array:
+        found.append(x.shape[0])
+        return x @ layer["weight"].T
+
+    monkeypatch.setattr(packed_product, "multiply_packed", multiply)
+    monkeypatch.setattr(derived_layers, "can_multiply_plain", packed_product.can_multiply_plain)
+    monkeypatch.setattr(packed_product, "get_backend", lambda: "cuda")
+    return found
+
+
+def test_rows_of_decode_steps_are_multiplied_evenly(products: list[int]) -> None:
+    model = Tied()
+    model.set_dtype(mx.float16)
+    tokens = mx.arange(130)[:, None] % 10
+    expected, prompt = model(tokens), model(tokens.T)
+    assert hook_even_products(model, mx.float16) == len(list_even(model)) == 2
+    assert is_plain_linear(model.linear)
+    found = model(tokens)
+    assert products == [64, 64, 2] * 2 and mx.allclose(found, expected, atol=1e-2).item()
+    assert mx.array_equal(model(tokens.T), prompt).item() and len(products) == 6, "a prompt is the library's"
+    forget_even_products(model)
+    assert list_even(model) == [] and type(model.linear) is nn.Linear
+    assert mx.array_equal(model(tokens), expected).item()
+
+
+@pytest.mark.parametrize(
+    "kind", ["another type", "an odd width", "a matrix of its own", "quantized", "derived"]
+)
+def test_nothing_is_multiplied_evenly_unless_all_is(kind: str, products: list[int]) -> None:
+    model: Any = Tied()
+    model.set_dtype(mx.float16)
+    match kind:
+        case "another type":
+            model.linear.set_dtype(mx.float32)
+        case "an odd width":
+            model.more = nn.Linear(33, 4)
+            model.set_dtype(mx.float16)
+        case "a matrix of its own":
+            model.gate = mx.zeros((4, 32))
+        case "quantized":
+            model.linear = model.linear.to_quantized(group_size=32, bits=4)
+        case "derived":
+            model.linear.__class__ = type("Own", (nn.Linear,), {})
+    assert hook_even_products(model, mx.float16) == 0 and list_even(model) == []

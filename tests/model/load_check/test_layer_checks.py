@@ -12,7 +12,7 @@ import pytest
 from mlxrun.model.fused import fused_blocks
 from mlxrun.model.fused.fused_blocks import FusedLayer, list_fused
 from mlxrun.model.fused.operations import ArrayOperations, HeadRule, NormRule
-from mlxrun.model.hooks import install
+from mlxrun.model.hooks import derived_layers, install, packed_product
 from mlxrun.model.kv.paged.attention_kernel import attend_gathered
 from mlxrun.model.load_check import choose, layer_checks, text_ladder
 from mlxrun.model.load_check.layer_checks import check_layers
@@ -125,6 +125,25 @@ def test_reproducible_mode_has_fused_layers_and_the_same_bits_in_company(
     report = probe_model(zoo.text("llama"), reproducible=True)
     assert report.methods.decode == "fused" and report.methods.fixed_width > 1
     assert list_failed(report) == [] and report.checks[-1].name == "same bits in company"
+
+
+@pytest.mark.parametrize("planted", [0, 12])
+def test_rows_decode_in_any_width_where_their_products_do_not_depend_on_it(
+    zoo: Zoo, gpu: pytest.MonkeyPatch, planted: int
+) -> None:
+    """The twin: from so many rows on, products differ by a little. Then steps have one width, as before."""
+
+    def multiply(layer: Any, x: mx.array) -> mx.array:
+        rows = mx.concatenate([x[i : i + 1] @ layer["weight"].T for i in range(x.shape[0])])
+        return rows * (1 + 1e-6) if planted and x.shape[0] > planted else rows
+
+    gpu.setattr(derived_layers, "can_multiply_plain", lambda layer, dtype: True)
+    gpu.setattr(packed_product, "multiply_packed", multiply)
+    report = probe_model(zoo.text("llama"), reproducible=True)
+    assert report.methods.any_width is (planted == 0) and report.methods.decode == "fused"
+    assert list_failed(report) == (["same bits in any width"] if planted else [])
+    last = "same bits in company" if planted else "same bits in any width"
+    assert report.checks[-1].name == last
 
 
 @pytest.mark.parametrize("family", mark_sweep(["gemma3_text", "olmo2"], ["olmo2"]))

@@ -37,7 +37,8 @@ COMPILE_AFTER = 32
 class PagedDecodeBatch:
     """Decodes rows from pages.
 
-    `template`: an empty cache list of the model. `width`: pad the forward to this many rows. `compiled`:
+    `template`: an empty cache list of the model. `width`: pad the forward to this many rows, unless rows
+    round alike in `any_width`. `compiled`:
     compile the forward, for each of a few widths; not for models with recurrent states. `recurrence`: see
     ComputeMethods. `attend`: replaces the kernel. `compiled_at_once`: compile in the first step, not after
     some in the same shapes. `operations`: of fused layers (model/fused); None: layers are the library's.
@@ -48,6 +49,7 @@ class PagedDecodeBatch:
         template: Sequence[Any],
         *,
         width: int = 0,
+        any_width: bool = False,
         compiled: bool = False,
         recurrence: DraftRecurrence = "passes",
         attend: Attend | None = None,
@@ -68,6 +70,7 @@ class PagedDecodeBatch:
         self._columns: dict[int | None, tuple[tuple[str, ...], mx.array]] = {}  # tables as they were last
         self._states = RecurrentStates(self._layers)
         self._width = width
+        self._any_width = any_width
         self._recurrence = recurrence
         self._compiles = compiled
         self._compile_after = 0 if compiled_at_once else COMPILE_AFTER
@@ -248,7 +251,7 @@ class PagedDecodeBatch:
 
     def _choose_width(self, rows: int) -> int:
         """Rows of a forward of so many: a compiled forward has one of few widths."""
-        if self._width or not self._compiles:
+        if (self._width and not self._any_width) or not self._compiles:
             return max(self._width, rows)
         few = next((width for width in FEW_ROWS if rows <= width), 0)
         return few or -(-rows // ROW_STEP) * ROW_STEP

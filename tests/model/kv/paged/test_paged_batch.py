@@ -97,6 +97,14 @@ def test_a_fixed_width_is_compiled_at_once(compiled: list[tuple[int, ...]]) -> N
     assert mx.allclose(found, run_steps(make_batch(), 2), atol=1e-6).item()
 
 
+def test_a_fixed_width_need_not_be_filled_where_rows_round_alike_in_any(
+    compiled: list[tuple[int, ...]],
+) -> None:
+    """It is compiled at once all the same: a forward that is not compiled may round otherwise."""
+    run_steps(make_batch(compiled=True, width=6, any_width=True), 2)
+    assert compiled == [(4,)] * 2
+
+
 @pytest.mark.parametrize("width", [0, 6])
 def test_a_step_within_a_page_takes_nothing_from_the_host(
     width: int, monkeypatch: pytest.MonkeyPatch
