@@ -4,9 +4,9 @@ The library's linear layer makes a transposed view of its weight in each call. A
 is a node in the graph of every forward, and costs time of the host. A decode step of few rows waits for the
 host. Here the view is made once.
 
-In reproducible mode on CUDA, the layers of a model whose weights are all plain multiply the rows of decode
-steps by the kernel of packed_product.py, whose rows have the same bits in any company. So steps need not be
-padded to one width.
+In reproducible mode on CUDA, the layers of a model with plain weights multiply the rows of decode steps by
+the kernel of packed_product.py. There a row has the same bits in any company, so that steps need not be padded
+to one width.
 
 The libraries' layers compute attention with a soft cap (Gemma 2) by hand. While rows decode, they attend to
 RowKeys through attention.py; over plain arrays they compute as before.
@@ -48,7 +48,7 @@ class _EvenLinear(nn.Linear):
     """Chunks of prompts are multiplied as by the library, here and below."""
 
     def __call__(self, x: mx.array) -> mx.array:
-        if x.shape[-2] != 1:
+        if x.shape[-2] != 1 or not can_multiply_plain(self, x.dtype):
             library: mx.array = super().__call__(x)
             return library
         y = multiply_evenly(self, x)
@@ -57,7 +57,7 @@ class _EvenLinear(nn.Linear):
 
 class _EvenEmbedding(nn.Embedding):
     def as_linear(self, x: mx.array) -> mx.array:
-        if x.shape[-2] != 1:
+        if x.shape[-2] != 1 or not can_multiply_plain(self, x.dtype):
             library: mx.array = super().as_linear(x)
             return library
         return multiply_evenly(self, x)
@@ -67,9 +67,9 @@ _EVEN: dict[type, type] = {nn.Linear: _EvenLinear, nn.Embedding: _EvenEmbedding}
 
 
 def hook_even_products(model: nn.Module, dtype: mx.Dtype) -> int:
-    """Make plain linear layers, and embeddings that serve as output layers, multiply so that a row of a
-    decode step has the same bits in any company. Returns how many there are: all layers with matrices, or
-    none."""
+    """Make layers with plain weights multiply so that a row of a decode step has the same bits in any company.
+    These are linear layers, and embeddings that serve as output layers. Returns how many there are: all
+    layers with matrices, or none."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in _EVEN]
     if not all(can_multiply_plain(layer, dtype) for layer in layers):
         return 0
