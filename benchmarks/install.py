@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 KINDS: Mapping[str, str] = {"text": "", "vision": "[vision]"}  # extras by the name of the kind
 MESSAGE = {"role": "user", "content": "What is 12 + 30?"}
 QUESTION = ("chat", "embedded", "-p", MESSAGE["content"])
-TIMES = ("install_s", "first_answer_s", "next_answer_s", "served_answer_s")
+TIMES = ("install_s", "install_cpu_s", "first_answer_s", "next_answer_s", "served_answer_s")
 
 
 def run_install_bench(kinds: Iterable[str], say: Callable[[str], None]) -> dict[str, Any]:
@@ -53,17 +53,21 @@ def build_wheel(source: Path, folder: Path) -> Path:
 
 def measure_install(requirement: str, folder: Path) -> dict[str, Any]:
     """Install a requirement into a new environment at `folder`, and ask the built-in model there. `bytes`: of
-    all files that came; `packages`: their versions by name."""
+    all files that came; `install_cpu_s`: of the processors; `packages`: their versions by name."""
     run_program([sys.executable, "-m", "venv", str(folder)], folder.parent)
     python = str(folder / "bin" / "python")
     size, names = count_bytes(folder), set(list_packages(python, folder))
+    before = os.times()
     seconds = run_program([python, "-m", "pip", "install", "--no-cache-dir", "--quiet", requirement], folder)
+    after = os.times()
+    cpu = after.children_user - before.children_user + after.children_system - before.children_system
     packages = {name: text for name, text in list_packages(python, folder).items() if name not in names}
     size = count_bytes(folder) - size
     program = str(folder / "bin" / "mlxrun")
     first, later = (run_program([program, *QUESTION], folder) for _ in range(2))
     served = asyncio.run(measure_server(program, folder))
-    times = {"install_s": seconds, "first_answer_s": first, "next_answer_s": later, "served_answer_s": served}
+    times = {"install_s": seconds, "install_cpu_s": cpu}
+    times |= {"first_answer_s": first, "next_answer_s": later, "served_answer_s": served}
     rounded = {name: round(value, 2) for name, value in times.items()}
     return {"bytes": size, **rounded, "packages": packages}
 
@@ -92,7 +96,8 @@ def count_bytes(folder: Path) -> int:
 def list_packages(python: str, folder: Path) -> dict[str, str]:
     """List the packages of an environment, with their versions by name."""
     command = [python, "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    options: dict[str, Any] = {"capture_output": True, "text": True, "check": True}
+    found = subprocess.run(command, env=_make_environ(folder), cwd=folder, **options)
     return {each["name"].lower().replace("_", "-"): each["version"] for each in json.loads(found.stdout)}
 
 
@@ -119,7 +124,7 @@ def _show_command(kinds: Iterable[str]) -> str:
 def print_install_report(report: Mapping[str, Any]) -> None:
     """Print a line for each kind."""
     console = make_console(None)
-    titles = ("kind", "size", "packages", "install", "first answer", "next answer", "served answer")
+    titles = ("kind", "size", "packages", *(name.removesuffix("_s").replace("_", " ") for name in TIMES))
     cells = [
         (
             kind,

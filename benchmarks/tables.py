@@ -240,7 +240,7 @@ def _make_install_row(kind: str) -> str:
     found = _read_install(kind)
     size, seconds = (
         format_figure(found["bytes"], "peak_bytes"),
-        format_figure(found["install_s"], "install_s"),
+        format_figure(found["install_cpu_s"], "install_cpu_s"),
     )
     return f"| {INSTALLED[kind]} | {size} | {len(found['packages'])} | {seconds} |"
 

@@ -37,7 +37,7 @@ def test_what_came_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = report["kinds"]["text"]
     assert found["bytes"] == 7 and found["packages"] == {"mlx": "2", "mlxrun": "3"}
     times = [found[name] for name in install.TIMES]
-    assert times == [1.23, 1.23, 1.23, 2.0] and sum("a.whl" in each for each in calls) == 1
+    assert times[0] == 1.23 and times[2:] == [1.23, 1.23, 2.0] and sum("a.whl" in each for each in calls) == 1
     assert report["command"] == "python -m benchmarks install --kind text --json FILE"
     install.print_install_report(report)
 
