@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import click
 
 from benchmarks.gpu_runs import RUNS, run_all
+from benchmarks.install import KINDS as INSTALL_KINDS
 from benchmarks.mtp_model import TRAINED
 from benchmarks.prefix_cache.workloads import SCENARIOS
 from benchmarks.reproduce.benchmark import CONDITIONS
@@ -479,6 +481,40 @@ def coverage(suites: int, seed: int, json_path: Path | None) -> int:
     from benchmarks.coverage import print_coverage, run_coverage
 
     return write_report(run_coverage(suites, seed, say), json_path, print_coverage)
+
+
+@command.command(name="install", short_help="Size and time of an installation, and of a first answer.")
+@click.option(
+    "--kind",
+    "kinds",
+    multiple=True,
+    type=click.Choice(INSTALL_KINDS),
+    help="What is installed; may be given several times; default: all.",
+)
+@add_json_option
+def install(kinds: tuple[str, ...], json_path: Path | None) -> int:
+    """Install this checkout into fresh environments from the package index, and ask the built-in model."""
+    from benchmarks.install import print_install_report, run_install_bench
+
+    return write_report(run_install_bench(kinds or INSTALL_KINDS, say), json_path, print_install_report)
+
+
+@command.command(name="ui-cost", short_help="A server under load, with its page open and without.")
+@click.option("--streams", default=4, show_default=True, type=click.IntRange(1), help="Requests at a time.")
+@click.option("--requests", default=32, show_default=True, type=click.IntRange(1), help="Of each turn.")
+@click.option("--tokens", default=128, show_default=True, type=click.IntRange(1), help="Of each answer.")
+@click.option("--turns", default=9, show_default=True, type=click.IntRange(1), help="Of each side.")
+@click.option("--browser/--no-browser", default=True, help="Show the page in a Chromium too.")
+@add_json_option
+def ui_cost(browser: bool, json_path: Path | None, **options: int) -> int:
+    """Measure answers of the built-in model while nobody looks at the page, while its requests are sent, and
+    while a Chromium shows it, in turns."""
+    from benchmarks.browser import find_browser
+    from benchmarks.ui_cost import print_ui_report, run_ui_bench
+
+    found = find_browser() if browser else None
+    report = asyncio.run(run_ui_bench(browser=found, say=say, **options))
+    return write_report(report, json_path, print_ui_report)
 
 
 @command.command(name="sweep", short_help="Which families of models are computed exactly.")

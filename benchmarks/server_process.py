@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,10 @@ class ServerProcess:
 
 @asynccontextmanager
 async def start_server(
-    config: Path, folder: Path, environment: Mapping[str, str] | None = None
+    config: Path,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+    program: Sequence[str] = MLXRUN,
 ) -> AsyncIterator[ServerProcess]:
     """Run a server until the block ends, ready to answer. Its log is in `folder`, and its files, which it
     finds there again; MlxrunError with the log if it does not start. `environment`: default, this one."""
@@ -46,7 +49,7 @@ async def start_server(
         port = free.getsockname()[1]
     data = folder / "server"
     data.mkdir(exist_ok=True)
-    command = [*MLXRUN, "serve", "-c", str(config), "--port", str(port), "--set", f"server.data_path={data}"]
+    command = [*program, "serve", "-c", str(config), "--port", str(port), "--set", f"server.data_path={data}"]
     log = folder / "server.log"
     with log.open("wb") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, env=dict(environment or os.environ))

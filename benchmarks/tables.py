@@ -14,8 +14,14 @@ from benchmarks.plots.results import FOLDER, read
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("benchmarks", "loading", "agents", "evals")),
+    *(
+        ROOT / "docs" / f"{name}.md"
+        for name in ("benchmarks", "loading", "agents", "evals", "first-steps", "server")
+    ),
 )
+INSTALL = "install"
+STEPS = "first-steps"
+UI_COST = "ui-cost"
 MEMORY = "memory-fit-cpu"
 PROMPT_SIZES = "agent-prompts"
 VISUAL = "visual-eval"
@@ -43,6 +49,38 @@ ENGINE = {
 }
 MODES = ("engine-h200-slow-host", "engine-h200-reproducible")  # of one host
 LAYERS = ("decode-layers-0.6b", "decode-layers-8b")
+INSTALLED = {"text": "`mlxrun`", "vision": "`mlxrun[vision]`"}
+# Ollama's are those of its quickstart and of its page about Linux.
+FIRST_STEPS = (
+    ("install", "`curl -fsSL https://ollama.com/install.sh \\| sh`", "`pip install .`", "install_s"),
+    (
+        "a first answer",
+        "`ollama run gemma3`, which downloads the model first",
+        "`mlxrun chat`, with the built-in model; `mlxrun chat qwen3-4b-4bit` downloads another one first",
+        "first_answer_s",
+    ),
+    ("the next start", "the same", "the same", "next_answer_s"),
+    (
+        "an answer over HTTP",
+        "`curl` to port 11434: the installed service runs",
+        "`mlxrun serve`, then `curl` to port 8000",
+        "served_answer_s",
+    ),
+    ("a page to chat", "an app on macOS and Windows", "http://127.0.0.1:8000/ui", ""),
+    ("models and servers", "`ollama ls`, `ollama ps`, `ollama stop`", "`mlxrun list`, `ps`, `stop`", ""),
+    (
+        "a service",
+        "the installer makes one of the system; by hand: a user, a unit and three commands",
+        "`mlxrun service install`, one of your user",
+        "",
+    ),
+    ("an upgrade", "the install command again", "`pip install -U`, then `mlxrun service install` again", ""),
+)
+LOOKS = {
+    "closed": "closed",
+    "polled": "the requests of 50 pages",
+    "open": "open in a Chromium on the same machine",
+}
 SERVER = ("server-cpu-1", "server-cpu-2", "server-cpu-3")
 
 
@@ -127,6 +165,15 @@ def make_table(name: str) -> list[str]:
             "|---|---|---|---|---|",
         ]
         return [*head, *_list_prompt_rows()]
+    if name == INSTALL:
+        head = ["| `pip install` of | size | packages | time |", "|---|---|---|---|"]
+        return [*head, *map(_make_install_row, INSTALLED)]
+    if name == STEPS:
+        head = ["| step | Ollama | mlxrun | measured, mlxrun |", "|---|---|---|---|"]
+        return [*head, *map(_make_step_row, FIRST_STEPS)]
+    if name == UI_COST:
+        head = ["| the page | the server's CPU for a token | × | of one page |", "|---|---|---|---|"]
+        return [*head, *_list_ui_rows()]
     return ["| workload | measure | mlxrun | mlx-lm | × |", "|---|---|---|---|---|", *_list_engine_rows(name)]
 
 
@@ -182,6 +229,33 @@ def _list_prompt_rows() -> list[str]:
         f"| {found['prompt_tokens']:,} tokens |"
         for agent, found in report["agents"].items()
     ]
+
+
+def _read_install(kind: str) -> dict[str, Any]:
+    report = json.loads((FOLDER / f"{INSTALL}.json").read_text(encoding="utf-8"))
+    return dict(report["kinds"][kind])
+
+
+def _make_install_row(kind: str) -> str:
+    found = _read_install(kind)
+    size, seconds = (
+        format_figure(found["bytes"], "peak_bytes"),
+        format_figure(found["install_cpu_s"], "install_cpu_s"),
+    )
+    return f"| {INSTALLED[kind]} | {size} | {len(found['packages'])} | {seconds} |"
+
+
+def _make_step_row(step: tuple[str, str, str, str]) -> str:
+    *cells, key = step
+    return f"| {' | '.join(cells)} | {format_figure(_read_install('text')[key], key) if key else ''} |"
+
+
+def _list_ui_rows() -> Iterator[str]:
+    sides = json.loads((FOLDER / f"{UI_COST}.json").read_text(encoding="utf-8"))["sides"]
+    for side, found in sides.items():
+        ratio = f"{found['ratios']['cpu_ms_per_token']:.3f}" if "ratios" in found else ""
+        cost = f"{100 * found['page_cost']:.2f} %" if ratio else ""
+        yield f"| {LOOKS[side]} | {found['median']['cpu_ms_per_token']:.2f} ms | {ratio} | {cost} |"
 
 
 def _make_score_row(task: str, scores: dict[str, Any]) -> str:

@@ -9,10 +9,13 @@ import pytest
 from benchmarks.tables import (
     BLOCK,
     ENGINE,
+    INSTALL,
     MEMORY,
     MODES,
     PAGES,
     PROMPT_SIZES,
+    STEPS,
+    UI_COST,
     VISUAL,
     fill_tables,
     format_figure,
@@ -31,7 +34,7 @@ def test_tables_are_up_to_date(page: Path) -> None:
 def test_every_kept_engine_result_is_in_a_table() -> None:
     names = [name for page in PAGES for _, name, _ in BLOCK.findall(page.read_text(encoding="utf-8"))]
     assert sorted(names) == sorted(
-        ["readme", "decode-layers", MEMORY, MODES[1], PROMPT_SIZES, VISUAL, *ENGINE]
+        ["readme", "decode-layers", MEMORY, MODES[1], PROMPT_SIZES, VISUAL, INSTALL, STEPS, UI_COST, *ENGINE]
     )
 
 

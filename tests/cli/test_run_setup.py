@@ -30,11 +30,11 @@ def test_the_recorded_config_is_used(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mlxrun.yaml").write_text("sampling: {temperature: 0.9}\n")
     monkeypatch.setenv("MLXRUN_SAMPLING__TOP_P", "0.1")
-    setup = run_setup.make_run_setup(run, None, lambda config: config)
+    setup = run_setup.make_run_setup(run, None, None, lambda config: config)
     assert (setup.config.sampling.temperature, setup.config.sampling.top_p) == (0.5, None)
     assert setup.config_hash == run.manifest["config_hash"]
     assert setup.preparer.folder == tmp_path
-    moved = run_setup.make_run_setup(run, "/models/elsewhere", lambda config: config)
+    moved = run_setup.make_run_setup(run, "/models/elsewhere", None, lambda config: config)
     assert moved.config.model.path == "/models/elsewhere"  # the files have the recorded digests
 
 
@@ -45,7 +45,7 @@ def test_another_model_is_refused(
     other = FakeModelInfo(digests={"model": "x", "tokenizer": "y", "template": "z"}, vision=True)
     monkeypatch.setattr("mlxrun.model.load.model_info.load_model_info", lambda settings, **_: other)
     with pytest.raises(JobError, match="its lines cannot be run again here: model.path is embedded, was the"):
-        run_setup.make_run_setup(run, None, lambda config: config)
+        run_setup.make_run_setup(run, None, None, lambda config: config)
 
 
 def test_what_differs_is_printed(

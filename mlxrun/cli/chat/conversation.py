@@ -18,6 +18,7 @@ VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi")
 SOUNDS = (".wav", ".mp3", ".flac", ".ogg", ".m4a")
 MEDIA = (*IMAGES, PDF, *VIDEOS, *SOUNDS)
 MAX_FILE = 100_000_000  # bytes
+_MARKS = "?!.,:;()[]\"'"  # of a sentence
 
 
 class Conversation:
@@ -85,17 +86,19 @@ def _is_message(value: Any) -> bool:
 
 
 def find_attachments(text: str) -> list[Path]:
-    """The images, PDFs, videos and sounds that a question names, each by its path as a terminal has it."""
+    """The images, PDFs, videos and sounds that a question names, each by its path as a terminal has it. Marks
+    around a path, such as that of a question, are no part of it if there is no such file."""
     try:
         words = shlex.split(text)
     except ValueError:  # an apostrophe is no quotation
         words = text.split()
-    found = []
-    for word in words:
-        path = Path(word).expanduser()
-        if path.suffix.lower() in MEDIA and path.is_file():
-            found.append(path)
-    return list(dict.fromkeys(found))
+    names = ((word, word.strip(_MARKS)) for word in words)
+    found = (next(filter(_is_media, (Path(name).expanduser() for name in each)), None) for each in names)
+    return list(dict.fromkeys(path for path in found if path is not None))
+
+
+def _is_media(path: Path) -> bool:
+    return path.suffix.lower() in MEDIA and path.is_file()
 
 
 def read_attachment(path: Path) -> dict[str, Any]:

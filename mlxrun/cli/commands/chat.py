@@ -100,10 +100,14 @@ def command(
 
 
 def _read_question(prompt: str | None) -> str | None:
-    """What is piped in, and `prompt` after it; None for a conversation."""
-    if sys.stdin.isatty():
-        return prompt
-    return "\n\n".join(filter(None, (sys.stdin.read().strip(), prompt)))
+    """What is piped in, and `prompt` after it; None for a conversation. UsageError if there is nothing."""
+    if prompt is None and sys.stdin.isatty():
+        return None
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().strip()
+    question = "\n\n".join(filter(None, (piped, prompt)))
+    if not question.strip():
+        raise click.UsageError("there is no question: give -p TEXT, pipe one in, or begin at a terminal")
+    return question
 
 
 def find_server(key: str | None) -> str | None:

@@ -169,14 +169,14 @@ def test_files_in_a_question_are_attached(tmp_path: Path) -> None:
     (tmp_path / "b.pdf").write_bytes(b"PDF")
     client = ScriptedClient([AnswerDelta("a")], [AnswerDelta("b")])
     shown, _ = talk(
-        client, f"What is '{tmp_path}/my photo.png' and {tmp_path}/b.pdf?", f"{tmp_path}/b.pdf it's"
+        client, f"What is '{tmp_path}/my photo.png' (not {tmp_path}/b.pdf)?", f"{tmp_path}/b.pdf it's"
     )
     parts = client.received[0][0][0]["content"]
-    assert [part["type"] for part in parts] == ["image_url", "text"], "b.pdf? is no path"
+    assert [part["type"] for part in parts] == ["image_url", "file", "text"]
     assert parts[0]["image_url"]["url"] == "data:image/png;base64,UE5H"
     file = client.received[1][0][-1]["content"][0]["file"]
     assert file == {"file_data": "data:application/pdf;base64,UERG", "filename": "b.pdf"}
-    assert "with my photo.png\n" in shown
+    assert "with my photo.png, b.pdf\n" in shown
 
 
 @pytest.mark.parametrize(("name", "part"), [("a.wav", "audio_url"), ("a.mp4", "video_url")])

@@ -90,9 +90,18 @@ def test_a_file_that_the_model_takes_not_is_refused_before_it_is_loaded(
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     (tmp_path / "a.wav").write_bytes(b"RIFF")
-    assert main(["chat", "-p", f"What is in {tmp_path}/a.wav"]) == 1
+    assert main(["chat", "-p", f"What is in {tmp_path}/a.wav?"]) == 1
     said = capsys.readouterr().err
     assert "a.wav: the model 'embedded' does not accept audio" in said and "loading" not in said
+
+
+def test_without_a_question_nothing_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(" \n"))
+    assert main(["chat"]) == main(["chat", "-p", ""]) == 2
+    said = capsys.readouterr().err
+    assert "there is no question: give -p TEXT" in said and "loading" not in said
 
 
 def test_what_prevents_the_server_is_raised() -> None:
