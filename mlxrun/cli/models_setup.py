@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mlxrun.cli.options import make_config_reader, say
+from mlxrun.config.loading import LoadedConfig, load_config, place_problem
+from mlxrun.config.nodes import ConfigNode, Origin
+from mlxrun.config.server_settings import ServedModelSettings, has_response_file, read_served_model
+from mlxrun.config.settings import Config
+from mlxrun.config.sources import escape_references
 from mlxrun.core.byte_sizes import format_rounded
 from mlxrun.core.errors import ConfigError, MlxrunError, ModelLoadError
 from mlxrun.core.terminal import print_line
@@ -20,10 +25,6 @@ from mlxrun.core.terminal import print_line
 if TYPE_CHECKING:
     from mlxrun.cluster.models.messages import ModelFacts, ModelsFacts
     from mlxrun.cluster.models.model_slot import ModelSlot
-    from mlxrun.config.loading import LoadedConfig
-    from mlxrun.config.nodes import ConfigNode, Origin
-    from mlxrun.config.server_settings import ServedModelSettings
-    from mlxrun.config.settings import Config
     from mlxrun.server.engine_state import LoadedEngine
 
 Options = Sequence[tuple[str, str, str]]
@@ -32,8 +33,6 @@ Options = Sequence[tuple[str, str, str]]
 def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Options) -> dict[str, Config]:
     """Load the config of each of several models, by its name. ConfigError with all problems, each at its
     place."""
-    from mlxrun.config.loading import load_config
-
     found, problems = {}, list[str]()
     for name in loaded.config.models:
         try:
@@ -53,10 +52,6 @@ def load_model_configs(loaded: LoadedConfig, sets: Sequence[str], options: Optio
 
 def make_tree(loaded: LoadedConfig, name: str) -> ConfigNode:
     """Make the tree of the sections of one model, whose values know their places in the config."""
-    from mlxrun.config.nodes import ConfigNode
-    from mlxrun.config.server_settings import read_served_model
-    from mlxrun.config.sources import escape_references
-
     model, place = read_served_model(loaded.config.models[name]), ("models", name)
     entry = loaded.tree.find(place)
     assert entry is not None
@@ -107,8 +102,6 @@ async def check_memory(loaded: LoadedConfig, configs: dict[str, Config]) -> None
 
 def read_entries(loaded: LoadedConfig) -> dict[str, ServedModelSettings]:
     """Read the entries of `models`, by name."""
-    from mlxrun.config.server_settings import read_served_model
-
     return {name: read_served_model(value) for name, value in loaded.config.models.items()}
 
 
@@ -122,8 +115,6 @@ def list_memory_problems(
 ) -> list[str]:
     """What is wrong with what models get: less than their weights, or more than the limit beside the pinned
     ones. `shares`, `weights`: bytes of each model; `limit`: of all together, 0 if unknown."""
-    from mlxrun.config.loading import place_problem
-
     entries, small = read_entries(loaded), [name for name in shares if shares[name] < weights[name]]
     found: list[tuple[tuple[str, ...], str]] = [
         (
@@ -185,7 +176,6 @@ def number_models(names: Iterable[str]) -> list[int]:
 
 def claim_responses_folder(config: Config) -> Path | None:
     """The folder that has one for the stored responses of each model; None: they stay in memory."""
-    from mlxrun.config.server_settings import has_response_file
     from mlxrun.server.data_folder import claim_data_folder
 
     if not has_response_file(config.apis, config.server):

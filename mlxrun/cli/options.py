@@ -157,8 +157,6 @@ def make_config_reader(
 ) -> Callable[[], Config]:
     """Make what reads the config of a command again. `sets`, `options`: as for `load_command_config`. It
     raises ConfigError if the config is wrong now, or came from a pipe."""
-    import os
-
     from mlxrun.config.loading import load_config
 
     def read() -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -130,8 +131,6 @@ async def serve_until_signal(
 
 async def _load(loaded: LoadedConfig, queue: BatchQueue | None) -> LoadedEngine:
     """Load the model on an engine of its own, and start the batches, those of an earlier run included."""
-    from functools import partial
-
     from mlxrun.cli.run_setup import load_engine
     from mlxrun.jobs.run.job_service import JobService
     from mlxrun.model.machine.device import describe_device

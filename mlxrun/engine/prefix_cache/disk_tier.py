@@ -215,9 +215,6 @@ class DiskTier:
             self._thread.start()
         self._changed.notify_all()
 
-    def _has_task(self) -> bool:
-        return self._closing or (not self._reading and bool(self._to_delete or self._pending))
-
     # These methods run in the writer thread.
 
     def _run_writer(self) -> None:
@@ -231,7 +228,9 @@ class DiskTier:
 
     def _wait_for_task(self) -> _Write | Key | None:
         with self._changed:
-            self._changed.wait_for(self._has_task)
+            self._changed.wait_for(
+                lambda: self._closing or (not self._reading and bool(self._to_delete or self._pending))
+            )
             if self._to_delete:
                 return next(iter(self._to_delete))
             return next(iter(self._pending.values()), None)

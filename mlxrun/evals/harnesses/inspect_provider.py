@@ -26,7 +26,7 @@ from inspect_ai.tool import ToolChoice, ToolFunction, ToolInfo
 
 from mlxrun.api.openai.response import build_error
 from mlxrun.api.text.tokens.tokens import tokenize
-from mlxrun.core.errors import MlxrunError, Overloaded, PromptTooLong, RequestError
+from mlxrun.core.errors import Overloaded, PromptTooLong, RequestError
 from mlxrun.evals.harnesses.inspect_bodies import build_chat_body
 from mlxrun.evals.harnesses.local_engine import LocalEngine, load_harness_config
 from mlxrun.jobs.agents.agent_settings import CHAT
@@ -74,7 +74,11 @@ class InspectProvider(ModelAPI):
             answer = await asyncio.wrap_future(future)
         except RequestError as error:
             call.set_error(build_error(error), time.monotonic() - started)
-            return self._convert_error(error), call
+            if not isinstance(error, PromptTooLong):
+                return error, call
+            # A task may handle an answer that says that the context is full.
+            full = ModelOutput.from_content(self.model_name, str(error), stop_reason="model_length")
+            return full, call
         call.set_response(answer, time.monotonic() - started)
         return await model_output_from_openai(answer), call
 
@@ -116,12 +120,6 @@ class InspectProvider(ModelAPI):
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
         self._seen[digest] += 1
         return hashlib.sha256(f"{digest}:{self._seen[digest]}".encode()).hexdigest()
-
-    def _convert_error(self, error: MlxrunError) -> ModelOutput | Exception:
-        """An answer that says that the context is full, which a task may handle; else the error itself."""
-        if isinstance(error, PromptTooLong):
-            return ModelOutput.from_content(self.model_name, str(error), stop_reason="model_length")
-        return error
 
 
 def _omit_images(key: Any, value: Any) -> Any:

@@ -13,6 +13,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
+from mlxrun.api.text.media.media_kinds import AUDIO
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.evals.prompt_messages import PromptMessage, dump_text, list_messages
@@ -146,8 +147,6 @@ class Thumbnails:
 
     def _encode_sound(self, source: str) -> str:
         """A sound as it is, if its beginning is that of a known kind."""
-        from mlxrun.api.text.media.media_kinds import AUDIO
-
         data = self._sources.read_local(source, AUDIO)
         kind = next((name for start, name in _SOUNDS.items() if data.startswith(start)), None)
         kind = "mp4" if data[4:8] == b"ftyp" else kind

@@ -20,6 +20,7 @@ from mlxrun.evals.reports.shown_text import pluralize_count
 from mlxrun.evals.run_folders.run_folder import DONE, RUNNING, UNFINISHED, RunFolder, list_working_runs
 from mlxrun.evals.run_folders.run_folder_paths import RUN_SUFFIX, SUITE_NAME, find_cell, find_outputs
 from mlxrun.jobs.records.run_paths import JobPaths
+from mlxrun.jobs.scoring.score_groups import format_described
 
 MOST_KEPT = 4  # reports, of which each may have some megabytes
 DAMAGED = "damaged"  # the state of a run whose manifest cannot be read
@@ -230,8 +231,6 @@ def _is_running(run: ListedRun) -> bool:
 
 
 def _format_score(manifest: Mapping[str, Any]) -> str:
-    from mlxrun.jobs.scoring.score_groups import format_described
-
     total = (manifest.get("scores") or {}).get("total")
     return format_described(total) if total and total.get("lines") else ""
 

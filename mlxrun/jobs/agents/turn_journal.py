@@ -10,20 +10,18 @@ again.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mlxrun.core.durable_writes import write_atomically
-from mlxrun.jobs.lines.line_index import TODO, LineIndex
+from mlxrun.jobs.lines.line_index import LineIndex
+from mlxrun.jobs.records.checked_lines import dump_checked, parse_checked
 from mlxrun.jobs.records.run_paths import Appender, wrap_write_errors
 
 Json = dict[str, Any]
-_CHECK = b',"check":"'
+_FORMAT = b"mlxrun turns 1"
 
 
 @dataclass(slots=True)
@@ -70,7 +68,7 @@ class TurnJournal:
         read or written."""
         if not self._file.path.exists():
             return
-        todo = {index.get_row(at).key.hex() for at in range(len(index)) if index.state[at] == TODO}
+        todo = set(index.list_todo_keys())
         with wrap_write_errors(self._file.path):
             with self._file.path.open("rb") as file:
                 found = {key: steps for key, steps in _parse_steps(file).items() if key in todo}
@@ -95,29 +93,18 @@ class TurnJournal:
 
     def delete_file(self) -> None:
         """Delete the file of a complete job."""
-        self._file.close()
-        with suppress(OSError):
-            self._file.path.unlink(missing_ok=True)
+        self._file.delete()
 
 
 def _dump_step(key: str, at: int, step: Json) -> bytes:
-    data = json.dumps({"key": key, "at": at, "step": step}, separators=(",", ":")).encode()[:-1]
-    return data + _CHECK + _digest(data) + b'"}\n'
+    return dump_checked({"key": key, "at": at, "step": step}, _FORMAT)
 
 
 def _parse_steps(lines: Iterable[bytes]) -> dict[str, list[Json]]:
     """The steps of each line by its key, up to the first that is damaged."""
     found: dict[str, list[Json]] = {}
-    for data in lines:
-        head, mark, check = data.rpartition(_CHECK)
-        if not mark or check != _digest(head) + b'"}\n':
-            continue
-        value = json.loads(head + b"}")
+    for value in parse_checked(lines, _FORMAT):
         steps = found.setdefault(value["key"], [])
         if value["at"] <= len(steps):
             steps[value["at"] :] = [value["step"]]
     return found
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=8, person=b"mlxrun turns 1").hexdigest().encode()

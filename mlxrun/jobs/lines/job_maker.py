@@ -114,8 +114,11 @@ class JobMaker:
     def _build_line(self, row: Row, count: int) -> dict[str, Any]:
         line = {**self.template.render(row, count), **self.body}
         custom_id = line.pop("id", None)
-        if self.columns.id is not None or custom_id is None:
-            custom_id = self._find_id(row, count)
+        if self.columns.id is not None:
+            custom_id = _read_column(row, self.columns.id, f"{self.columns.mark}id")
+        elif custom_id is None:
+            found = (row[name] for name in _ID_COLUMNS if row.get(name) not in (None, ""))
+            custom_id = next(found, f"row-{count}")
         check_cell(custom_id, "id")
         if str(custom_id) in self._ids:
             raise RowError("its id occurs in an earlier row")
@@ -123,11 +126,6 @@ class JobMaker:
         if self.columns.expected is not None:
             line["eval"] = self._build_eval(row, line.get("eval"))
         return {"id": str(custom_id), **line}
-
-    def _find_id(self, row: Row, count: int) -> Any:
-        if self.columns.id is not None:
-            return _read_column(row, self.columns.id, f"{self.columns.mark}id")
-        return next((row[name] for name in _ID_COLUMNS if row.get(name) not in (None, "")), f"row-{count}")
 
     def _build_eval(self, row: Row, given: Any) -> dict[str, Any]:
         """The `eval` of the options' columns, added to the one that the template gives."""

@@ -134,6 +134,10 @@ class LineIndex:
                 if self.state[position] == TODO and self.get_row(position).group == group:
                     yield position
 
+    def list_todo_keys(self) -> Iterator[str]:
+        """Yield the keys, in hex, of the lines to run."""
+        return (self.get_row(at).key.hex() for at, state in enumerate(self.state) if state == TODO)
+
     def find(self, custom_id: str) -> int | None:
         """Return the position of the first line with this custom_id."""
         at = self._hashes.searchsorted(hash(custom_id))

@@ -17,7 +17,7 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -168,6 +168,12 @@ class Appender:
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
+
+    def delete(self) -> None:
+        """Delete the file, if that is possible."""
+        self.close()
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
 
 
 def filter_lines(

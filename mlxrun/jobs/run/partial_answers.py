@@ -12,25 +12,23 @@ again, and no answer is wrong.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from mlxrun.core.durable_writes import write_atomically
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import FinishReason, Request, TokenEvent, TokenLogprob
-from mlxrun.jobs.lines.line_index import TODO, LineIndex
+from mlxrun.jobs.lines.line_index import LineIndex
+from mlxrun.jobs.records.checked_lines import dump_checked, parse_checked
 from mlxrun.jobs.records.run_paths import Appender
 
 log = logging.getLogger(__name__)
 WRITE_EVERY = 1.0  # seconds
 COMPACT_FROM = 1 << 20  # bytes; a smaller file is not compacted
 _FORMAT = b"mlxrun answers 2"
-_CHECK = b',"check":"'
 _ENDS = (FinishReason.STOP, FinishReason.LENGTH)
 
 
@@ -75,8 +73,7 @@ class PartialAnswer:
         fields = {"key": key, "choice": choice, "request": self.request_digest, "start": start}
         fields |= {"tokens": self.tokens[start:], "logprobs": logprobs}
         fields |= {"finish": self.finish, "stop": self.stop_id}
-        data = json.dumps(fields, separators=(",", ":")).encode()[:-1]
-        return data + _CHECK + _digest(data) + b'"}\n'
+        return dump_checked(fields, _FORMAT)
 
 
 class PartialAnswerTable:
@@ -145,8 +142,7 @@ class PartialAnswers(PartialAnswerTable):
         except OSError as error:
             log.warning("%s: cannot be read (%s); no answer is continued", self._file.path, error.strerror)
             found = {}
-        todo = (index.get_row(at).key.hex() for at in range(len(index)) if index.state[at] == TODO)
-        self._lines = {key: found[key] for key in todo if key in found} if found else {}
+        self._lines = {key: found[key] for key in index.list_todo_keys() if key in found} if found else {}
         self._write(compact=True)
 
     def write(self) -> None:
@@ -160,9 +156,7 @@ class PartialAnswers(PartialAnswerTable):
 
     def delete_file(self) -> None:
         """Delete the file of a complete job."""
-        self._file.close()
-        with suppress(OSError):
-            self._file.path.unlink(missing_ok=True)
+        self._file.delete()
 
     def _write(self, *, compact: bool) -> None:
         """After a failure the next call writes everything again; only the first failure is logged."""
@@ -193,11 +187,7 @@ def parse_records(
     """Add the choices in records to `into`, by key, and return it. Damaged records are skipped, and so are
     those that continue no other record."""
     found: dict[str, dict[int, PartialAnswer]] = {} if into is None else into
-    for data in lines:
-        head, mark, check = data.rpartition(_CHECK)
-        if not mark or check != _digest(head) + b'"}\n':
-            continue
-        value = json.loads(head + b"}")
+    for value in parse_checked(lines, _FORMAT):
         logprobs = [TokenLogprob(own, tuple((t, p) for t, p in top)) for own, top in value["logprobs"]]
         finish = FinishReason(value["finish"]) if value["finish"] else None
         more = PartialAnswer(value["request"], value["tokens"], logprobs, finish, value.get("stop"))
@@ -223,7 +213,3 @@ def digest_request(request: Request) -> str:
     for image in request.image_digests:
         digest.update(image)
     return digest.hexdigest()
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=8, person=_FORMAT).hexdigest().encode()

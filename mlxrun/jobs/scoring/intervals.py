@@ -110,7 +110,8 @@ class ScoreMean:
             return None
         if error * error * self.count <= _NO_SPREAD:
             return _compute_wilson(self.value * units, units)
-        return self._compute_t(error, units - 1, "clustered" if self._is_clustered else "t")
+        margin, method = find_quantile(units - 1) * error, "clustered" if self._is_clustered else "t"
+        return ConfidenceInterval(max(0.0, self.value - margin), min(1.0, self.value + margin), method)
 
     def compute_pooled_interval(self) -> ConfidenceInterval | None:
         """Compute the interval of several answers to each question, which are its cluster. None if there are
@@ -131,10 +132,6 @@ class ScoreMean:
     def _count_units(self) -> int:
         """What is independent: clusters and lines that are in none."""
         return self.alone[0] + len(self.clusters)
-
-    def _compute_t(self, error: float, freedom: int, method: str) -> ConfidenceInterval:
-        margin = find_quantile(freedom) * error
-        return ConfidenceInterval(max(0.0, self.value - margin), min(1.0, self.value + margin), method)
 
 
 def find_quantile(freedom: int) -> float:

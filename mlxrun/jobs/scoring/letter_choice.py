@@ -59,10 +59,10 @@ def normalize_option(text: str) -> str:
     return " ".join(text.split()).strip(" .,;:!?*_`\"'()[]{}$")
 
 
-def find_letters(answer: str, options: Sequence[str] = (), count: int = 26) -> list[str]:
+def find_letters(answer: str, options: Sequence[str] = ()) -> list[str]:
     """Find the letters of the options that an answer chooses: one, several if it is ambiguous, or none.
-    `options`: their texts, if known; `count`: their number."""
-    letters = string.ascii_uppercase[: len(options) or count]
+    `options`: their texts, if known."""
+    letters = string.ascii_uppercase[: len(options) or None]
     texts = (normalize_option(text.translate(_ASCII)) for text in options)
     names = dict(zip(texts, letters, strict=False))
     whole = normalize_option(answer.translate(_ASCII))

@@ -14,7 +14,7 @@ import pytest
 from mlxrun.config.settings import SamplingSettings
 from mlxrun.core.errors import JobError
 from mlxrun.core.request import FinishReason, Request, SamplingParams, TokenEvent, TokenLogprob
-from mlxrun.jobs.lines.line_index import DONE, TODO, IndexRow
+from mlxrun.jobs.lines.line_index import DONE, TODO, IndexRow, LineIndex
 from mlxrun.jobs.records.run_paths import Appender
 from mlxrun.jobs.run import partial_answers
 from mlxrun.jobs.run.partial_answers import PartialAnswer, PartialAnswers, parse_records
@@ -265,14 +265,11 @@ def test_what_a_failed_write_lost_is_written_by_the_next(
     answers.close()
 
 
-class Lines:
-    """An index: keys and states, no file."""
+class Lines(LineIndex):
+    """Keys and states, no file."""
 
     def __init__(self, count: int) -> None:
         self.state = bytearray([TODO] * count)
-
-    def __len__(self) -> int:
-        return len(self.state)
 
     def get_row(self, position: int) -> IndexRow:
         return IndexRow(position + 1, 0, False, 0, position.to_bytes(16, "big"), b"")
@@ -308,7 +305,7 @@ def test_the_file_stays_small_and_right(tmp_path: Path, monkeypatch: pytest.Monk
         if step % 100 == 99:
             answers.close()
             answers = PartialAnswers(path)
-            answers.read(index)  # type: ignore[arg-type]
+            answers.read(index)
             assert len(answers) == len({key for key, _ in truth})
     answers.delete_file()
     assert not path.exists()

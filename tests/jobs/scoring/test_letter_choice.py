@@ -105,7 +105,7 @@ def test_fullwidth_texts_of_options() -> None:
 def test_letters_without_texts() -> None:
     """Letters beyond the number of options are none."""
     assert find_letters("The answer is F.") == ["F"]
-    assert find_letters("The answer is F.", count=4) == []
+    assert find_letters("The answer is F.", ("w", "x", "y", "z")) == []
     assert find_letters("London") == []
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_error, print_json, print_line
 from mlxrun.core.visible_text import make_line
 
@@ -52,7 +53,6 @@ def command(
     file: Path, run: Path | None, conditions: tuple[str, ...], as_json: bool, page: Path | None
 ) -> int:
     """Note the scores of RUN in FILE, and show how scores change from run to run."""
-    from mlxrun.core.errors import JobError
     from mlxrun.evals.history import add_runs, find_failures, find_trends, list_cells, read_history
     from mlxrun.evals.run_folders.run_folder import open_runs
     from mlxrun.evals.suites.suite_manifest import make_table, print_table

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mlxrun.cli.options import say
+from mlxrun.core.errors import JobError
 from mlxrun.core.terminal import print_line, print_text
 
 if TYPE_CHECKING:
@@ -74,7 +75,6 @@ def choose_path(runs: ReportRuns, form: str) -> Path:
 def write_page(path: Path, text: str) -> None:
     """Write a page. JobError if that fails."""
     from mlxrun.core.durable_writes import write_atomically
-    from mlxrun.core.errors import JobError
 
     try:
         write_atomically(path, text.encode("utf-8", "replace"), durable=False)
