@@ -24,6 +24,7 @@ from mlxrun.engine.build import build_engine
 from mlxrun.engine.engine import Engine
 from mlxrun.model.load.model_info import LoadedModelInfo
 from mlxrun.model.load_check.report import LoadCheckReport
+from mlxrun.model.run.model_caller import NOT_COMPARED
 
 TOLERANCE = 1e-3  # of logprobs, float32
 TOKENS = 8  # of an answer
@@ -79,7 +80,7 @@ def make_request(name: str, prompt: Sequence[int], **options: Any) -> Request:
     return Request(name, tuple(prompt), SamplingParams(max_tokens=TOKENS, logprobs=0), **options)
 
 
-REFUSED = "images are refused for this model"  # the beginning of such errors
+REFUSED = "refused for this model"  # in such errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,15 @@ class FamilyChecks:
         if not ways and self.load_check.methods.decode == "row_by_row":  # its caches rule everything else out
             ways["decode"] = "rows decode one by one"
         return list(ways.values())
+
+    def list_audio_ways(self) -> list[str]:
+        """The same of audio alone, with the prompts that are refused."""
+        assert self.load_check is not None
+        own = [check for check in self.load_check.checks if check.name.startswith("audio ")]
+        slower = [check.instead for check in own if check.instead and "beside" not in check.name][-1:]
+        pairs = [name for name in self.load_check.refused if " beside " in name and "audio" in name]
+        refused = [name for name in pairs if self.load_check.refused[name] not in ("", NOT_COMPARED)]
+        return slower + [f"prompts with {name} are refused" for name in refused]
 
     def _run_large_chunks(self, brief: bool) -> Iterator[CheckResult]:
         with self._open_engine(LARGEST_CHUNK) as engine:

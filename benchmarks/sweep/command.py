@@ -49,7 +49,8 @@ def run_sweep_command(
         families = [result.to_json() for result in results]
         print_json({"format": 1, "versions": versions, "families": families})
     elif markdown:
-        print_text(wrap_page(render_markdown(results, versions, find_all_layers(chosen))))
+        layered = [entry for entry in chosen if entry[0] != "audio"]
+        print_text(wrap_page(render_markdown(results, versions, find_all_layers(layered))))
     else:
         print_line(summarize(results))
     return int(any(result.status == "wrong" for result in results))

@@ -10,11 +10,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.sweep.checks import TOKENS, TOLERANCE, CheckResult, FamilyChecks
-from benchmarks.sweep.prompts import LENGTHS, make_text_requests, make_vision_requests
-from benchmarks.tiny import library_loop
+from benchmarks.sweep.prompts import (
+    LENGTHS,
+    list_audio_prompts,
+    make_audio_request,
+    make_text_requests,
+    make_vision_requests,
+)
+from benchmarks.tiny import library_loop, omni_models
 from benchmarks.tiny.random_models import read_vision_info, write_text_model, write_vision_model
+from mlxrun.config.settings import ModelSettings
 from mlxrun.core.errors import MlxrunError
 from mlxrun.core.request import Request
+from mlxrun.model.load.model_info import load_model_info
 
 Status = Literal["exact", "slower", "refused", "wrong", "unbuilt"]
 LIBRARY_STEPS = (1, 7)  # tokens at once, besides all
@@ -41,7 +49,7 @@ def check_family(kind: str, family: str, brief: bool = False) -> FamilyResult:
     with tempfile.TemporaryDirectory(prefix="mlxrun-sweep-") as folder:
         scratch = Path(folder)
         try:
-            checks, measure = (_prepare_text if kind == "text" else _prepare_vision)(family, scratch)
+            checks, measure = _PREPARE[kind](family, scratch)
         except (Exception, SystemExit) as error:  # a library's module may raise anything, even this
             return FamilyResult(kind, family, "unbuilt", _describe(error))
         return _judge(kind, family, checks, measure, brief)
@@ -71,6 +79,33 @@ def _prepare_vision(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[
     }
     check_sight(folder, requests["one"], answers["one"])
     return FamilyChecks(folder, scratch / "cache", requests, longer, answers, info), lambda: 0.0
+
+
+def _prepare_audio(family: str, scratch: Path) -> tuple[FamilyChecks, Callable[[], float]]:
+    folder = omni_models.build(family, scratch / "model")
+    info = load_model_info(ModelSettings(path=str(folder)))
+    prompts, longer = list_audio_prompts(family)
+    answers = {
+        key: library_loop.answer_media(folder, omni_models.render(family, parts), TOKENS)
+        for key, parts in (prompts | longer).items()
+    }
+    check_hearing(family, folder, answers["one"])
+    requests, more = (
+        {key: make_audio_request(family, info, key, parts) for key, parts in every.items()}
+        for every in (prompts, longer)
+    )
+    return FamilyChecks(folder, scratch / "cache", requests, more, answers), lambda: 0.0
+
+
+_PREPARE = {"text": _prepare_text, "vision": _prepare_vision, "audio": _prepare_audio}
+
+
+def check_hearing(family: str, folder: Path, answer: library_loop.LibraryAnswer) -> None:
+    """ValueError if the library answers alike with another sound, as `check_sight`."""
+    parts = list_audio_prompts(family, seed=9)[0]["one"]
+    other = library_loop.answer_media(folder, omni_models.render(family, parts), 1)
+    if abs(other.logprobs[0] - answer.logprobs[0]).max() < TOLERANCE:
+        raise ValueError("the answer does not depend on the sound")
 
 
 def check_sight(folder: Path, request: Request, answer: library_loop.LibraryAnswer) -> None:
@@ -119,8 +154,9 @@ def _judge(
         if library >= 1e-3:
             why += f"; the library itself differs by chunk size ({library:.2g})"
         return FamilyResult(kind, family, "wrong", why, worst)
-    slower = checks.list_slower_ways()
-    return FamilyResult(kind, family, "slower" if slower else "exact", "; ".join(slower), worst)
+    ways = checks.list_audio_ways() if kind == "audio" else checks.list_slower_ways()
+    slower = [way for way in ways if "refused" not in way]
+    return FamilyResult(kind, family, "slower" if slower else "exact", "; ".join(ways), worst)
 
 
 def _explain(result: CheckResult) -> str:

@@ -27,10 +27,26 @@ LEFT_OUT: Mapping[str, tuple[str, ...]] = {
     "tokens that point at an image have logits whose number depends on the image": ("molmo_point",),
     "weights in a packed form of their own": ("prism_hadamard_qwen35",),
 }
+_AUDIO = re.compile(r"\b(Audio|Sound)(Model|Encoder)\b")
+# Families of the sweep whose audio it does not check.
+NOT_HEARD: Mapping[str, str] = {
+    "mimo_v2": "refused: its processor encodes sounds with a model of its own",
+    "muse_spark": "does not build",
+}
 
 
 def list_vision_packages() -> list[str]:
     """The packages of mlx-vlm that have a vision model or a config for one, by name."""
+    return _list_packages(_VISION)
+
+
+def list_audio_packages() -> list[str]:
+    """The packages of mlx-vlm that have a model of sounds, by name."""
+    return _list_packages(_AUDIO)
+
+
+def _list_packages(pattern: re.Pattern[str]) -> list[str]:
+    """The packages of which a file has the pattern."""
     spec = importlib.util.find_spec("mlx_vlm.models")
     assert spec is not None and spec.submodule_search_locations is not None
     root = Path(next(iter(spec.submodule_search_locations)))
@@ -38,5 +54,5 @@ def list_vision_packages() -> list[str]:
     return [
         package.name
         for package in packages
-        if any(_VISION.search(file.read_text(encoding="utf-8")) for file in package.glob("*.py"))
+        if any(pattern.search(file.read_text(encoding="utf-8")) for file in package.glob("*.py"))
     ]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.sweep.checks import make_request
+from benchmarks.tiny.omni_models import FAMILIES, Part, make_audio, render
 from benchmarks.tiny.processor_files import PROCESSORS
 from benchmarks.tiny.vision_families import VISION
 from benchmarks.tiny.vision_prompts import PLACEHOLDER
@@ -64,6 +65,29 @@ def _make_vision_request(
     if not shown:
         return make_request(name, info.tokenizer.encode(text, add_special_tokens=False))
     made = info.process(text, shown)
+    given = {"image_spans": made.image_spans, "media": made.media, "image_digests": made.image_digests}
+    return make_request(name, made.ids, **given)
+
+
+def list_audio_prompts(family: str, seed: int = 1) -> tuple[dict[str, list[Part]], dict[str, list[Part]]]:
+    """Prompts with sounds, as parts: text alone, one sound, two, and a sound beside an image, as far as the
+    family takes them; and one that goes on. `seed`: of the sounds."""
+    one, other = make_audio(seed, 0.4), make_audio(seed + 1, 1.3)
+    entry, picture = FAMILIES[family], _make_picture(32, 32)
+    prompts: dict[str, list[Part]] = {"text": ["nothing to hear"], "one": ["what is ", other, " about?"]}
+    if entry.several:
+        prompts["two"] = ["is ", one, " in ", other, "?"]
+    if entry.beside:
+        prompts["image"] = ["is ", one, " in ", picture, "?"]
+    return prompts, {"one and more": [*prompts["one"], " And then?"]}
+
+
+def make_audio_request(family: str, info: LoadedModelInfo, name: str, parts: Sequence[Part]) -> Request:
+    """A request of texts, images and sounds, by the model's own processor."""
+    text, images, videos, audio = render(family, parts)
+    if not (images or audio):
+        return make_request(name, info.tokenizer.encode(text, add_special_tokens=False))
+    made = info.process(text, images, videos, audio)
     given = {"image_spans": made.image_spans, "media": made.media, "image_digests": made.image_digests}
     return make_request(name, made.ids, **given)
 

@@ -23,12 +23,13 @@ PRELOADED = ["benchmarks.sweep.family", "mlx_lm.generate", "mlx_vlm.utils", "tra
 
 def list_families() -> list[tuple[str, str]]:
     """(kind, name) of every text family of the installed mlx-lm, and of those of mlx-vlm that have a tiny
-    config."""
+    config, for images and for audio."""
+    from benchmarks.tiny.omni_models import FAMILIES
     from benchmarks.tiny.text_configs import list_text_families
     from benchmarks.tiny.vision_families import VISION
 
     text = [("text", family) for family in list_text_families()]
-    return text + [("vision", family) for family in VISION]
+    return text + [("vision", family) for family in VISION] + [("audio", family) for family in FAMILIES]
 
 
 def run_sweep(families: Sequence[tuple[str, str]], jobs: int = 1) -> Iterator[FamilyResult]:

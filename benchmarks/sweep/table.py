@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.sweep.family import FamilyResult, Status
 from benchmarks.sweep.layers import Layers, render_layers
-from benchmarks.sweep.left_out import LEFT_OUT
+from benchmarks.sweep.left_out import LEFT_OUT, NOT_HEARD
 from benchmarks.sweep.library_faults import render_faults
 from benchmarks.tiny.processor_files import PROCESSORS
 
@@ -51,7 +51,11 @@ These families have them:
 
 ```text
 {names}
-```"""
+```
+
+Families that take audio are also checked with one sound, with two, with one beside an image, and beside rows
+of text. All of them have processor files. The column *audio* has the result; in the other families mlx-vlm
+takes no audio."""
 
 
 def render_markdown(
@@ -74,10 +78,10 @@ def render_markdown(
                 "",
                 summarize(some) + ".",
                 "",
-                "| family | result | |",
-                "|---|---|---|",
+                "| family | result | |" + (" audio |" if kind == "vision" else ""),
+                "|---|---|---|" + ("---|" if kind == "vision" else ""),
             ]
-            lines += _render_rows(some)
+            lines += _render_rows(some, _describe_audio(results) if kind == "vision" else None)
             lines += render_layers((layers or {}).get(kind, {}))
         if some and kind == "vision":
             lines += [*_render_left_out(), *render_faults()]
@@ -92,10 +96,27 @@ def summarize(results: Sequence[FamilyResult]) -> str:
     return f"{len(results)} families: " + ", ".join(found)
 
 
-def _render_rows(results: Sequence[FamilyResult]) -> Iterator[str]:
+def _render_rows(results: Sequence[FamilyResult], audio: Mapping[str, str] | None) -> Iterator[str]:
+    """The rows of a table; `audio`: the cells of a column more, by family."""
     for result in sorted(results, key=lambda result: result.family.lower()):
-        why = result.why.replace("|", "\\|")
-        yield f"| `{result.family}` | {WORDS[result.status]} | {why} |"
+        more = "" if audio is None else f" {audio.get(result.family, '')} |"
+        yield f"| `{result.family}` | {WORDS[result.status]} | {_escape(result.why)} |{more}"
+
+
+def _describe_audio(results: Sequence[FamilyResult]) -> dict[str, str]:
+    """The result of audio of each family that was checked, and of those that were not. What the row says
+    already is left out."""
+    said = {result.family: result.why for result in results if result.kind == "vision"}
+    found = dict(NOT_HEARD)
+    for each in results:
+        if each.kind == "audio":
+            why = "" if each.why == said.get(each.family) else _escape(each.why)
+            found[each.family] = ": ".join(filter(None, (WORDS[each.status], why)))
+    return found
+
+
+def _escape(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def _render_left_out() -> Iterator[str]:

@@ -59,6 +59,23 @@ def _collect(prompt: Sequence[int], steps: Iterable[Any]) -> LibraryAnswer:
     return LibraryAnswer(tuple(prompt), tokens, np.stack(rows))
 
 
+def answer_media(folder: Path, rendered: tuple[str, Any, Any, Any], count: int) -> LibraryAnswer:
+    """The answer of an mlx-vlm model to a rendered text with its images, videos and sounds, which the
+    library's own `prepare_inputs` processes."""
+    from mlx_vlm import load
+    from mlx_vlm.generate.ar import generate_step
+    from mlx_vlm.utils import prepare_inputs
+
+    model, processor = load(str(folder))
+    text, images, videos, sounds = rendered
+    assert not videos
+    samples = [each.samples for each in sounds]
+    given: Any = dict(prepare_inputs(processor, images=images or None, audio=samples or None, prompts=text))
+    ids, pixels, mask = (given.pop(key, None) for key in ("input_ids", "pixel_values", "attention_mask"))
+    steps = generate_step(ids, model, pixels, mask, max_tokens=count, temperature=0.0, **given)
+    return _collect(ids[0].tolist(), steps)
+
+
 def answer_vision(
     folder: Path, prompt: Sequence[int], media: Mapping[str, Any] | None, count: int
 ) -> LibraryAnswer:

@@ -423,3 +423,14 @@ def count_parts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(own, "execute", count_step)
     monkeypatch.setattr(own._caller, "encode_part", count_part)
     return parts
+
+
+def test_a_prompt_that_is_cached_whole_has_its_positions(zoo: Zoo) -> None:
+    """Those behind its images, also where features are not cached: no chunk has them encoded then."""
+    family, case = "qwen3_vl", CASES["middle"]
+    engine = engine_driver.make_real_engine(zoo.vision(family), chunk=8, image_bytes=0)
+    for _ in range(2):
+        request = engine_driver.make_vision_request(engine, "again", *rendered(family, case))
+        event = engine_driver.run_requests(engine, [request])["again"]
+        engine_driver.check_answer(event, zoo.see(family, *rendered(family, case)))
+    assert event.num_cached_tokens == len(request.prompt) - 1

@@ -18,4 +18,8 @@ def test_the_results_are_those_of_the_page() -> None:
 def test_a_family_has_its_result() -> None:
     assert find_family_result("qwen3", "text") == "exact"
     assert find_family_result("afm7", "text") == "exact by a slower way: one forward for each row"
+    assert find_family_result("minicpmo", "vision") == "exact; audio: exact"
+    assert find_family_result("gemma4", "vision").endswith(
+        "audio: exact: prompts with audio beside audio are refused"
+    )
     assert find_family_result("nothing", "vision").startswith("not known")

@@ -13,7 +13,7 @@ from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
-from mlxrun.api.text.media.media_kinds import AUDIO
+from mlxrun.api.text.media.media_kinds import AUDIO, find_sound_kind
 from mlxrun.config.settings import MediaSettings
 from mlxrun.core.errors import MediaError
 from mlxrun.evals.prompt_messages import PromptMessage, dump_text, list_messages
@@ -38,14 +38,6 @@ SIDE = 320  # pixels of a thumbnail's longer side
 FULL_SIDE = 1024  # with `--full`
 MAX_BYTES = 30_000_000  # of all thumbnails and sounds of a report
 MAX_SOUND = 3_000_000  # bytes of one sound
-# How files of sounds begin, and the names of their kinds.
-_SOUNDS = {
-    b"RIFF": "wav",
-    b"OggS": "ogg",
-    b"fLaC": "flac",
-    b"\x1aE\xdf\xa3": "webm",
-    **dict.fromkeys((b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "mpeg"),
-}
 
 
 @dataclass(slots=True)
@@ -148,8 +140,7 @@ class Thumbnails:
     def _encode_sound(self, source: str) -> str:
         """A sound as it is, if its beginning is that of a known kind."""
         data = self._sources.read_local(source, AUDIO)
-        kind = next((name for start, name in _SOUNDS.items() if data.startswith(start)), None)
-        kind = "mp4" if data[4:8] == b"ftyp" else kind
+        kind = find_sound_kind(data)
         if kind is None or len(data) > MAX_SOUND:
             raise MediaError(
                 "no WAV, MP3, FLAC, M4A, Ogg or WebM file" if kind is None else "too large for a report"

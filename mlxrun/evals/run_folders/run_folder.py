@@ -239,7 +239,7 @@ class _LineReader:
             text = "changed in the job file since the run, or is no longer in it"
             self.report(RunProblem("job", path, text, place.number, custom_id))
         elif has_images:
-            text = f"names an image that has changed since the run (line {number} of {paths.job})"
+            text = f"names a file that has changed since the run (line {number} of {paths.job})"
             self.report(RunProblem("job", path, text, place.number, custom_id))
         else:
             text = f"has a record that belongs to another job, model or settings than {paths.manifest} names"

@@ -22,7 +22,7 @@ from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.matrix import Cell
 from mlxrun.evals.suites.suite_checks import NOT_IN_GENERATION, list_sources
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
-from mlxrun.evals.suites.suite_settings import SuiteTask
+from mlxrun.evals.suites.suite_settings import MEDIA_COLUMNS, SuiteTask
 from mlxrun.evals.suites.task_rows import Prepare, RowSource, open_rows
 from mlxrun.evals.suites.task_template import (
     TaskTemplate,
@@ -39,7 +39,7 @@ from mlxrun.jobs.records.manifest import hash_file
 from mlxrun.jobs.records.run_paths import replace_file, wrap_write_errors
 from mlxrun.jobs.scoring.custom_scorer import import_function, load_scorer
 
-_COLUMNS = ("id", "expected", "group", "images")  # keys of a task that name a column
+_COLUMNS = ("id", "expected", "group", *MEDIA_COLUMNS)  # keys of a task that name a column
 _OWN_VARIABLES = ("row", "row_number")
 
 
@@ -106,10 +106,10 @@ class CellJobs:
                 shutil.copyfileobj(old, new)
                 replace_file(new, temp, path)
 
-    def add_image_folder(self, cell: Cell) -> Config:
-        """Return the config of a cell with the folder of its data as a place of images: paths in its job file
+    def add_media_folder(self, cell: Cell) -> Config:
+        """Return the config of a cell with the folder of its data as a place of media: paths in its job file
         lead there."""
-        source = self._open(cell.task_name, cell.task) if cell.task.images is not None else None
+        source = self._open(cell.task_name, cell.task) if cell.task.media else None
         if not isinstance(source, RowSource) or source.folder is None:
             return cell.config
         media = cell.config.media

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from mlxrun.config.setting_fields import list_fields
 from mlxrun.core.field_errors import suggest
 from mlxrun.evals.suites.suite_file import Step, SuiteFile
-from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
+from mlxrun.evals.suites.suite_settings import MEDIA_COLUMNS, FewShot, SuiteTask
 from mlxrun.jobs.agents.agent_settings import parse_agent
 from mlxrun.jobs.scoring.eval_spec import MATCHES, find_unknown_key
 
@@ -69,12 +69,12 @@ def _check_template(task: SuiteTask) -> Iterator[Problem]:
         yield (), f"one of {', '.join(_TEMPLATES)} is missing"
     for name in given[1:]:
         yield (name,), f"`{given[0]}` is given too; give one of them"
-    for name in ("messages", "images", *(["system"] if task.is_perplexity else [])):
+    for name in ("messages", *MEDIA_COLUMNS, *(["system"] if task.is_perplexity else [])):
         if task.is_completion and getattr(task, name):
             why = "`choices` need a completion" if task.choices else "`endpoint` is completion"
             why = "`perplexity` is that of a text" if task.is_perplexity else why
             yield (name,), f"only chats have {name}, and {why}"
-    for name in ("system", "images"):
+    for name in ("system", *MEDIA_COLUMNS):
         if getattr(task, name) and task.messages:
             yield (name,), "`messages` has all messages of a line; write it there"
     if task.choices and task.template:

@@ -93,7 +93,7 @@ class CostCheck:
     async def _count(self, cell: Cell, info: ModelInfo, folder: Path) -> CheckedLines:
         path = folder / "job.jsonl"
         self.jobs.write(cell, path)
-        config = self.jobs.add_image_folder(cell)
+        config = self.jobs.add_media_folder(cell)
         formats = detect_formats(info.chat_template, info.tokenizer, config.parsers)
         preparer = LinePreparer(info, config, folder, formats=formats)
 

@@ -234,7 +234,7 @@ class SuiteRun:
             self._record_outcome(cell, outcome, self._add_seconds(cell, begun + engine.seconds))
 
     def _make_setup(self, cell: Cell, models: Sequence[tuple[ModelInfo, StartEngine]]) -> JobSetup:
-        own, job = self.jobs.add_image_folder(cell), self._paths[cell.name].job
+        own, job = self.jobs.add_media_folder(cell), self._paths[cell.name].job
         configs, setups = [own, make_user_config(own)][: len(models)], list[JobSetup]()
         for config, (info, start) in zip(configs, models, strict=True):
             assert config is not None, "only a config with a user has a second model"

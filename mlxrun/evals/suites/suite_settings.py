@@ -14,6 +14,7 @@ from mlxrun.jobs.agents.agent_settings import AgentLoop
 from mlxrun.jobs.scoring.perplexity import PERPLEXITY
 
 Scalar = str | int | float | bool | None
+MEDIA_COLUMNS = ("images", "audio")  # keys of a task that name a column
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ class SuiteTask:
     images: str | None = None
     """Column with an image of each row, or a list of them, which come before the `prompt`. Paths are relative
     to the data file."""
+    audio: str | None = None
+    """Column with a sound of each row, or a list of them, behind the images and before the `prompt`. Paths
+    are relative to the data file."""
     endpoint: Literal["chat", "completion"] = "chat"
     """Whether the `prompt` is a message of a chat, or a text that the model continues."""
     choices: str | tuple[str, ...] = ()
@@ -143,6 +147,12 @@ class SuiteTask:
     def is_perplexity(self) -> bool:
         """Whether the texts of the prompts are measured, and nothing is generated."""
         return self.match == PERPLEXITY
+
+    @property
+    def media(self) -> dict[str, str]:
+        """The columns with media, by their keys, in the order of their parts in a message."""
+        found = {key: getattr(self, key) for key in MEDIA_COLUMNS}
+        return {key: column for key, column in found.items() if column is not None}
 
     @property
     def is_completion(self) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mlxrun.api.text.media.media_kinds import find_sound_kind
 from mlxrun.core.errors import JobError
 from mlxrun.core.hub_connection import is_hub_reachable
 from mlxrun.evals.suites.suite_settings import HubSource
@@ -119,3 +120,11 @@ def make_data_url(data: bytes) -> str:
     if kind is None:
         raise RowError("an image is neither PNG, JPEG, GIF nor WebP")
     return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def make_sound_url(data: bytes) -> str:
+    """Make a data URL of an encoded sound. RowError if its type is unknown."""
+    kind = find_sound_kind(data)
+    if kind is None:
+        raise RowError("a sound is neither WAV, MP3, FLAC, M4A, Ogg nor WebM")
+    return f"data:audio/{kind};base64,{base64.b64encode(data).decode()}"

@@ -1,4 +1,4 @@
-"""Makes the job line of a task's row: its prompt or messages, examples before them, images and choices."""
+"""Makes the job line of a task's row: its prompt or messages, examples before them, media and choices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mlxrun.core.errors import JobError
 from mlxrun.core.text_files import read_text_file
 from mlxrun.evals.judge import Judge, parse_judge, read_judge
 from mlxrun.evals.suites.suite_settings import FewShot, SuiteTask
-from mlxrun.evals.suites.task_rows import RowSource, make_data_url
+from mlxrun.evals.suites.task_rows import RowSource, make_data_url, make_sound_url
 from mlxrun.jobs.lines.line_keys import is_local_path
 from mlxrun.jobs.lines.line_template import LINE_SUFFIXES, LineTemplate, check_cell, read_template
 from mlxrun.jobs.lines.table_files import Row, RowError
@@ -23,6 +23,11 @@ from mlxrun.jobs.scoring.perplexity import WINDOWS
 
 Json = dict[str, Any]
 Locate = Callable[[str], str]  # from a key of the task to its position in the suite
+# Of each key with a column of media: their part of a message, what one is called, and what makes a URL of it.
+_MEDIA = {
+    "images": ("image_url", "image", make_data_url),
+    "audio": ("audio_url", "sound", make_sound_url),
+}
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -33,7 +38,7 @@ class TaskTemplate:
 
     task: SuiteTask
     parts: Mapping[str, LineTemplate]
-    folder: Path | None  # of the data: paths of images are relative to it
+    folder: Path | None  # of the data: paths of media are relative to it
     job_folder: Path | None = None  # of the job file, to which they become relative
     examples: Sequence[tuple[int, Row]] = field(default_factory=tuple)
     own_examples: bool = False  # whether the examples are rows of the task itself
@@ -89,8 +94,8 @@ class TaskTemplate:
         messages = line.get("messages")
         if isinstance(messages, list):
             line["messages"] = list(messages)
-            if self.task.images is not None:
-                self._add_images(line["messages"], row)
+            if self.task.media:
+                self._add_media(line["messages"], row)
             if "system" in self.parts:
                 line["messages"] = [*self.parts["system"].render(row, number)["messages"], *line["messages"]]
         return line
@@ -115,32 +120,36 @@ class TaskTemplate:
             shown.append({"role": "assistant", "content": self._render_answer(example)})
         line["messages"][at:at] = shown
 
-    def _add_images(self, messages: list[Any], row: Mapping[str, Any]) -> None:
-        """Put the images of a row before the text of its last message."""
-        name = str(self.task.images)
-        if name not in row:
-            raise RowError(f"images {name}: there is no such column")
-        values = row[name] if isinstance(row[name], list) else [row[name]]
-        urls = [self._make_url(value) for value in values if value is not None]
-        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    def _add_media(self, messages: list[Any], row: Mapping[str, Any]) -> None:
+        """Put the images and sounds of a row before the text of its last message."""
+        parts: list[Json] = []
+        for key, name in self.task.media.items():
+            if name not in row:
+                raise RowError(f"{key} {name}: there is no such column")
+            values = row[name] if isinstance(row[name], list) else [row[name]]
+            part, _, make_url = _MEDIA[key]
+            urls = [self._make_url(value, key, make_url) for value in values if value is not None]
+            parts += [{"type": part, part: {"url": url}} for url in urls]
         last = messages[-1]
         content = last["content"]
         texts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         messages[-1] = {**last, "content": [*parts, *texts]}
 
-    def _make_url(self, value: Any) -> str:
-        """The URL of an image: of a path, a URL, the bytes of a file, or a mapping with one of them."""
+    def _make_url(self, value: Any, key: str, make_url: Callable[[bytes], str]) -> str:
+        """The URL of a medium: of a path, a URL, the bytes of a file, or a mapping with one of them. `key`:
+        of its column in the task; `make_url`: makes that of bytes."""
+        column, what = self.task.media[key], _MEDIA[key][1]
         if isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path")
         if isinstance(value, bytes):
-            return make_data_url(value)
+            return make_url(value)
         if not isinstance(value, str) or not value:
-            raise RowError(f"the column {self.task.images!r}: a value is no path, URL or image")
+            raise RowError(f"the column {column!r}: a value is no path, URL or {what}")
         if not is_local_path(value):
             return value
         path = Path(value) if self.folder is None else self.folder / value
         if not path.is_file():
-            raise RowError(f"the column {self.task.images!r}: the image file does not exist")
+            raise RowError(f"the column {column!r}: the {what} file does not exist")
         return value if self.job_folder is None else os.path.relpath(path, self.job_folder)
 
     def _make_choices(self, context: str, row: Mapping[str, Any], number: int, found: Json) -> Json:
@@ -212,12 +221,12 @@ def compile_parts(
         except JobError as error:
             return error
 
-    has_images = task.images is not None  # then the question may be the same for each of them
+    has_media = bool(task.media)  # then the question may be the same for each of them
     if task.prompt is not None:
         text: Any = task.prompt if is_completion else [{"role": "user", "content": task.prompt}]
-        yield "prompt", compile("prompt", {text_key: text}, has_images)
+        yield "prompt", compile("prompt", {text_key: text}, has_media)
     if task.messages:
-        yield "messages", compile("messages", {"messages": list(task.messages)}, has_images)
+        yield "messages", compile("messages", {"messages": list(task.messages)}, has_media)
     if task.template is not None:
         yield "template", _read_file(folder / Path(task.template).expanduser(), is_completion)
     if task.system is not None:

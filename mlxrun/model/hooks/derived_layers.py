@@ -5,8 +5,8 @@ is a node in the graph of every forward, and costs time of the host. A decode st
 host. Here the view is made once.
 
 In reproducible mode on CUDA, the layers of a model with plain weights multiply the rows of decode steps by
-the kernel of packed_product.py. There a row has the same bits in any company, so that steps need not be padded
-to one width.
+the kernel of packed_product.py. There a row has the same bits in any company, so that steps need not be
+padded to one width.
 
 The libraries' layers compute attention with a soft cap (Gemma 2) by hand. While rows decode, they attend to
 RowKeys through attention.py; over plain arrays they compute as before.
@@ -67,9 +67,9 @@ _EVEN: dict[type, type] = {nn.Linear: _EvenLinear, nn.Embedding: _EvenEmbedding}
 
 
 def hook_even_products(model: nn.Module, dtype: mx.Dtype) -> int:
-    """Make layers with plain weights multiply so that a row of a decode step has the same bits in any company.
-    These are linear layers, and embeddings that serve as output layers. Returns how many there are: all
-    layers with matrices, or none."""
+    """Make layers with plain weights multiply so that a row of a decode step has the same bits in any
+    company. These are linear layers, and embeddings that serve as output layers. Returns how many there are:
+    all layers with matrices, or none."""
     layers: list[Any] = [layer for layer in model.modules() if type(layer) in _EVEN]
     if not all(can_multiply_plain(layer, dtype) for layer in layers):
         return 0

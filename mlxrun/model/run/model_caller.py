@@ -39,7 +39,7 @@ from mlxrun.model.vision.features import ImagePromptEmbedder
 from mlxrun.model.vision.image_units import TOKEN_TYPES, find_tower_array, group_by_kind
 
 MAX_CHANGE = 0.25  # of a token's logits by the token behind it, in standard deviations, which is rounding
-_NOT_COMPARED = "they were not compared with what the library computes"
+NOT_COMPARED = "they were not compared with what the library computes"
 
 
 def run_trial_forward(caller: ModelCaller, *, known: bool = False) -> tuple[list[Any], int]:
@@ -204,9 +204,7 @@ class VisionModelCaller(ModelCaller):
         self._exact_sets_only = exact_sets_only
         # Why the model takes none of these; empty if it does. The load check compares prompts with both.
         self.refused = dict.fromkeys(PLURALS.values(), "")
-        self.refused |= {
-            name_pair(*pair): _NOT_COMPARED if pair[0] != pair[1] else "" for pair in MEDIA_PAIRS
-        }
+        self.refused |= {name_pair(*pair): NOT_COMPARED if pair[0] != pair[1] else "" for pair in MEDIA_PAIRS}
         self.reset_images()
 
     def follow(self, refused: Mapping[str, str], cached: bool, separate: Collection[MediaKind]) -> None:

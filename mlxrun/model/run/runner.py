@@ -206,7 +206,8 @@ class ModelRunner:
 
     def _encode_images(self, plan: StepPlan) -> tuple[dict[str, Exception], dict[str, int | None]]:
         """Encode images of the plan's requests, part by part until its time is over, and what is left of its
-        chunks. Returns the errors of requests whose images fail, and the tokens that can be computed now."""
+        chunks and rows. Returns the errors of requests whose images fail, and the tokens that can be computed
+        now."""
         errors: dict[str, Exception] = {}
         ready: dict[str, int | None] = {}
         for rid in (a.request.id for a in plan.admit if a.request.media is not None):
@@ -224,10 +225,13 @@ class ModelRunner:
                 ready[rid] = row.inputs.ready
             if row.inputs.pending is not None:  # the time is over
                 break
-        for chunk in (chunk for chunk in plan.prefill if chunk.request_id in self._rows):
-            row = self._rows[chunk.request_id]
-            with self._contain_error(chunk.request_id, errors, text):
-                row.inputs = self._caller.encode_images(row.inputs, chunk.stop)
+        stops = {chunk.request_id: chunk.stop for chunk in plan.prefill}
+        pending = {rid: row for rid, row in self._rows.items() if row.inputs.pending is not None}
+        # Rows whose prompt is cached whole need the positions behind their images.
+        stops |= {rid: len(pending[rid].tokens) for rid in plan.decode if rid in pending}
+        for rid, row in pending.items():
+            with self._contain_error(rid, errors, text):
+                row.inputs = self._caller.encode_images(row.inputs, stops.get(rid, 0))
         return errors, ready
 
     def start_row(self, admission: Admission) -> RunningRow:

@@ -134,6 +134,32 @@ def test_swapped_images_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.status == "wrong" and "alone" in result.why, result
 
 
+def test_a_family_hears_as_its_library_does() -> None:
+    result = check_family("audio", "minicpmo", brief=True)
+    assert (result.status, result.why) == ("exact", ""), result
+
+
+@pytest.mark.sweep
+def test_swapped_sounds_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt with two sounds has each in the place of the other."""
+    answer = library_loop.answer_media
+    monkeypatch.setattr(
+        library_loop,
+        "answer_media",
+        lambda folder, rendered, count: answer(folder, (*rendered[:3], rendered[3][::-1]), count),
+    )
+    result = check_family("audio", "minicpmo", brief=True)
+    assert result.status == "wrong" and "alone" in result.why, result
+
+
+@pytest.mark.sweep
+def test_sounds_that_a_library_does_not_hear_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that does not hear them either would be exact."""
+    monkeypatch.setattr("mlx_vlm.models.minicpmo.minicpmo.Model.get_audio_embedding", lambda *given: [])
+    result = check_family("audio", "minicpmo", brief=True)
+    assert result.status == "unbuilt" and "does not depend on the sound" in result.why, result
+
+
 def test_images_that_a_library_does_not_see_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that does not see them either would be exact."""
     monkeypatch.setattr(library_loop, "hook_embeddings", lambda model: 0)
@@ -155,6 +181,7 @@ def test_tokens_that_see_later_ones_in_part_are_found(
 def test_no_family_is_wrong() -> None:
     results = list(sweep.run_sweep(sweep.list_families()))
     assert [result for result in results if result.status == "wrong"] == []
+    assert {result.status for result in results if result.kind == "audio"} <= {"exact", "slower", "refused"}
     built = [result for result in results if result.status != "unbuilt"]
     exact = [result for result in built if result.status in ("exact", "slower")]
     assert len(built) > 130 and len(exact) >= 0.95 * len(built)

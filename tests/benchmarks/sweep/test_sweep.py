@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks.sweep import sweep
 from benchmarks.sweep.family import FamilyResult
-from benchmarks.sweep.left_out import LEFT_OUT, list_vision_packages
+from benchmarks.sweep.left_out import LEFT_OUT, NOT_HEARD, list_audio_packages, list_vision_packages
+from benchmarks.tiny.omni_models import FAMILIES
 from benchmarks.tiny.vision_families import VISION
 
 
@@ -60,3 +61,9 @@ def test_every_vision_package_is_checked_or_left_out_with_a_reason() -> None:
     assert not {*VISION} & {*left_out} and len(left_out) == len({*left_out})
     for family in left_out:
         assert importlib.util.find_spec(f"mlx_vlm.models.{family}") is not None, family
+
+
+def test_every_family_that_hears_is_checked_or_left_out_with_a_reason() -> None:
+    heard = set(list_audio_packages()) & VISION.keys()
+    assert heard <= {*FAMILIES, *NOT_HEARD} and not FAMILIES.keys() & NOT_HEARD.keys()
+    assert {*FAMILIES, *NOT_HEARD} <= VISION.keys()

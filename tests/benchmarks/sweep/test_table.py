@@ -33,5 +33,19 @@ def test_the_page_names_the_vision_families_that_are_left_out() -> None:
         assert all(f"`{family}`" in line for family in families)
 
 
+def test_audio_is_a_column_of_families_that_see() -> None:
+    results = [
+        *(FamilyResult("vision", "a", "exact"), FamilyResult("vision", "b", "refused", "why")),
+        FamilyResult("vision", "mimo_v2", "exact"),
+        *(FamilyResult("audio", "a", "exact", "x | y"), FamilyResult("audio", "b", "refused", "why")),
+    ]
+    rows = [line for line in render_markdown(results, {}).splitlines() if line.startswith("| `")]
+    assert rows == [
+        "| `a` | exact |  | exact: x \\| y |",
+        "| `b` | refused | why | refused |",
+        "| `mimo_v2` | exact |  | refused: its processor encodes sounds with a model of its own |",
+    ]
+
+
 def test_the_summary_counts_each_result() -> None:
     assert summarize(RESULTS) == "3 families: 1 exact, 1 exact by a slower way, 1 refused"

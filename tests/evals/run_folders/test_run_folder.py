@@ -165,9 +165,7 @@ async def test_an_image_that_changed_is_named(tmp_path: Path) -> None:
     assert run.check() == []
     (tmp_path / "a.png").write_bytes(b"two")
     [problem] = run.check()
-    assert problem.kind == "job" and "names an image that has changed since the run (line 1 of" in str(
-        problem
-    )
+    assert problem.kind == "job" and "names a file that has changed since the run (line 1 of" in str(problem)
     assert [line.line for line in run.read_lines()] == [None]
 
 

@@ -227,12 +227,12 @@ def test_images_may_be_read_where_the_data_is(tmp_path: Path) -> None:
     (tmp_path / "Paris").write_bytes(b"")
     text = CAPITALS.replace("expected: capital", "images: capital\n        limit: 1")
     _, (cell,), jobs = read_cells(write_suite(tmp_path, text))
-    assert jobs.add_image_folder(cell).media.roots == (".", str(tmp_path.resolve()))
+    assert jobs.add_media_folder(cell).media.roots == (".", str(tmp_path.resolve()))
     jobs.write(cell, tmp_path / "suite.out" / cell.name / "job.jsonl")
     line = json.loads((tmp_path / "suite.out" / cell.name / "job.jsonl").read_text())
     assert line["messages"][0]["content"][0]["image_url"]["url"] == "../../../../Paris"
     _, (cell,), jobs = read_cells(write_suite(tmp_path, CAPITALS))
-    assert jobs.add_image_folder(cell) is cell.config
+    assert jobs.add_media_folder(cell) is cell.config
 
 
 def test_images_of_rows_in_the_suite_are_beside_it(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_images_of_rows_in_the_suite_are_beside_it(tmp_path: Path) -> None:
       a: {rows: [{image: a.png}], images: image, prompt: 'What is it?'}
     """
     _, (cell,), jobs = read_cells(write_suite(tmp_path, text))
-    assert jobs.add_image_folder(cell).media.roots == (".", str(tmp_path.resolve()))
+    assert jobs.add_media_folder(cell).media.roots == (".", str(tmp_path.resolve()))
     jobs.write(cell, tmp_path / "suite.out" / cell.name / "job.jsonl")
     line = json.loads((tmp_path / "suite.out" / cell.name / "job.jsonl").read_text())
     assert line["messages"][0]["content"][0]["image_url"]["url"] == "../../../../a.png"

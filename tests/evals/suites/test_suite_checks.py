@@ -49,6 +49,10 @@ def test_a_good_suite_has_none(tmp_path: Path) -> None:
             "tasks.t.images: only chats have images, and `choices` need a completion",
         ),
         (
+            "data: cities.csv, prompt: '{{ area }}', choices: [a, b], expected: area, audio: area",
+            "tasks.t.audio: only chats have audio, and `choices` need a completion",
+        ),
+        (
             "data: cities.csv, messages: [{role: user, content: '{{ area }}'}], system: x",
             "tasks.t.system: `messages` has all messages of a line; write it there",
         ),

@@ -158,6 +158,26 @@ def test_images(tmp_path: Path) -> None:
             template.render({**ROW, "image": image}, 1)
 
 
+def test_sounds_come_behind_images(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(b"")
+    task = replace(ASK, images="image", audio="sound")
+    template = replace(make(task, tmp_path), job_folder=tmp_path / "out")
+    row = {**ROW, "image": "https://example.com/b.png", "sound": ["a.wav", {"bytes": b"fLaC", "path": None}]}
+    content = template.render(row, 1)["messages"][0]["content"]
+    assert [part["type"] for part in content] == ["image_url", "audio_url", "audio_url", "text"]
+    urls = [part["audio_url"]["url"] for part in content[1:3]]
+    assert urls == ["../a.wav", "data:audio/flac;base64,ZkxhQw=="]
+    for sound, says in (
+        ("no.wav", "the column 'sound': the sound file does not exist"),
+        (3, "the column 'sound': a value is no path, URL or sound"),
+        (b"PNG", "a sound is neither WAV"),
+    ):
+        with pytest.raises(RowError, match=says):
+            template.render({**row, "sound": sound}, 1)
+    with pytest.raises(RowError, match="audio sound: there is no such column"):
+        template.render({**ROW, "image": "https://example.com/b.png"}, 1)
+
+
 CHOICES = SuiteTask(prompt="{{ country }}:", choices="{{ options }}", expected="capital", group="country")
 
 

@@ -8,6 +8,7 @@ then resampled by mlx-audio. Only containers that hold their own data are read.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -39,12 +40,13 @@ Samples = np.ndarray[Any, np.dtype[np.float32]]
 Source = tuple[int, float, Iterator[Samples]]
 
 
-def read_audio(data: bytes, rate: int, settings: MediaSettings) -> Samples:
+def read_audio(data: bytes, rate: int, settings: MediaSettings, most: int | None = None) -> Samples:
     """Read the audio of a file as samples in [-1, 1], one channel, `rate` of them a second; blocks.
 
-    MediaError if it is broken, torn or empty, or longer than `media.audio_max_seconds`. Abandoned if nobody
-    waits any more."""
-    module, arguments = "mlxrun.api.text.media.audio_process", (rate, settings.audio_max_seconds)
+    MediaError if it is broken, torn or empty, longer than `media.audio_max_seconds`, or if it has more than
+    about `most` samples; no more is decoded then. Abandoned if nobody waits any more."""
+    module = "mlxrun.api.text.media.audio_process"
+    arguments = (rate, settings.audio_max_seconds, most or 0)
     with start_reader(module, arguments, data, seconds=SECONDS, memory=MEMORY, name="audio") as output:
         size = read_size(output)
         if size is None:
@@ -74,22 +76,25 @@ class DecodedAudio:
 def load_audio(data: bytes, sampling: AudioSampling, settings: MediaSettings) -> DecodedAudio:
     """Read audio for a model; blocks. MediaError as `read_audio`, and for audio that the model would cut
     off."""
-    samples = read_audio(data, sampling.rate, settings)
     most = sampling.max_samples
+    samples = read_audio(data, sampling.rate, settings, most)
     if most is not None and len(samples) > most:
-        found, allowed = len(samples) / sampling.rate, most / sampling.rate
-        raise MediaError(f"the audio has {found:.1f} seconds, and the model takes at most {allowed:g}")
+        raise _make_refusal(len(samples) / sampling.rate, most / sampling.rate)
     return DecodedAudio(Audio(samples, sampling.rate))
+
+
+def _make_refusal(seconds: float, most: float, least: str = "") -> MediaError:
+    return MediaError(f"the audio has {least}{seconds:.1f} seconds, and the model takes at most {most:g}")
 
 
 # The child.
 
 
-def read_file(data: bytes, target: IO[bytes], rate: str, max_seconds: str) -> None:
-    """Write the rate and the number of samples, and the samples as float32."""
+def read_file(data: bytes, target: IO[bytes], rate: str, max_seconds: str, most: str = "0") -> None:
+    """Write the rate and the number of samples, and the samples as float32. `most`: of them, 0 for any."""
     try:
         found, declared, parts = _open(data)
-        samples = _join(found, declared, parts, float(max_seconds))
+        samples = _join(found, declared, parts, float(max_seconds), int(most) / int(rate) or math.inf)
     except MediaError:
         raise
     except Exception as error:  # decoders of untrusted bytes raise exceptions of any class
@@ -113,12 +118,17 @@ def _open(data: bytes) -> Source:
     raise MediaError(_UNREADABLE)
 
 
-def _join(rate: int, declared: float, parts: Iterator[Samples], max_seconds: float) -> Samples:
-    """All parts, if they are no more than `max_seconds` and no less than `declared`."""
+def _join(
+    rate: int, declared: float, parts: Iterator[Samples], max_seconds: float, model_seconds: float
+) -> Samples:
+    """All parts, if they are no more than `max_seconds` and no less than `declared`. `model_seconds`: what
+    the model takes, beyond which nothing is decoded."""
     if not 0 < rate <= MAX_RATE:
         raise MediaError(f"the audio has {rate} samples per second, more than {MAX_RATE}")
     found, count = [], 0
-    while max(declared, count / rate) <= max_seconds:
+    while (length := max(declared, count / rate)) <= max_seconds:
+        if length > model_seconds + _TORN:
+            raise _make_refusal(length, model_seconds, "" if declared else "at least ")
         part = next(parts, None)
         if part is None:
             break

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -71,6 +71,7 @@ class MediaLoader:
         self._settings = settings
         self.sources = MediaSources(settings, base, public)
         self.slots = asyncio.Semaphore(parallel)
+        self._hearing = asyncio.Semaphore(parallel)  # requests with samples that do not count yet
         self._memory_bytes = memory_bytes
 
     async def open_documents(
@@ -122,13 +123,17 @@ class MediaLoader:
             return
         check_model_takes(refs, model)
         self._check_count(refs)
-        read = await _gather(self._read_image(ref, model) for ref in refs)
-        headers = [header for _, header in read]
-        is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
-        side = await IMAGES.run(find_image_side, model) if is_large else None
-        factors = [header.choose_factor(side) for header in headers]
-        needed = self._count_bytes(headers, factors, refs)
-        async with get_image_memory(self._memory_bytes).hold(needed):
+        has_audio = any(ref.medium is AUDIO for ref in refs)
+        async with AsyncExitStack() as held:
+            # Audio is decoded to know its length: few requests wait for memory with samples.
+            async with self._hearing if has_audio else nullcontext():
+                read = await _gather(self._read_image(ref, model) for ref in refs)
+                headers = [header for _, header in read]
+                is_large = any(isinstance(h, ImageHeader) and h.pixels > LARGE_IMAGE for h in headers)
+                side = await IMAGES.run(find_image_side, model) if is_large else None
+                factors = [header.choose_factor(side) for header in headers]
+                needed = self._count_bytes(headers, factors, refs)
+                await held.enter_async_context(get_image_memory(self._memory_bytes).hold(needed))
             images: list[Image | Video | Audio] = []
             for ref, factor in zip(refs, factors, strict=True):
                 data, header = read.pop(0)
@@ -149,7 +154,8 @@ class MediaLoader:
             found = [ref for ref in refs if ref.medium is medium]
             most = medium.find_limit(self._settings, "max_count")
             if len(found) > most.size:
-                text = f"{len(found)} {medium.plural} are more than {most.name} ({most.size})"
+                name = f"{medium.plural} parts" if medium is AUDIO else medium.plural
+                text = f"{len(found)} {name} are more than {most.name} ({most.size})"
                 raise _make_error(found[most.size], text)
 
     async def _read_image(self, ref: MediaRef, model: ModelInfo) -> tuple[bytes, Header]:
@@ -174,9 +180,8 @@ class MediaLoader:
             kept += header.count_kept_bytes(factor)
             decoding = max(decoding, header.count_decoder_bytes(factor))
             if kept + decoding > self._memory_bytes:
-                text = (
-                    f"the images up to this one need {(kept + decoding) / 1e6:.0f} MB when they are decoded"
-                )
+                needed = (kept + decoding) / 1e6
+                text = f"the media up to this one need {needed:.0f} MB when they are decoded"
                 limit = f"media.memory_bytes ({self._memory_bytes / 1e6:.0f} MB)"
                 raise _make_error(ref, f"{text}, more than {limit}")
         return kept + decoding
@@ -199,13 +204,17 @@ def _repeat(parts: Sequence[dict[str, Any]], take: Callable[[], int]) -> Iterato
 
 
 async def _gather(tasks: Iterable[Awaitable[T]]) -> list[T]:
-    """All results; of several errors the first in order, once all have ended."""
-    found = []
-    for result in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        found.append(result)
-    return found
+    """All results; of several errors the first in order, once all have ended. Nothing keeps the results then:
+    an error that its own frame refers to would, until Python collects garbage."""
+    found: list[Any] = await asyncio.gather(*tasks, return_exceptions=True)
+    error = next((each for each in found if isinstance(each, BaseException)), None)
+    if error is None:
+        return found
+    del found
+    try:
+        raise error
+    finally:
+        del error
 
 
 def _make_error(ref: MediaRef, text: str) -> MediaError:

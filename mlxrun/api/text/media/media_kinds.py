@@ -68,6 +68,20 @@ AUDIO = Medium(
 )
 PDF = Medium("file", ("file_data", "file_id", "filename"), "image", "application/pdf", "invalid_document")
 MEDIA = (IMAGE, VIDEO, AUDIO, PDF)
+# How files of sounds begin, and the names of their kinds.
+_SOUNDS = {
+    b"RIFF": "wav",
+    b"OggS": "ogg",
+    b"fLaC": "flac",
+    b"\x1aE\xdf\xa3": "webm",
+    **dict.fromkeys((b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "mpeg"),
+}
+
+
+def find_sound_kind(data: bytes) -> str | None:
+    """The kind of a sound's file by its beginning, as MIME types name it; None if it is not known."""
+    kind = next((name for start, name in _SOUNDS.items() if data.startswith(start)), None)
+    return "mp4" if data[4:8] == b"ftyp" else kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | i
     from mlxrun.model.load.model_files import list_weight_files
 
     family, kind = str(info.config.get("model_type")), "vision" if info.vision else "text"
-    yield "architecture", f"{family}, {'images and text' if info.vision else 'text'}"
+    hears = "images, audio and text" if info.audio_sampling is not None else "images and text"
+    yield "architecture", f"{family}, {hears if info.vision else 'text'}"
     yield "result", find_family_result(family, kind)
     yield "context", info.context_length
     if files := list_weight_files(info.folder):
@@ -68,11 +69,13 @@ def _list_facts(path: str, info: LoadedModelInfo) -> Iterator[tuple[str, str | i
 
 
 def find_family_result(family: str, kind: str) -> str:
-    """Find the result of a family in docs/models.md. `kind`: text or vision."""
+    """Find the result of a family in docs/models.md, with that of audio. `kind`: text or vision."""
     import mlxrun.model
 
     results = json.loads((Path(mlxrun.model.__file__).parent / "families.json").read_text(encoding="utf-8"))
-    return str(results[kind].get(family, "not known: the family is not in docs/models.md"))
+    found = results[kind].get(family, "not known: the family is not in docs/models.md")
+    audio = results["audio"].get(family) if kind == "vision" else None
+    return f"{found}; audio: {audio}" if audio is not None else str(found)
 
 
 def _ask_hub(path: str, has_weights: bool) -> Iterator[tuple[str, str]]:

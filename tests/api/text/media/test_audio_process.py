@@ -110,6 +110,28 @@ def test_the_length_is_limited() -> None:
     )
 
 
+def test_no_more_is_decoded_than_the_model_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the header says, or as soon as too much was decoded."""
+    counted: list[int] = []
+    original = audio_process.mix_channels
+    monkeypatch.setattr(
+        audio_process,
+        "mix_channels",
+        lambda samples: counted.append(len(samples)) or original(samples),
+    )
+    tone = make_tone(30.0)
+    unknown = make_wav(tone, declared=0xFFFFFFFF)
+    for data, said, most in (
+        (make_wav(tone), "the audio has 30.0 seconds", 0),
+        (unknown, "the audio has at least 4.1 seconds", 5 * RATE),
+    ):
+        counted.clear()
+        with pytest.raises(MediaError, match=f"^{said}, and the model takes at most 1$"):
+            audio_process.read_file(data, io.BytesIO(), str(RATE), "600", str(RATE))
+        assert sum(counted) <= most
+    assert len(read_here(make_wav(make_tone(1.2)))) > RATE
+
+
 def test_a_stream_without_a_length_is_read() -> None:
     """A program that writes a WAV to a pipe does not know its length."""
     tone = make_tone()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlxrun.api.text.media.audio_process import KEPT_BYTES
+from mlxrun.api.text.media import images
+from mlxrun.api.text.media.audio_process import KEPT_BYTES, DecodedAudio
 from mlxrun.api.text.media.images import MediaLoader
 from mlxrun.api.text.media.media_kinds import AUDIO, MediaRef
 from mlxrun.config.media_settings import Audio, AudioSampling, MediaSettings
@@ -38,7 +43,7 @@ async def test_data_and_a_path_give_the_models_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("refs", "options", "said"),
     [
-        ([MEMO, MEMO], {"max_audio": 1}, r"p: 2 audio are more than media\.max_audio \(1\)"),
+        ([MEMO, MEMO], {"max_audio": 1}, r"p: 2 audio parts are more than media\.max_audio \(1\)"),
         ([MEMO], {"audio_max_bytes": 99}, r"p: it has more than media\.audio_max_bytes \(99\)"),
         (
             [MEMO],
@@ -60,3 +65,58 @@ async def test_what_is_refused(refs: list[MediaRef], options: dict[str, Any], sa
     with pytest.raises(MediaError, match=f"^{said}") as caught:
         await load(*refs, **options)
     assert (caught.value.code, caught.value.param) == ("invalid_audio", "p")
+
+
+async def test_few_requests_wait_for_memory_with_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are not decoded yet: their samples would count nowhere. Images do not wait behind them."""
+    decoded: list[int] = []
+
+    def decode(data: bytes, sampling: AudioSampling, settings: MediaSettings) -> DecodedAudio:
+        decoded.append(1)
+        return DecodedAudio(Audio(np.zeros(RATE, np.float32), RATE))
+
+    monkeypatch.setattr(images, "load_audio", decode)
+    loader = MediaLoader(MediaSettings(), None, memory_bytes=KEPT_BYTES * RATE, parallel=2)
+    done = asyncio.Event()
+
+    async def request() -> None:
+        async with loader.load_images([MEMO], MODEL):
+            await done.wait()
+
+    tasks = [asyncio.create_task(request()) for _ in range(9)]
+    while len(decoded) < 3:
+        await asyncio.sleep(0)
+    for _ in range(200):
+        await asyncio.sleep(0.001)
+    assert len(decoded) == 3  # one that has memory, and two that wait for it
+    done.set()
+    await asyncio.gather(*tasks)
+    assert len(decoded) == 9
+
+
+def test_nothing_keeps_results_beside_an_error() -> None:
+    """Samples of other requests would stay until Python collects garbage."""
+
+    class Result:
+        """What is decoded."""
+
+    kept: list[weakref.ref[Result]] = []
+
+    async def decode() -> Result:
+        kept.append(weakref.ref(result := Result()))
+        return result
+
+    async def fail() -> Result:
+        raise MediaError("broken")
+
+    async def run() -> None:
+        with contextlib.suppress(MediaError):
+            await images._gather([decode(), fail()])
+
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(run())
+        assert kept[0]() is None
+    finally:
+        gc.enable()
