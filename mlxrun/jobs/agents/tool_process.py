@@ -233,13 +233,16 @@ class _McpTools:
 
     def call(self, name: str, arguments: Json, state: Json) -> tuple[str, Json]:
         from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
 
         try:
             found = self._call(self._client.call_tool, name, arguments)
         except MCPError as error:
-            if "closed" in str(error).lower():
+            if (error.code, error.message) == (CONNECTION_CLOSED, "Connection closed"):
                 os._exit(1)  # the server has ended, and with it what it kept: the next call starts another
             return f"error: {error}", state
+        except Exception as error:  # a reply that is none
+            return f"error: the MCP server's reply cannot be used: {_describe(error)}", state
         texts = [each.text if each.type == "text" else f"[{each.type}]" for each in found.content]
         return ("error: " if found.is_error else "") + "\n".join(texts), state
 
@@ -254,7 +257,7 @@ def _list_variables() -> dict[str, str]:
 def _describe(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return f"{type(error).__name__}: {error}"[:500]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def _cut(text: str) -> str:
