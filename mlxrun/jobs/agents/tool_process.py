@@ -202,10 +202,12 @@ class _McpTools:
             from mcp import Client, StdioServerParameters, stdio_client
         except ImportError as error:
             raise JobError(INSTALL) from error
-        tied = [sys.executable, "-c", _TIED, *shlex.split(command)]
-        place = StdioServerParameters(command=tied[0], args=tied[1:], cwd=folder, env=_list_variables())
         stack, self._schemas = ExitStack(), list[Json]()
         try:
+            tied = ["-c", _TIED, *shlex.split(command)]
+            place = StdioServerParameters(
+                command=sys.executable, args=tied, cwd=folder, env=_list_variables()
+            )
             portal = stack.enter_context(start_blocking_portal())
             self._call = portal.call
             client = Client(stdio_client(place))  # what it says goes to nowhere, as that of functions

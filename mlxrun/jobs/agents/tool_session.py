@@ -130,10 +130,14 @@ def list_tool_paths(agent: LineAgent, folder: Path) -> list[Path]:
 
 
 def _list_named_files(loop: AgentLoop, folder: Path) -> Iterator[str]:
-    """The files of `agent.files`, in folders too. RequestError for one that is missing, or for too many."""
+    """The files of `agent.files`, in folders too. RequestError for one that is missing or cannot travel, or
+    for too many."""
     count = 0
     for name in loop.files:
-        path = folder / name
+        path = Path(os.path.normpath(folder / name))
+        if os.path.isabs(name) or folder.is_relative_to(path):
+            why = "an absolute path" if os.path.isabs(name) else "the folder of the suite, or one above it"
+            raise RequestError(f"agent.files: {name!r} is {why}; name what the tools read", param="agent")
         inside = sorted(each for each in path.rglob("*") if "__pycache__" not in each.parts)
         found = [each for each in ([path] if path.is_file() else inside) if each.is_file()]
         count += len(found)
