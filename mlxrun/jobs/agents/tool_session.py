@@ -19,6 +19,7 @@ from mlxrun.jobs.agents.agent_settings import AgentLoop, LineAgent
 from mlxrun.jobs.agents.tool_process import ToolPlace, compute_digest
 from mlxrun.jobs.agents.tool_sandbox import build_sandbox
 from mlxrun.jobs.scoring.scorer_process import (
+    NO_REPLY,
     ScorerEnded,
     ScorerLimits,
     ScorerNotStarted,
@@ -85,8 +86,12 @@ class ToolSession:
         while self._earlier:
             self._repeat(tools)
         try:
-            return self._ask("call_tool", tools[name], name, arguments, state)
+            found = self._ask("call_tool", tools[name], name, arguments, state)
+            if not (isinstance(found.get("content"), str) and isinstance(found.get("state"), dict)):
+                raise ScorerEnded(NO_REPLY)
+            return found
         except ScorerEnded as error:
+            self._pool.close()  # a process that sent no result is not used again
             return {"content": f"error: the tool was ended: {error}", "state": state, "ended": True}
 
     def _repeat(self, tools: Mapping[str, Json]) -> None:
@@ -103,6 +108,8 @@ class ToolSession:
             found: Json = self._pool.call(f"{_MODULE}:{function}", self._place, *arguments)
         except ScorerNotStarted as error:
             found = {"failure": f"the process of its tools cannot be used: {error}"}
+        if not isinstance(found, dict):
+            raise ScorerEnded(NO_REPLY)
         if "failure" in found:
             raise RequestError(f"agent: {found['failure']}", param="agent", code="unusable_tools")
         return found
