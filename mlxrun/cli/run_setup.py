@@ -109,8 +109,8 @@ def report_progress(run: RunFolder) -> int:
 def make_run_setup(
     run: RunFolder,
     model: str | None,
-    user_model: str | None,
     choose_engine_config: Callable[[Config], Config],
+    user_model: str | None = None,
 ) -> JobSetup:
     """Make the setup of the run's lines. ConfigError, ModelLoadError, or JobError if the model's files are
     not those of the run. `model`, `user_model`: replace the recorded model.path and batch.user_model. The
